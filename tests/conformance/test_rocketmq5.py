@@ -560,6 +560,7 @@ def test_the_bytes_after_the_log_of_a_broker_without_maps(
             stale.offset,
         ]
     assert not verify_store(StoreLayout.open(root)).findings
+    assert not (root / ".logquarry" / "quarantine").exists()
 
 
 def test_property_crcs_of_frames_that_moved_are_renewed(

@@ -33,7 +33,7 @@ _BACK: Final = 16 << 20
 _MOST_FRAMES: Final = 1 << 14
 _MOST_BATCH: Final = 128
 """Messages of the longest batch that may be the last append."""
-_CERTAIN: Final = 16
+_CERTAIN: Final = 32
 """Bytes that show the kind of all others, if the store was shut down cleanly."""
 
 
@@ -47,7 +47,8 @@ def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
             ``end``. Then the first bytes suffice: the messages of the others may have expired.
     """
     file = layout.commit_log.at(end)
-    last = LogReader(layout, check_crc=False).data_end(end)
+    reader = LogReader(layout, check_crc=False)
+    last = reader.data_end(end)
     if file is None or last <= end:
         return False
     at = end - file.base
@@ -55,7 +56,9 @@ def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
     rest = next((rest for rest in rests if last <= end + rest), None)
     if rest is None:
         return False
-    reader = LogReader(layout, check_crc=False)
+    if reader.find(end, end + rest) is not None:
+        # An earlier truncation left whole frames.
+        return False
     window = reader.window(end, rest)
     tail = window.data[: min(rest, window.length)].copy()
     found = _Appends.before(reader, end)

@@ -86,6 +86,19 @@ def test_other_bytes_are_no_stale_bytes(tmp_path: Path) -> None:
     assert tried > 5
 
 
+def test_whole_frames_after_the_end_are_no_stale_bytes(tmp_path: Path) -> None:
+    log, end, _ = broker_store(tmp_path / "store", 3)
+    # As after a truncation: the stale bytes go on, but a whole frame is among them.
+    data = bytearray(log.read_bytes())
+    size = int.from_bytes(data[:4], "big")
+    copy = bytearray(data[:size])
+    at = frame.HEAD.offsets["physical_offset"]
+    copy[at : at + 8] = (end + 40).to_bytes(8, "big")
+    data[end + 40 : end + 40 + size] = copy
+    log.write_bytes(data)
+    assert judge(log, end) == (False, False)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_the_head_of_a_torn_message_is_no_stale_byte(seed: int, tmp_path: Path) -> None:
     log, end, _ = broker_store(tmp_path / "store", seed)
