@@ -325,7 +325,7 @@ def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
     # The kernel skips CRCs below 0, those of a wrong form.
     wrong = np.flatnonzero(stated < 0).tolist()
     if fast is None:
-        view = memoryview(window.data)
+        view = window.data.data
         spans = enumerate(zip(starts.tolist(), lengths.tolist(), stated.tolist(), strict=True))
         wrong += [
             number

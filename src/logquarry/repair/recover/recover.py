@@ -173,11 +173,9 @@ def _planned(
 
 def _only_stale_bytes(layout: StoreLayout, plan: RecoveryPlan) -> bool:
     """Whether all that a plan does is to remove bytes that a sound store may have there."""
-    (step, *more) = plan.steps or (None,)
+    found = [(step.kind, step.offset) for step in plan.steps]
     return (
-        step is not None
-        and not more
-        and (step.kind, step.offset) == (StepKind.ZERO, plan.log_end)
+        found == [(StepKind.ZERO, plan.log_end)]
         and not layout.has_abort
         and are_stale_bytes(layout, plan.log_end, is_closed=True)
     )

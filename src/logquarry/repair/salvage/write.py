@@ -153,7 +153,8 @@ class LogWriter:
         copy = data.copy()
         for where, values in patches:
             copy[where[:, None] + _LONG] = values.astype(">i8").view(np.uint8).reshape(-1, 8)
-        _renew_crcs(copy, at, rows[:, SIZE], columns.wrong_property_crcs(run.window, rows))
+        sizes = rows[:, SIZE].astype(np.int64)
+        _renew_crcs(copy, at, sizes, columns.wrong_property_crcs(run.window, rows))
         return copy
 
     # -------------------------------------------------------------------------------------- files
