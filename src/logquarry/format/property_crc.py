@@ -63,7 +63,8 @@ def carriers(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
     if not len(maybe):
         return maybe
     heads = data[tails[maybe, None] + _TAIL[: len(PREFIX)]]
-    return maybe[(heads == _PREFIX_BYTES).all(axis=1)]
+    found: Int64 = maybe[(heads == _PREFIX_BYTES).all(axis=1)]
+    return found
 
 
 def stated(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
