@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logquarry.format import delay, properties, sys_flag
+from logquarry.format import delay, properties, property_crc, sys_flag
 from logquarry.format.frame import Frame
+from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns, schema
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
@@ -254,3 +255,30 @@ def assert_same_contents(window: Window, rows: Rows) -> None:
     (fast, fast_told), (plain, plain_told) = both(decompressed)
     assert fast.equals(plain)
     assert fast_told == plain_told
+
+
+@given(strategies.logs(), st.sets(st.integers(0, 40)), st.integers(1, 255))
+def test_wrong_property_crcs(log: strategies.Log, harmed: set[int], mask: int) -> None:
+    for base, data in zip(log.bases(), log.files, strict=True):
+        window = Window.of(data, base)
+        rows = sound_rows(window)
+        pieces, at = [], 0
+        for number, row in enumerate(rows.tolist()):
+            frame = data[row[POSITION] : row[POSITION] + row[SIZE]]
+            if number % 3:
+                frame += property_crc.encode(frame)
+                if number in harmed:
+                    # Any byte before the prefix, or of the digits and the end.
+                    place = number * 7 % row[SIZE] if number % 2 else -1 - number % 11
+                    changed = bytearray(frame)
+                    changed[place] ^= mask
+                    frame = bytes(changed)
+            pieces.append(frame)
+            rows[number, POSITION], rows[number, SIZE] = at, len(frame)
+            at += len(frame)
+        made = Window.of(b"".join(pieces), base)
+        fast, plain = both(partial(columns.wrong_property_crcs, made, rows))
+        assert fast == plain
+        assert fast == [
+            n for n, frame in enumerate(pieces) if property_crc.is_sound(frame) is False
+        ]

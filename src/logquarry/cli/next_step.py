@@ -16,6 +16,7 @@ from logquarry.cli.exit_codes import is_full_disk
 from logquarry.errors import (
     CorruptFrame,
     CorruptStore,
+    LogquarryError,
     StoreNotFound,
     StoreUnavailable,
     UnsupportedStore,
@@ -129,7 +130,10 @@ def is_convertible(store: str, config: str | None) -> bool:
     """Whether ``convert`` makes a plain store: the log is read, and is not in ``commitlog/``."""
     from logquarry.log.layout import StoreLayout
 
-    layout = StoreLayout.open(store, options.store_config(config))
+    try:
+        layout = StoreLayout.open(store, options.store_config(config))
+    except LogquarryError:
+        return False
     return layout.log_folders.feature is not None
 
 

@@ -523,6 +523,12 @@ def _notes(found: Salvaged) -> list[str]:
     if plan.ends:
         count = plural(plan.ends, "transaction end")
         lines.append(f"{count} whose half message is lost")
+    if plan.wrong_crcs:
+        count = plural(len(plan.wrong_crcs), "message")
+        lines.append(
+            f"{count} saved with a wrong property CRC, the first at {plan.wrong_crcs[0]}: topic, "
+            "properties or head may be wrong; verify of the new store lists them"
+        )
     if stale.messages:
         count = plural(stale.messages, "stale frame")
         what = "saved after all others" if stale.included else "not saved; pass --include-stale"

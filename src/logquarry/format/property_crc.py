@@ -12,17 +12,32 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 PREFIX: Final = b"__CRC32#\x01"
 SIZE: Final = 20
 _DIGITS: Final = 10
 _MASK: Final = 0x7FFFFFFF
-assert len(PREFIX) + _DIGITS + 1 == SIZE
+_END: Final = b"\x02"
+assert len(PREFIX) + _DIGITS + len(_END) == SIZE
+
+_FIRST: Final = PREFIX[0]
+_TAIL: Final = np.arange(SIZE)
+_PREFIX_BYTES: Final = np.frombuffer(PREFIX, np.uint8)
+_DIGITS_AT: Final = slice(len(PREFIX), len(PREFIX) + _DIGITS)
+_ZERO: Final = ord("0")
+_HIGHEST: Final = 9
+_POWERS: Final = 10 ** np.arange(_DIGITS)
+
+Int64 = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
 
 
 def encode(frame: bytes | memoryview) -> bytes:
     """The last 20 bytes of a frame, from the bytes before them."""
     crc = zlib.crc32(frame) & _MASK
-    return PREFIX + f"{crc:0{_DIGITS}d}"[::-1].encode() + b"\x02"
+    return PREFIX + f"{crc:0{_DIGITS}d}"[::-1].encode() + _END
 
 
 def is_sound(frame: bytes | memoryview) -> bool | None:
@@ -32,3 +47,36 @@ def is_sound(frame: bytes | memoryview) -> bool | None:
     if len(view) < SIZE or not tail.startswith(PREFIX):
         return None
     return tail == encode(view[:-SIZE])
+
+
+def carriers(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
+    """The numbers of the frames that have a property CRC.
+
+    Args:
+        data: bytes with whole frames.
+        starts: where each frame starts in them.
+        sizes: bytes of each frame.
+    """
+    tails = starts + sizes - SIZE
+    # One byte of each frame rules out almost all frames of a store without these CRCs.
+    maybe = np.flatnonzero(data[tails] == _FIRST)
+    if not len(maybe):
+        return maybe
+    heads = data[tails[maybe, None] + _TAIL[: len(PREFIX)]]
+    found: Int64 = maybe[(heads == _PREFIX_BYTES).all(axis=1)]
+    return found
+
+
+def stated(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
+    """The property CRC that each frame states, -1 for a malformed one.
+
+    Args:
+        data: bytes with whole frames, which all have a property CRC.
+        starts: where each frame starts in them.
+        sizes: bytes of each frame.
+    """
+    found = data[(starts + sizes - SIZE)[:, None] + _TAIL]
+    digits = found[:, _DIGITS_AT] - np.uint8(_ZERO)
+    is_form = (digits <= _HIGHEST).all(axis=1) & (found[:, -1] == _END[0])
+    crcs: Int64 = np.where(is_form, digits.astype(np.int64) @ _POWERS, -1)
+    return crcs

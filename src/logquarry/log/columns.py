@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from logquarry.errors import DecompressionError
-from logquarry.format import delay, frame, java
+from logquarry.format import delay, frame, java, property_crc
 from logquarry.format import properties as props
 from logquarry.format import rows as r
 from logquarry.format.compression import DEFAULT_LIMIT, decompress, is_compressed
@@ -307,6 +307,39 @@ def suspect_rows(window: Window, rows: Rows) -> list[int]:
             for at, length in ((r.TOPIC_AT, r.TOPIC_LENGTH), (r.PROPS_AT, r.PROPS_LENGTH))
         )
     ]
+
+
+def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
+    """Frames whose property CRC does not match their bytes; it covers topic and properties too."""
+    if window.has_heads:
+        # DLedger writes PHYSICALOFFSET after the encoder has computed the CRC.
+        return []
+    starts, sizes = rows[:, r.POSITION].astype(np.int64), rows[:, r.SIZE].astype(np.int64)
+    which = property_crc.carriers(window.data, starts, sizes)
+    if not len(which):
+        return []
+    starts, sizes = starts[which], sizes[which]
+    stated = property_crc.stated(window.data, starts, sizes)
+    lengths = sizes - property_crc.SIZE
+    fast = codec.kernels()
+    # The kernel skips CRCs below 0, those of a wrong form.
+    wrong = np.flatnonzero(stated < 0).tolist()
+    if fast is None:
+        view = window.data.data
+        spans = enumerate(zip(starts.tolist(), lengths.tolist(), stated.tolist(), strict=True))
+        wrong += [
+            number
+            for number, (start, length, crc) in spans
+            if crc >= 0 and java.crc32(view[start : start + length]) & java.INT_MAX != crc
+        ]
+    else:
+        function, at, done = codec.crc32_address(), starts + window.address, 0
+        while (
+            found := fast.first_wrong_crc(at[done:], lengths[done:], stated[done:], function)
+        ) >= 0:
+            wrong.append(done + found)
+            done += found + 1
+    return [int(which[number]) for number in sorted(wrong)]
 
 
 def rows_with_property(window: Window, rows: Rows, name: str) -> Int64:

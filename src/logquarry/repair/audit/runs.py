@@ -108,12 +108,14 @@ class FrameFacts:
         parts: dispatch requests and keys, and the entries by queue, in the log's order.
         oversized: physical offset and size of each frame that is too large.
         suspects: likewise for each frame whose topic or properties are no text.
+        wrong_crcs: likewise for each frame whose property CRC does not match its bytes.
     """
 
     def __init__(self, config: StoreConfig) -> None:
         self.parts: list[tuple[Followed, Parts]] = []
         self.oversized: list[tuple[int, int]] = []
         self.suspects: list[tuple[int, int]] = []
+        self.wrong_crcs: list[tuple[int, int]] = []
         self._config = config
 
     @property
@@ -133,6 +135,7 @@ class FrameFacts:
         for found, which in (
             (self.oversized, large),
             (self.suspects, columns.suspect_rows(window, rows)),
+            (self.wrong_crcs, columns.wrong_property_crcs(window, rows)),
         ):
             found += [(window.base + int(rows[n, POSITION]), int(rows[n, SIZE])) for n in which]
         # The follower reuses these arrays.

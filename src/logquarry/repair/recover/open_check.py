@@ -55,6 +55,7 @@ from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import FileFault, file_differences, queue_name
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.index import index_fault
+from logquarry.repair.audit.stale_bytes import are_stale_bytes
 from logquarry.repair.recover.kept_entries import sync_files
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.plan import RecoveryPlan
@@ -429,9 +430,13 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 def _check_rest(layout: StoreLayout, end: int) -> None:
     """Check that only zeros follow the log's end: new frames would join other bytes.
 
+    A broker without maps leaves stale bytes in a sound store. Opening makes them zeros
+    (:meth:`MappedFileQueue.truncate_to`).
+
     Raises:
         NeedsRecovery: if there are other bytes.
     """
     last = LogReader(layout).data_end(end)
-    if last > end:
+    is_closed = not layout.has_abort
+    if last > end and not (is_closed and are_stale_bytes(layout, end, is_closed=True)):
         raise NeedsRecovery(f"there are {last - end} bytes behind the log's end at {end}")

@@ -21,6 +21,7 @@ from logquarry.log.layout import ABORT, CHECKPOINT, COMMIT_LOG, DAMAGE, INDEX, S
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.audit.stale_bytes import are_stale_bytes
 from logquarry.repair.recover.apply import apply_safe
 from logquarry.repair.recover.folder_check import check_entries
 from logquarry.repair.recover.loss import require_consent
@@ -142,6 +143,9 @@ def _planned(
             plan = dataclasses.replace(plan, steps=())
     else:
         plan = plan_safe(root, with_sizes(config, layout), progress=progress)
+        if _only_stale_bytes(layout, plan):
+            # The broker that wrote them overwrites them. Opening for writing makes them zeros.
+            plan = dataclasses.replace(plan, steps=())
     steps = list(plan.steps)
     try:
         layout.read_checkpoint()
@@ -158,6 +162,16 @@ def _planned(
         reason = "the store was not shut down cleanly"
         steps.append(Step(StepKind.REMOVE, ABORT, None, None, reason))
     return dataclasses.replace(plan, steps=tuple(steps))
+
+
+def _only_stale_bytes(layout: StoreLayout, plan: RecoveryPlan) -> bool:
+    """Whether all that a plan does is to remove bytes that a sound store may have there."""
+    found = [(step.kind, step.offset) for step in plan.steps]
+    return (
+        found == [(StepKind.ZERO, plan.log_end)]
+        and not layout.has_abort
+        and are_stale_bytes(layout, plan.log_end, is_closed=True)
+    )
 
 
 def _carry_out(

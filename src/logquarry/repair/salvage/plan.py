@@ -107,6 +107,7 @@ class SalvagePlan:
         rotten_offsets: number of harmed queue offsets.
         raised_times: number of messages whose store time was before that of the previous message.
         ends: number of transaction ends whose half message is lost.
+        wrong_crcs: physical offsets of saved frames whose property CRC is wrong.
         has_heads: whether the old log is a DLedger log.
     """
 
@@ -123,6 +124,7 @@ class SalvagePlan:
     rotten_offsets: int = 0
     raised_times: int = 0
     ends: int = 0
+    wrong_crcs: list[int] = field(default_factory=list)
     has_heads: bool = False
 
     @property
@@ -267,10 +269,17 @@ class _Planner:
         fields = columns.fixed_fields(
             run.window, run.rows, ("sys_flag", "prepared_transaction_offset")
         )
+        self._check_crcs(run)
         kinds = fields["sys_flag"] & sys_flag.TRANSACTION_MASK
         ends = (kinds == sys_flag.TRANSACTION_COMMIT) | (kinds == sys_flag.TRANSACTION_ROLLBACK)
         if ends.any():
             self._halves.append(fields["prepared_transaction_offset"][ends].astype(np.int64))
+
+    def _check_crcs(self, run: Run) -> None:
+        self._plan.wrong_crcs += [
+            run.window.base + int(run.rows[row, POSITION])
+            for row in columns.wrong_property_crcs(run.window, run.rows)
+        ]
 
     def _count(self, topics: list[str], ids: npt.NDArray[np.int32], sizes: Int64) -> None:
         counts = np.bincount(ids, minlength=len(topics)).tolist()
@@ -343,6 +352,7 @@ class _Planner:
         for number in range(len(run.rows)):
             one = Run(run.window, run.rows[number : number + 1], run.path)
             self._place_behind(one)
+            self._check_crcs(one)
             for _, found in follow_run(self._follower, one):
                 self._count(found.requests.topics, found.requests.topic_ids, found.requests.size)
                 self._times(found.requests.store_timestamp)

@@ -146,6 +146,7 @@ class Salvaged:
             "raised_times": plan.raised_times,
             "rotten_queue_offsets": plan.rotten_offsets,
             "ends_without_half": plan.ends,
+            "wrong_property_crcs": plan.wrong_crcs,
             "stale": {
                 "messages": stale.messages,
                 "bytes": stale.bytes,

@@ -153,7 +153,8 @@ class LogWriter:
         copy = data.copy()
         for where, values in patches:
             copy[where[:, None] + _LONG] = values.astype(">i8").view(np.uint8).reshape(-1, 8)
-        _renew_crcs(copy, at, rows[:, SIZE].astype(np.int64))
+        sizes = rows[:, SIZE].astype(np.int64)
+        _renew_crcs(copy, at, sizes, columns.wrong_property_crcs(run.window, rows))
         return copy
 
     # -------------------------------------------------------------------------------------- files
@@ -179,12 +180,15 @@ class LogWriter:
             self._disk.close(file)
 
 
-def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64) -> None:
-    """Write the property CRCs of changed frames again, computed from their bytes."""
-    tails = starts + sizes - property_crc.SIZE
-    prefix = np.frombuffer(property_crc.PREFIX, np.uint8)
-    carries = (data[tails[:, None] + np.arange(len(prefix))] == prefix).all(axis=1)
-    for number in np.flatnonzero(carries).tolist():
-        start, tail = int(starts[number]), int(tails[number])
+def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64, wrong: list[int]) -> None:
+    """Write the property CRCs of changed frames again, computed from their bytes.
+
+    A CRC that was wrong stays wrong: a new one would hide the damage from verify and from the
+    broker.
+    """
+    carriers = property_crc.carriers(data, starts, sizes)
+    for number in np.setdiff1d(carriers, np.array(wrong, np.int64)).tolist():
+        start = int(starts[number])
+        tail = start + int(sizes[number]) - property_crc.SIZE
         crc = property_crc.encode(data[start:tail].tobytes())
         data[tail : tail + property_crc.SIZE] = np.frombuffer(crc, np.uint8)

@@ -36,6 +36,10 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     TORN_TAIL: ("damage", "bytes after the log's last frame that are neither a frame nor zeros"),
     "misnamed_file": ("damage", "a log file whose frames show that its name is wrong"),
     "wrong_file_size": ("damage", "a file whose size differs from that of its neighbours"),
+    "bad_property_crc": (
+        "damage",
+        "the frame does not match its property CRC (enabledAppendPropCRC), but its body is right",
+    ),
     "suspect_text": ("damage", "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": ("damage", "the log has messages of a queue that has no files"),
     "queue_behind": ("damage", "the queue lacks the last messages of the log"),
@@ -93,6 +97,10 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     "stale_frames": (
         "note",
         "sound frames beyond the log's end, left by an earlier truncation: not messages",
+    ),
+    "stale_bytes": (
+        "note",
+        "bytes of earlier messages after the log's end, from a broker with writeWithoutMmap",
     ),
     "oversized": ("note", "a frame larger than maxMessageSize: no broker would accept it"),
     "durable_mark_invalid": ("note", "the file of the durable offset is torn or invalid"),

@@ -33,6 +33,7 @@ class SoundRun:
         count: number of frames.
         oversized: see :class:`FrameFacts`.
         suspects: see :class:`FrameFacts`.
+        wrong_crcs: see :class:`FrameFacts`.
         queues: for each queue its first queue offset, and one past its last; without a gap.
         entries: the first index entry of the keys, and one past the last.
         last_keyed: physical offset of the last frame with keys, None without one.
@@ -44,6 +45,7 @@ class SoundRun:
     count: int
     oversized: tuple[tuple[int, int], ...]
     suspects: tuple[tuple[int, int], ...]
+    wrong_crcs: tuple[tuple[int, int], ...]
     queues: dict[QueueKey, tuple[int, int]]
     entries: tuple[Place, Place]
     last_keyed: int | None
@@ -130,6 +132,7 @@ class SoundReader:
             count=run.count,
             oversized=tuple(facts.oversized),
             suspects=tuple(facts.suspects),
+            wrong_crcs=tuple(facts.wrong_crcs),
             queues=queues,
             entries=(first, first if stream is None else stream.place),
             last_keyed=last_keyed,
@@ -163,6 +166,7 @@ def _joined(before: SoundRun, after: SoundRun) -> SoundRun | None:
         count=before.count + after.count,
         oversized=before.oversized + after.oversized,
         suspects=before.suspects + after.suspects,
+        wrong_crcs=before.wrong_crcs + after.wrong_crcs,
         queues=queues,
         entries=(before.entries[0], after.entries[1]),
         last_keyed=before.last_keyed if after.last_keyed is None else after.last_keyed,

@@ -42,6 +42,7 @@ from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.repair.audit.runs import AuditedRun, FrameFacts, Parts, audited, runs_ahead
+from logquarry.repair.audit.stale_bytes import are_stale_bytes
 from logquarry.repair.verify.findings import VerifyReport
 from logquarry.repair.verify.queue_names import misnamed_queue_files
 from logquarry.repair.verify.sound_parts import SoundParts, SoundRun
@@ -275,6 +276,10 @@ class _Verification:
                 "NUL bytes or invalid UTF-8 in topic or properties, which no CRC covers",
                 size,
             )
+        for offset, size in facts.wrong_crcs:
+            reason = "the frame does not match its property CRC: topic, properties or head changed"
+            path = self.layout.log_file(offset)
+            self.report.add("bad_property_crc", path, offset, reason, size)
 
     def _follow(self, followed: Followed, parts: Parts) -> None:
         requests = followed.requests
@@ -301,6 +306,8 @@ class _Verification:
                 self.index.count(event, requests.has_key)
 
     def _damage(self, span: DamagedSpan) -> None:
+        if span.is_tail and self._stale_bytes(span.offset, span.length, is_closed=False):
+            return
         self.damage.append(span)
         noted = ""
         if span.offset in self.known:
@@ -325,7 +332,12 @@ class _Verification:
             return
         last = reader.data_end(end)
         is_reported = any(span.offset == end for span in self.damage)
-        if last > end and not is_reported:
+        is_closed = not self.layout.has_abort
+        if (
+            last > end
+            and not is_reported
+            and not self._stale_bytes(end, last - end, is_closed=is_closed)
+        ):
             self.report.add(
                 "torn_tail",
                 self.layout.log_file(end),
@@ -334,6 +346,14 @@ class _Verification:
                 last - end,
                 is_explained=self.layout.cut_end is not None,
             )
+
+    def _stale_bytes(self, end: int, length: int, *, is_closed: bool) -> bool:
+        """Report bytes of earlier messages after the log's end; False if there are none."""
+        if not are_stale_bytes(self.layout, end, is_closed=is_closed):
+            return False
+        reason = "bytes of earlier messages, as a broker with writeWithoutMmap leaves them"
+        self.report.add("stale_bytes", self.layout.log_file(end), end, reason, length)
+        return True
 
     # ----------------------------------------------------------------------------------- the rest
     def _checkpoint(self) -> None:

@@ -1,0 +1,149 @@
+"""Bytes of earlier messages after the log's end, which a broker without maps writes.
+
+With ``writeWithoutMmap``, RocketMQ 5.5.0 copies an append into one of 16 buffers that all appends
+share, and writes the buffer up to the next page of the file (``DefaultMappedFile``). Nothing clears
+the buffer. So the rest of the page gets what earlier and longer appends left there::
+
+    buffer   | last append | older append | append before that, longer | zeros
+    file     | last frame  | stale bytes up to the end of the page     | next page
+
+Byte k of the buffer is byte k of the latest append before that was longer than k. The next append
+overwrites the stale bytes. They are never a frame: PHYSICALOFFSET is that of the earlier message.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.format.rows import POSITION, SIZE
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import LogReader, Run
+
+Int64 = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+_PAGES: Final = (4 << 10, 16 << 10, 64 << 10)
+"""Page sizes of the systems that RocketMQ runs on."""
+_BACK: Final = 16 << 20
+"""Bytes of the log before its end that are searched for the earlier messages."""
+_MOST_FRAMES: Final = 1 << 14
+_MOST_BATCH: Final = 128
+"""Messages of the longest batch that may be the last append."""
+_CERTAIN: Final = 32
+"""Bytes that show the kind of all others, if the store was shut down cleanly."""
+
+
+def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
+    """Whether the bytes after the log's end are bytes of earlier messages, by a buffer's reuse.
+
+    Args:
+        layout: the store's files.
+        end: physical offset of the log's end; the last frame must end there.
+        is_closed: whether the store was shut down cleanly, and its queues have all messages before
+            ``end``. Then the first bytes suffice: the messages of the others may have expired.
+    """
+    file = layout.commit_log.at(end)
+    reader = LogReader(layout, check_crc=False)
+    last = reader.data_end(end)
+    if file is None or last <= end:
+        return False
+    at = end - file.base
+    rests = [-at % page for page in _PAGES]
+    rest = next((rest for rest in rests if last <= end + rest), None)
+    if rest is None:
+        return False
+    if reader.find(end, end + rest) is not None:
+        # An earlier truncation left whole frames.
+        return False
+    window = reader.window(end, rest)
+    tail = window.data[: min(rest, window.length)].copy()
+    found = _Appends.before(reader, end)
+    if found is None:
+        return False
+    enough = min(_CERTAIN, last - end) if is_closed else len(tail)
+    return any(found.explained(tail, number) >= enough for number in found.last_appends())
+
+
+class _Appends:
+    """The last frames of a log.
+
+    Args:
+        data: their bytes.
+        starts: where each frame starts in them.
+    """
+
+    def __init__(self, data: Bytes, starts: Int64) -> None:
+        self._data = data
+        self._starts = starts
+        # An append ends with a frame; a batch is one append of several frames.
+        self._is_end = np.zeros(len(data) + 1, np.bool_)
+        self._is_end[starts] = True
+        self._is_end[len(data)] = True
+
+    @classmethod
+    def before(cls, reader: LogReader, end: int) -> _Appends | None:
+        """The frames before an offset; None if no frame ends there."""
+        pieces: list[Bytes] = []
+        starts: list[Int64] = []
+        length, reached = 0, 0
+        first = max(reader.files.start, end - _BACK)
+        for event in reader.events(first, end, resync=True):
+            if not isinstance(event, Run):
+                continue
+            at = event.rows[:, POSITION].astype(np.int64)
+            stop = int(at[-1]) + int(event.rows[-1, SIZE])
+            pieces.append(event.window.data[int(at[0]) : stop].copy())
+            starts.append(at - at[0] + length)
+            length += len(pieces[-1])
+            reached = event.end
+        if reached != end:
+            return None
+        return cls(np.concatenate(pieces), np.concatenate(starts)[-_MOST_FRAMES:])
+
+    def last_appends(self) -> range:
+        """The frames with which the last append may begin."""
+        count = len(self._starts)
+        return range(count - 1, max(-1, count - 1 - _MOST_BATCH), -1)
+
+    def explained(self, tail: Bytes, number: int) -> int:
+        """How many of the bytes after the last append come from earlier appends.
+
+        Args:
+            tail: the bytes after the last append, up to the end of its page.
+            number: the frame with which the last append begins.
+        """
+        data, most = self._data, len(tail)
+        from_buffer = len(data) - int(self._starts[number])
+        nonzero = np.flatnonzero(tail)
+        zeros_from = int(nonzero[-1]) + 1 if len(nonzero) else 0
+        # Position in the tail -> the latest append whose bytes end there.
+        reached = {0: number}
+        due, best = [0], 0
+        while due:
+            begin = heapq.heappop(due)
+            if begin >= zeros_from:
+                # No append was longer: the buffer is still zero.
+                return most
+            # Bytes that an older append left were not overwritten: it was longer.
+            numbers = np.arange(reached[begin])
+            for place in range(begin, most):
+                sources = self._starts[numbers] + (from_buffer + place)
+                is_inside = sources < len(data)
+                numbers, sources = numbers[is_inside], sources[is_inside]
+                if place > begin:
+                    ends = numbers[self._is_end[sources]]
+                    if len(ends):
+                        if place not in reached:
+                            heapq.heappush(due, place)
+                        reached[place] = max(reached.get(place, -1), int(ends[-1]))
+                numbers = numbers[data[sources] == tail[place]]
+                if not len(numbers):
+                    break
+                best = max(best, place + 1)
+            else:
+                return most
+        return best
