@@ -185,9 +185,7 @@ class FaultyStore:
         self.root = self.folder / "store"
         self.folder.mkdir(parents=True)
         # Files of 5.x stores are sparse.
-        subprocess.run(
-            ["cp", "-a", "--sparse=always", self.template.root, self.root], check=True
-        )
+        subprocess.run(["cp", "-a", "--sparse=always", self.template.root, self.root], check=True)
         subprocess.run(["chmod", "-R", "u+rwX", self.root], check=True)
 
     @property
@@ -212,12 +210,21 @@ class FaultyStore:
         write = LocalDisk.write_all
         bad = self.bad
 
-        def writes(disk: LocalDisk, descriptor: int, data: bytes | memoryview, position: int) -> None:
+        def writes(
+            disk: LocalDisk, descriptor: int, data: bytes | memoryview, position: int
+        ) -> None:
             write(disk, descriptor, data, position)
             bad.heal(descriptor, position, len(memoryview(data).cast("B")))
 
+        def reads(disk: LocalDisk, descriptor: int, count: int, position: int) -> bytes:
+            return bad.read("", descriptor, position, count)
+
         try:
-            with probed_by(bad), patch.object(LocalDisk, "write_all", writes):
+            with (
+                probed_by(bad),
+                patch.object(LocalDisk, "write_all", writes),
+                patch.object(LocalDisk, "read", reads),
+            ):
                 yield
         finally:
             self.bad.close()

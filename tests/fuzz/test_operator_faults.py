@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import random
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,10 @@ CHANGES = (
     *("recover STORE --apply --mode rocketmq", "recover STORE --apply --accept-loss 1000000000"),
     *("rebuild STORE --in-place --apply",) * 2,
     *("rebuild STORE --in-place --apply --queues", "rebuild STORE --in-place --apply --index"),
-    *("retain STORE --keep-bytes 10k --apply", "retain STORE --older-than 1h --apply --max-files 1"),
+    *(
+        "retain STORE --keep-bytes 10k --apply",
+        "retain STORE --older-than 1h --apply --max-files 1",
+    ),
     *("import SOURCE STORE", "import SOURCE STORE --keep-times"),
 )
 """Commands that change the store."""
@@ -142,8 +146,7 @@ def readable(root: Path) -> Messages | None:
     try:
         with lq.MessageStore.open(root) as store:
             return {
-                one.physical_offset: (one.topic, one.body)
-                for one in store.scan(on_damage="skip")
+                one.physical_offset: (one.topic, one.body) for one in store.scan(on_damage="skip")
             }
     except LogquarryError:
         return None
@@ -283,3 +286,44 @@ def check(templates: Templates, folder: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds("0:60"))
 def test_faults_and_a_command(templates: Templates, tmp_path: Path, seed: int) -> None:
     check(templates, tmp_path, seed)
+
+
+FOUND = (15, 20, 40, 49, 61, 82, 155, 172, 240, 280, 473, 487)
+"""Seeds that found faults: queues, a log's end or files in unreadable blocks; an empty index
+file; offset 0 of a DLedger log; a lost tail that salvage did not report; a file for a folder."""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [seed for seed in FOUND if seed >= 60])
+def test_seeds_that_found_faults(templates: Templates, tmp_path: Path, seed: int) -> None:
+    check(templates, tmp_path, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("hundred", range(20))
+def test_many_faults_and_commands(templates: Templates, tmp_path: Path, hundred: int) -> None:
+    for seed in range(100 * hundred, 100 * hundred + 100):
+        check(templates, tmp_path / str(seed), seed)
+        shutil.rmtree(tmp_path / str(seed))
+
+
+START = "import sys; from logquarry.cli.main import main; sys.exit(main())"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(25))
+def test_no_command_ends_by_a_signal(templates: Templates, tmp_path: Path, seed: int) -> None:
+    combination = Combination(templates, tmp_path, seed)
+    words = random.Random(seed).choice(WORDS + CHANGES)
+    names = {
+        "STORE": combination.store.root,
+        "SOUND": combination.store.template.root,
+        "OUT": tmp_path / "out",
+        "SOURCE": templates.exported(),
+    }
+    arguments = [str(names.get(word, word)) for word in words.split()]
+    done = subprocess.run(
+        [sys.executable, "-c", START, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode in CODES, (combination.told, words, done.returncode, done.stderr[-500:])

@@ -19,7 +19,6 @@ from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreFile, StoreLayout
 from logquarry.log.log_names import right_path
-from logquarry.log.readable import BLOCK
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.walk import LogReader
 from logquarry.read.consume_queue import ConsumeQueue
@@ -237,19 +236,19 @@ class _Planner:
                 continue
             if file.base < log.end or file is self._layout.commit_log.files[0]:
                 at = max(log.end, file.base)
-                self._require_writable(reader, at)
+                self._require_writable(reader, at, last - at)
                 reason = "bytes behind the log's end must not become messages again"
                 self._step(StepKind.ZERO, right_path(file.base), at, last - at, reason)
             else:
                 reason = "the whole file lies behind the log's end"
                 self._step(StepKind.SET_ASIDE, right_path(file.base), None, None, reason)
 
-    def _require_writable(self, reader: LogReader, offset: int) -> None:
-        """Refuse to overwrite a part of a block that the disk does not deliver: it cannot."""
-        fault = reader.fault(offset, 1) if offset % BLOCK else None
+    def _require_writable(self, reader: LogReader, offset: int, length: int) -> None:
+        """Refuse to overwrite bytes that the disk does not deliver: they cannot be kept first."""
+        fault = reader.fault(offset, length)
         if fault is not None:
             raise StoreUnavailable(
-                f"{self._layout.log_path(offset)}: the log ends at {offset}, in a block that "
+                f"{self._layout.log_path(offset)}: the bytes after the log's end at {offset} "
                 f"cannot be overwritten: {fault.words}. Nothing was changed. Copy the store to a "
                 "sound disk, or save its messages with `logquarry salvage STORE --into DIR`"
             )
