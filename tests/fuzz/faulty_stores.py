@@ -139,7 +139,7 @@ class BadFiles(Probe):
     def populate(self, path: str, position: int, address: int, length: int) -> bool | None:
         """See :meth:`Probe.populate`."""
         try:
-            status = os.stat(path)
+            status = Path(path).stat()
         except OSError:
             return True
         return not self._fails(status, position, length)
@@ -281,7 +281,7 @@ class FaultyStore:
             status = path.lstat()
             data: object = None
             if path.is_symlink():
-                data = os.readlink(path)
+                data = str(path.readlink())
             elif path.is_file():
                 data = content_of(path)
             found[str(path.relative_to(self.folder))] = (status.st_mode, status.st_mtime_ns, data)
@@ -401,14 +401,14 @@ def _zeroed(store: FaultyStore, rng: random.Random, path: Path) -> str:
 def _dangling(store: FaultyStore, rng: random.Random, path: Path) -> str:
     path.unlink()
     path.symlink_to(rng.choice(("gone", "/no/such/disk/file", path.name)))
-    return f"a link to {os.readlink(path)}"
+    return f"a link to {path.readlink()}"
 
 
 def _dangling_folder(store: FaultyStore, rng: random.Random, path: Path) -> str:
     path = _higher(store, rng, path)
     shutil.rmtree(path)
     path.symlink_to(rng.choice(("gone", "/no/such/disk", path.name)))
-    return f"folder {path.name}: a link to {os.readlink(path)}"
+    return f"folder {path.name}: a link to {path.readlink()}"
 
 
 def _linked(store: FaultyStore, rng: random.Random, path: Path) -> str:

@@ -90,7 +90,7 @@ def read_all(store: Any, rng: random.Random) -> None:
         lambda: list(store.scan()),
         lambda: list(store.scan(on_damage="skip")),
         lambda: store.to_arrow(on_damage="skip").read_all(),
-        lambda: store.stats(),
+        store.stats,
         lambda: store.max_offset,
         lambda: store.min_offset,
         lambda: store.query("orders", "key3"),
