@@ -241,7 +241,9 @@ class Combination:
             plan = lq.recover(root, mode=mode)
             allowed = plan.loss.bytes if plan.loss is not None else 0
         result = self.run(0)
-        if result is not None and result.exit_code == ExitCode.REFUSED:
+        # If the checkpoint's only block is unreadable, the recovery stops at its first write.
+        is_sure = not self.store.has_bad_pages
+        if result is not None and result.exit_code == ExitCode.REFUSED and is_sure:
             after = self.store.state()
             # A lock is taken in a file, which is made if it is missing.
             changed = [n for n in state if n != LOCK and state[n][2:] != after.get(n, ())[2:]]
