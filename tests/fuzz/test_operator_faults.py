@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import logquarry as lq
 from logquarry.cli.exit_codes import ExitCode
 from logquarry.cli.main import app
 from logquarry.errors import LogquarryError
+from logquarry.repair.recover.plan import RecoveryMode
 from tests.fuzz.faulty_stores import FaultyStore, Messages, Templates
 
 CODES = {ExitCode.CLEAN, ExitCode.FINDINGS, ExitCode.USAGE, ExitCode.UNREADABLE, ExitCode.REFUSED}
@@ -100,9 +102,9 @@ def read_all(store: Any, rng: random.Random) -> None:
     with suppress(LogquarryError):
         for topic, queue_id in sorted(store.queues())[:6]:
             calls += [
-                lambda topic=topic, queue_id=queue_id: read_queue(store, topic, queue_id),
-                lambda topic=topic, queue_id=queue_id: store.queue_offsets(topic, queue_id),
-                lambda topic=topic: consume(store, topic),
+                partial(read_queue, store, topic, queue_id),
+                partial(store.queue_offsets, topic, queue_id),
+                partial(consume, store, topic),
             ]
     rng.shuffle(calls)
     for one in calls:
@@ -235,7 +237,7 @@ class Combination:
         root = self.store.root
         before, could_save = readable(root), saved(root)
         state = self.store.state()
-        mode = "rocketmq" if "rocketmq" in self.words else "safe"
+        mode: RecoveryMode = "rocketmq" if "rocketmq" in self.words else "safe"
         allowed = 0
         with suppress(LogquarryError):
             plan = lq.recover(root, mode=mode)
