@@ -139,7 +139,7 @@ class BadFiles(Probe):
     def populate(self, path: str, position: int, address: int, length: int) -> bool | None:
         """See :meth:`Probe.populate`."""
         try:
-            status = os.stat(path)
+            status = Path(path).stat()
         except OSError:
             return True
         return not self._fails(status, position, length)
@@ -193,6 +193,17 @@ class FaultyStore:
         """The store and its faults."""
         return f"{self.template.name}: {'; '.join(self.done)}"
 
+    @property
+    def has_log(self) -> bool:
+        """Whether the log is in ``commitlog/``."""
+        return (self.template.root / "commitlog").is_dir()
+
+    @property
+    def has_bad_pages(self) -> bool:
+        """Whether a file that is overwritten in place has an unreadable block."""
+        paths = self.root / "checkpoint", self.root / ".logquarry" / "durable"
+        return any(path.is_file() and self.bad.blocks(path) for path in paths)
+
     @contextmanager
     def probed(self) -> Iterator[None]:
         """While the blocks are unreadable."""
@@ -205,8 +216,15 @@ class FaultyStore:
             write(disk, descriptor, data, position)
             bad.heal(descriptor, position, len(memoryview(data).cast("B")))
 
+        def reads(disk: LocalDisk, descriptor: int, count: int, position: int) -> bytes:
+            return bad.read("", descriptor, position, count)
+
         try:
-            with probed_by(bad), patch.object(LocalDisk, "write_all", writes):
+            with (
+                probed_by(bad),
+                patch.object(LocalDisk, "write_all", writes),
+                patch.object(LocalDisk, "read", reads),
+            ):
                 yield
         finally:
             self.bad.close()
@@ -263,7 +281,7 @@ class FaultyStore:
             status = path.lstat()
             data: object = None
             if path.is_symlink():
-                data = os.readlink(path)
+                data = str(path.readlink())
             elif path.is_file():
                 data = content_of(path)
             found[str(path.relative_to(self.folder))] = (status.st_mode, status.st_mtime_ns, data)
@@ -383,14 +401,14 @@ def _zeroed(store: FaultyStore, rng: random.Random, path: Path) -> str:
 def _dangling(store: FaultyStore, rng: random.Random, path: Path) -> str:
     path.unlink()
     path.symlink_to(rng.choice(("gone", "/no/such/disk/file", path.name)))
-    return f"a link to {os.readlink(path)}"
+    return f"a link to {path.readlink()}"
 
 
 def _dangling_folder(store: FaultyStore, rng: random.Random, path: Path) -> str:
     path = _higher(store, rng, path)
     shutil.rmtree(path)
     path.symlink_to(rng.choice(("gone", "/no/such/disk", path.name)))
-    return f"folder {path.name}: a link to {os.readlink(path)}"
+    return f"folder {path.name}: a link to {path.readlink()}"
 
 
 def _linked(store: FaultyStore, rng: random.Random, path: Path) -> str:

@@ -17,6 +17,7 @@ from logquarry.disk.disk import Disk
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION
+from logquarry.log.readable import BLOCK
 from logquarry.read.log_queues import QueueKey
 
 logger = logging.getLogger(__name__)
@@ -113,11 +114,23 @@ def _sync_file(disk: Disk, path: Path, write_from: int | None, log_end: int) -> 
 
 
 def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
-    """Write a range of a file again, with its own bytes."""
+    """Write a range of a file again, with its own bytes, except unreadable blocks."""
     position, stop = max(0, start), min(disk.size(descriptor), stop)
+    count = _COPY_BYTES
     while position < stop:
-        data = disk.read(descriptor, min(_COPY_BYTES, stop - position), position)
+        block_end = (position // BLOCK + 1) * BLOCK
+        try:
+            data = disk.read(descriptor, min(count, stop - position), position)
+        except OSError:
+            if count > block_end - position:
+                count = block_end - position
+                continue
+            # No map has changed it: the disk has what it will ever have of this block.
+            position = block_end
+            continue
         if not data:
             break
         disk.write_all(descriptor, data, position)
         position += len(data)
+        # After an unreadable block, each block is read alone.
+        count = count if count == _COPY_BYTES else BLOCK

@@ -151,6 +151,16 @@ def find_loss(
     return _Search(layout, end, damage, last_timestamp).loss()
 
 
+def vouched_end(
+    layout: StoreLayout, *, end: int, damage: Sequence[DamagedSpan], last_timestamp: int | None
+) -> int:
+    """Physical offset up to which the store certainly had messages; at least ``end``.
+
+    The arguments are those of :func:`find_loss`.
+    """
+    return _Search(layout, end, damage, last_timestamp).vouched_end()
+
+
 class _Search:
     def __init__(
         self,
@@ -198,6 +208,12 @@ class _Search:
             reason=self._reason(lost, is_missing=is_missing),
             needs_consent=is_missing or not (is_one or _is_small(certain, known)),
         )
+
+    def vouched_end(self) -> int:
+        lost = self._lost()
+        vouched = lost[self._is_vouched(lost)]
+        known = vouched[self._is_missing(vouched) | (vouched[:, 0] < self._log.end)]
+        return max(self._end, int((known[:, 0] + known[:, 1]).max(initial=0)))
 
     @property
     def _lacks_file(self) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from logquarry.config import StoreConfig
 from logquarry.dialect31.recovery import TransactionCheck, UnitsPlan, keeps_transactions
 from logquarry.disk.open_files import OpenFiles
+from logquarry.errors import StoreUnavailable
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreFile, StoreLayout
@@ -235,11 +236,22 @@ class _Planner:
                 continue
             if file.base < log.end or file is self._layout.commit_log.files[0]:
                 at = max(log.end, file.base)
+                self._require_writable(reader, at, last - at)
                 reason = "bytes behind the log's end must not become messages again"
                 self._step(StepKind.ZERO, right_path(file.base), at, last - at, reason)
             else:
                 reason = "the whole file lies behind the log's end"
                 self._step(StepKind.SET_ASIDE, right_path(file.base), None, None, reason)
+
+    def _require_writable(self, reader: LogReader, offset: int, length: int) -> None:
+        """Refuse to overwrite bytes that the disk does not deliver: they cannot be kept first."""
+        fault = reader.fault(offset, length)
+        if fault is not None:
+            raise StoreUnavailable(
+                f"{self._layout.log_path(offset)}: the bytes after the log's end at {offset} "
+                f"cannot be overwritten: {fault.words}. Nothing was changed. Copy the store to a "
+                "sound disk, or save its messages with `logquarry salvage STORE --into DIR`"
+            )
 
     # ----------------------------------------------------------------------------------- queues
     def _find_queues(self) -> None:

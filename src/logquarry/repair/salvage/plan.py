@@ -29,6 +29,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import KnownBounds, LogAudit
 from logquarry.repair.audit.queue_offsets import QueueNotes, QueueStory, Range
+from logquarry.repair.recover.loss import vouched_end
 from logquarry.repair.salvage.losses import (
     LostSpan,
     Pairs,
@@ -222,6 +223,14 @@ class _Planner:
         plan.looked_at += log.words
         if self._log.files:
             self._stale(log.end)
+        if self._log.files:
+            vouched = vouched_end(
+                self._layout,
+                end=log.end,
+                damage=log.damage,
+                last_timestamp=log.last_timestamp or None,
+            )
+            self._known_end = max(self._known_end, vouched)
         plan.lost = lost_spans(self._layout, log.damage, log.end, self._known_end)
         fill_messages(self._layout, plan.lost, self._framed)
         self._finish()
