@@ -20,6 +20,7 @@ from typing import Final
 from logquarry import arguments
 from logquarry.disk.service import monotonic_ms
 from logquarry.protocol.ha import Buffer
+from logquarry.store.message_store import MessageStore
 
 _AT_ONCE: Final = 64
 
@@ -98,8 +99,8 @@ def require_peer(store: object, host: object, port: object, options: object, kin
         UsageError: if one of them is invalid.
     """
     takes = 'a store, opened with MessageStore.open(path, mode="rw")'
-    # The simulator replicates a model of a log.
-    if not hasattr(store, "append_data") or not hasattr(store, "log_feed"):
+    # A reader is refused later, with its own error. The simulator replicates a model of a log.
+    if not isinstance(store, MessageStore) and not hasattr(store, "log_feed"):
         arguments.refuse_type(store, "store", takes)
     require_address(host, port, options, kind)
 
