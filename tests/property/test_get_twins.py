@@ -15,7 +15,7 @@ from logquarry.errors import CorruptFrame
 from logquarry.format import java
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log import codec
-from logquarry.log.layout import FileSequence, StoreFile
+from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.message import JSON_NAMES, StoredMessage
 from logquarry.read import get_kernel
 from logquarry.read.commit_log import CommitLog

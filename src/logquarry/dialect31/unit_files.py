@@ -17,7 +17,8 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.format.rows import POSITION, SIZE
 from logquarry.format.state_table import StateUnit
 from logquarry.log.codec import Rows, Window
-from logquarry.log.layout import FileSequence, StoreLayout
+from logquarry.log.file_sequence import FileSequence
+from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
 
 Units = npt.NDArray[np.void]

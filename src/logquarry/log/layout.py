@@ -18,8 +18,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
@@ -40,6 +39,14 @@ from logquarry.format import (
 )
 from logquarry.format.rows import REACHED_STOP
 from logquarry.log import kept_settings
+from logquarry.log.file_sequence import (
+    FileSequence,
+    StoreFile,
+    fits_files,
+    of_entries,
+    shown_sizes,
+    size_of,
+)
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
 from logquarry.log.log_names import (
     LogFile,
@@ -95,61 +102,6 @@ _LOCK_PROBE = "F_OFD_GETLK"
 def quarantine(root: Path, *parts: str) -> Path:
     """The folder for quarantined files of a store; ``parts`` name the part of the store."""
     return root.joinpath(SIDECAR, "quarantine", *parts)
-
-
-@dataclass(frozen=True, slots=True)
-class StoreFile:
-    """One file of a file sequence.
-
-    Attributes:
-        base: offset of its first byte in the sequence (its name).
-        size: its bytes on disk; may be fewer than ``file_size``.
-        path: path below the store's root.
-    """
-
-    base: int
-    size: int
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class FileSequence:
-    """Files that form one offset space, each with room for ``file_size`` bytes.
-
-    ``has_heads``: whether they are files of a DLedger log, in which a head precedes each frame.
-    """
-
-    files: tuple[StoreFile, ...]
-    file_size: int
-    has_heads: bool = False
-
-    def index_of(self, offset: int) -> int | None:
-        """Index of the file with room for ``offset``, None if there is none."""
-        low, high = 0, len(self.files)
-        while low < high:
-            middle = (low + high) // 2
-            if self.files[middle].base <= offset:
-                low = middle + 1
-            else:
-                high = middle
-        if low and offset < self.files[low - 1].base + self.file_size:
-            return low - 1
-        return None
-
-    def at(self, offset: int) -> StoreFile | None:
-        """The file with room for ``offset``, None if there is none."""
-        index = self.index_of(offset)
-        return None if index is None else self.files[index]
-
-    @property
-    def start(self) -> int:
-        """Offset of the first byte, 0 without files."""
-        return self.files[0].base if self.files else 0
-
-    @property
-    def end(self) -> int:
-        """Offset after the room of the last file."""
-        return self.files[-1].base + self.file_size if self.files else 0
 
 
 class StoreLayout:
@@ -279,7 +231,7 @@ class StoreLayout:
             self._require_log_here(files)
         # DLedger has its own setting for the size of its files.
         stated = None if folders.has_heads else self.config.mapped_file_size_commit_log
-        size = stated or _size_of(files)
+        size = stated or size_of(files)
         if (
             self._goes_by_names
             and folders.feature is None
@@ -325,7 +277,7 @@ class StoreLayout:
             return
         if shown_sizes([files]) or any(self._has_message_behind(file, stated) for file in files):
             raise UsageError(
-                f"{self.filesystem.full_path(COMMIT_LOG)}: its files have {_size_of(files)} bytes, "
+                f"{self.filesystem.full_path(COMMIT_LOG)}: its files have {size_of(files)} bytes, "
                 f"but mappedFileSizeCommitLog in the configuration is {stated}: leave the setting "
                 "out"
             )
@@ -437,12 +389,12 @@ class StoreLayout:
     def queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a consume queue; none if there is no such queue."""
         files = self._queue_files(CONSUME_QUEUE, topic, queue_id)
-        return _of_entries(files, queue_entry.UNIT_SIZE, self.config.queue_file_size)
+        return of_entries(files, queue_entry.UNIT_SIZE, self.config.queue_file_size)
 
     def batch_queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a batch queue; none if there is no such queue."""
         files = self._queue_files(BATCH_QUEUE, topic, queue_id)
-        return _of_entries(files, batch_entry.ENTRY_SIZE, batch_queue_file_size(self.config))
+        return of_entries(files, batch_entry.ENTRY_SIZE, batch_queue_file_size(self.config))
 
     def _queue_files(self, root: str, topic: str, queue_id: int) -> tuple[StoreFile, ...]:
         # The topic may come from a message; it must not lead to a path outside the store.
@@ -471,7 +423,7 @@ class StoreLayout:
         return self._of_3_x(REDO_LOG, queue_entry.UNIT_SIZE, self.config.redo_log_file_size)
 
     def _of_3_x(self, folder: str, entry_size: int, stated: int | None) -> FileSequence:
-        return _of_entries(
+        return of_entries(
             self._numbered(folder) if self.has_state_table else (), entry_size, stated
         )
 
@@ -662,39 +614,6 @@ def batch_queue_file_size(config: StoreConfig) -> int | None:
     if not (stated.isascii() and stated.isdigit() and 0 < int(stated) <= java.INT_MAX):
         return None
     return -(-int(stated) // batch_entry.ENTRY_SIZE) * batch_entry.ENTRY_SIZE
-
-
-def _of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None) -> FileSequence:
-    size = stated or _size_of(files)
-    # If the largest file holds no whole entry, a file has room for one.
-    return FileSequence(files, max(entry_size, size // entry_size * entry_size))
-
-
-def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
-    """Whether files may have been made with a size, also if some of them were damaged since.
-
-    Args:
-        size: bytes of a file, by a setting.
-        sequences: the files of the log, or those of each queue.
-    """
-    sizes = {file.size for files in sequences for file in files if file.size}
-    shown = shown_sizes(sequences)
-    # Without such a size, it is one of the sizes, or all files were cut short.
-    return not sizes or size in (shown or sizes) or (not shown and size > max(sizes))
-
-
-def shown_sizes(sequences: Sequence[Sequence[StoreFile]]) -> set[int]:
-    """The sizes of files that the names of their neighbours confirm."""
-    sizes = {file.size for files in sequences for file in files if file.size}
-    return sizes & {b.base - a.base for files in sequences for a, b in pairwise(files)}
-
-
-def _size_of(files: tuple[StoreFile, ...]) -> int:
-    """Room of each file in bytes, inferred from the files."""
-    largest = max((file.size for file in files), default=0)
-    steps = [b.base - a.base for a, b in pairwise(files)]
-    # Two neighbours give the exact size; a gap between files gives only a multiple.
-    return min(steps) if steps and any(f.size == min(steps) for f in files) else largest
 
 
 def _is_queue_id(name: str) -> bool:

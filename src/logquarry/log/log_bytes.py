@@ -10,8 +10,9 @@ from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP
 from logquarry.log import codec
 from logquarry.log.codec import Window
+from logquarry.log.file_sequence import StoreFile
 from logquarry.log.filesystem import FileView, GoneFile
-from logquarry.log.layout import StoreFile, StoreLayout
+from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import Unreadable
 
 _SEARCH_BYTES = 1 << 20

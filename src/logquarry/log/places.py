@@ -20,8 +20,9 @@ from logquarry.format.frame import BLANK, FIXED_SIZE_V1, DamageKind
 from logquarry.format.rows import NEED_MORE, REACHED_STOP, SIZE
 from logquarry.log import codec
 from logquarry.log.codec import Rows, Window
+from logquarry.log.file_sequence import StoreFile
 from logquarry.log.filesystem import REMOTE_RANGE, FileView
-from logquarry.log.layout import StoreFile, StoreLayout
+from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE, Unreadable, first_unreadable
 from logquarry.log.walk import (
     DEFAULT_BATCH_BYTES,

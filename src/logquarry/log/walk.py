@@ -29,8 +29,9 @@ from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, SIZE, TABLE_FULL
 from logquarry.log import codec
 from logquarry.log.codec import Rows, Window
+from logquarry.log.file_sequence import StoreFile
 from logquarry.log.filesystem import GoneFile
-from logquarry.log.layout import StoreFile, StoreLayout
+from logquarry.log.layout import StoreLayout
 from logquarry.log.log_bytes import LogBytes
 from logquarry.log.readable import Unreadable
 

@@ -22,7 +22,8 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.format import batch_entry, java
 from logquarry.format.batch_entry import ENTRY_SIZE
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.log.layout import FileSequence, StoreFile, StoreLayout
+from logquarry.log.file_sequence import FileSequence, StoreFile
+from logquarry.log.layout import StoreLayout
 from logquarry.read.consume_queue import (
     UNIT_DTYPE,
     ConsumeQueue,

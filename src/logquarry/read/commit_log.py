@@ -16,7 +16,8 @@ from logquarry.errors import CorruptFrame, MessageNotFound
 from logquarry.format import frame
 from logquarry.format.frame import Blank, Damage, DamageKind, Frame, Outcome
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.log.layout import FileSequence, StoreFile, StoreLayout
+from logquarry.log.file_sequence import FileSequence, StoreFile
+from logquarry.log.layout import StoreLayout
 from logquarry.read.log_end import last_file_start, sound_bound
 
 if TYPE_CHECKING:

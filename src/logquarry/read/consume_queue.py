@@ -21,7 +21,8 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UsageError
 from logquarry.format import java, queue_entry
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
-from logquarry.log.layout import FileSequence, StoreFile, StoreLayout
+from logquarry.log.file_sequence import FileSequence, StoreFile
+from logquarry.log.layout import StoreLayout
 
 UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
 Units = npt.NDArray[np.void]

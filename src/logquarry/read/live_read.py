@@ -15,7 +15,8 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
-from logquarry.log.layout import COMMIT_LOG, NAME_DIGITS, FileSequence, StoreFile, StoreLayout
+from logquarry.log.file_sequence import FileSequence, StoreFile
+from logquarry.log.layout import COMMIT_LOG, NAME_DIGITS, StoreLayout
 from logquarry.log.readable import Unreadable, first_unreadable
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import UNIT_DTYPE, Queue, QueueSegment, Units

@@ -39,8 +39,9 @@ from typing import NamedTuple, Protocol
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import frame
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
+from logquarry.log.file_sequence import StoreFile
 from logquarry.log.filesystem import LocalFileSystem
-from logquarry.log.layout import DAMAGE, StoreFile, StoreLayout
+from logquarry.log.layout import DAMAGE, StoreLayout
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import batch_queues
 from logquarry.read.consume_queue import ConsumeQueue, Queue

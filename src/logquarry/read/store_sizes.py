@@ -18,15 +18,8 @@ from logquarry.config import DEFAULT_COMMIT_LOG_FILE, DIALECTS, StoreConfig
 from logquarry.errors import UsageError
 from logquarry.format import index, java, queue_entry, state_table
 from logquarry.format.index import IndexShape
-from logquarry.log.layout import (
-    CONSUME_QUEUE,
-    INDEX,
-    StoreFile,
-    StoreLayout,
-    fits_files,
-    levels_text,
-    shown_sizes,
-)
+from logquarry.log.file_sequence import StoreFile, fits_files, shown_sizes
+from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreLayout, levels_text
 from logquarry.read.index import Index, kept_shape, likely_shape
 from logquarry.read.index_tags import with_index_tags
 from logquarry.read.multi_dispatch import find_multi_dispatch

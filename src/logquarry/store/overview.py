@@ -17,7 +17,7 @@ import numpy as np
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import dledger, frame, java, sys_flag
 from logquarry.format.index import IndexHeader, IndexShape
-from logquarry.log.layout import FileSequence
+from logquarry.log.file_sequence import FileSequence
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.index import Index

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from logquarry.log.layout import CHECKPOINT, FileSequence, StoreLayout
+from logquarry.log.file_sequence import FileSequence
+from logquarry.log.layout import CHECKPOINT, StoreLayout
 from logquarry.read.log_end import consume_queues, known_damage, last_entries
 from logquarry.read.lost_messages import lost_messages
 from logquarry.repair.audit.differences import FileFault, file_differences

@@ -15,7 +15,8 @@ from logquarry.format import checkpoint, durable_mark, frame, java
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import Frame
 from logquarry.log.columns import Decoding, record_batch
-from logquarry.log.layout import DURABLE, FileSequence, StoreFile, StoreLayout
+from logquarry.log.file_sequence import FileSequence, StoreFile
+from logquarry.log.layout import DURABLE, StoreLayout
 from logquarry.log.places import runs_at
 from logquarry.log.walk import LogEnd, LogReader, Run
 from tests.conformance.golden_facts import SOUND, Scenario

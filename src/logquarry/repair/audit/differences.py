@@ -19,7 +19,7 @@ from logquarry.format import java
 from logquarry.format.delay import SCHEDULE_TOPIC
 from logquarry.format.index import IndexHeader
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.log.layout import StoreFile
+from logquarry.log.file_sequence import StoreFile
 from logquarry.log.walk import DamagedSpan, ExpiredSpan
 from logquarry.read.consume_queue import Units
 from logquarry.read.log_end import Span

@@ -28,7 +28,8 @@ from logquarry.format.frame import FIXED_SIZE_V1, DamageKind, Frame
 from logquarry.format.rows import POSITION, REACHED_STOP, SIZE
 from logquarry.log import codec
 from logquarry.log.codec import Window
-from logquarry.log.layout import StoreFile, StoreLayout
+from logquarry.log.file_sequence import StoreFile
+from logquarry.log.layout import StoreLayout
 from logquarry.log.places import Guess, guided
 from logquarry.log.walk import (
     MISSING_FILE,

@@ -20,6 +20,7 @@ from logquarry.format import frame, java
 from logquarry.format.rows import REACHED_STOP
 from logquarry.log import codec
 from logquarry.log.codec import Window
+from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.filesystem import FileView
 from logquarry.log.layout import (
     ABORT,
@@ -34,8 +35,6 @@ from logquarry.log.layout import (
     SIDECAR,
     STATE_TABLE,
     TRANSACTION,
-    FileSequence,
-    StoreFile,
     StoreLayout,
     quarantine,
 )

@@ -17,7 +17,8 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreUnavailable
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreFile, StoreLayout
+from logquarry.log.file_sequence import StoreFile
+from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreLayout
 from logquarry.log.log_names import right_path
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.walk import LogReader

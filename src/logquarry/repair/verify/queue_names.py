@@ -16,7 +16,8 @@ from typing import Final
 from logquarry.format import properties, queue_entry
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.log.layout import CONSUME_QUEUE, NAME_DIGITS, StoreFile, StoreLayout
+from logquarry.log.file_sequence import StoreFile
+from logquarry.log.layout import CONSUME_QUEUE, NAME_DIGITS, StoreLayout
 from logquarry.read.commit_log import CommitLog
 
 _MOST_ENTRIES: Final = 9

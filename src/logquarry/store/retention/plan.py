@@ -16,7 +16,8 @@ from logquarry.dialect31.unit_files import UnitFiles, read_redo, read_table
 from logquarry.disk.open_files import OpenFiles
 from logquarry.documents import document
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.log.layout import COMMIT_LOG, INDEX, FileSequence, StoreFile, StoreLayout
+from logquarry.log.file_sequence import FileSequence, StoreFile
+from logquarry.log.layout import COMMIT_LOG, INDEX, StoreLayout
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue, has_message, is_written
 from logquarry.read.index import Index

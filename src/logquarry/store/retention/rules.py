@@ -17,7 +17,8 @@ from logquarry import arguments
 from logquarry.disk.queue_folders import link_of
 from logquarry.documents import document
 from logquarry.errors import UsageError
-from logquarry.log.layout import StoreFile, StoreLayout
+from logquarry.log.file_sequence import StoreFile
+from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
 
 _FIRST_STEP: Final = 1 << 20
