@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from logquarry.errors import CorruptFrame
 from logquarry.format import java
+from logquarry.format.frame import Damage
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log import codec
 from logquarry.log.file_sequence import FileSequence, StoreFile
@@ -51,6 +52,12 @@ class LogInMemory(CommitLog):
     @property
     def max_offset(self) -> int:
         return self._sequence.end
+
+    def reaches(self, end: int) -> bool:
+        return True
+
+    def unreadable_at(self, offset: int, size: int) -> Damage | None:
+        return None
 
     def window_at(self, offset: int, size: int) -> tuple[int, int, memoryview]:
         file = self._sequence.at(offset)

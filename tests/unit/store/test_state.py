@@ -76,9 +76,9 @@ def test_what_topics_keep(tmp_path: Path, seed: int) -> None:
 def test_only_what_is_new_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
 
-    def counting(units: Units, start: int, end: int) -> UnitCount:
+    def counting(units: Units, start: int, end: int, *, is_batch: bool = False) -> UnitCount:
         counted.append(len(units))
-        return count_units(units, start, end)
+        return count_units(units, start, end, is_batch=is_batch)
 
     monkeypatch.setattr(log_queues, "count_units", counting)
     with StoreWriter.start(tmp_path / "store", config=config()) as store:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -86,14 +88,19 @@ class Made:
     maker: StoreMaker
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> Made:
+def make(root: Path) -> Made:
+    """A store of 60 messages in six queues."""
     maker = StoreMaker()
     for number in range(60):
         maker.put(
             f"topic{number % 2}", number % 3, b"body %d" % number * 20, keys=f"k{number}", tags="T"
         )
-    return Made(maker.write(tmp_path / "store"), maker)
+    return Made(maker.write(root), maker)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return make(tmp_path / "store")
 
 
 SIZES: dict[str, Any] = {"max_hash_slot_num": 16, "max_index_num": 50}
@@ -411,23 +418,25 @@ def test_a_live_store_is_refused(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------- any damage
-@pytest.fixture
-def made_files(made: Made) -> dict[str, bytes]:
-    """What the store holds, read once: all examples are to start from the same."""
-    return {
-        str(path.relative_to(made.root)): path.read_bytes()
-        for path in sorted(made.root.rglob("*"))
-        if path.is_file()
-    }
+@cache
+def bodies_and_files() -> tuple[set[bytes], dict[str, bytes]]:
+    """Bodies and files of a store, made once: all examples start from the same bytes."""
+    with TemporaryDirectory() as folder:
+        made = make(Path(folder) / "store")
+        files = {
+            str(path.relative_to(made.root)): path.read_bytes()
+            for path in sorted(made.root.rglob("*"))
+            if path.is_file()
+        }
+    return {frame.body for frame in made.maker.frames}, files
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
+@given(harmed=st.deferred(lambda: damaged(bodies_and_files()[1])))
 def test_any_damage_leaves_a_sound_store_with_what_stands_whole(
-    made: Made, made_files: dict[str, bytes], tmp_path: Path, data: st.DataObject
+    tmp_path: Path, harmed: dict[str, bytes]
 ) -> None:
-    files = made_files
-    harmed = data.draw(damaged(files))
+    originals, files = bodies_and_files()
     root, new = tmp_path / "harmed", tmp_path / "out"
     for folder in (root, new):
         shutil.rmtree(folder, ignore_errors=True)
@@ -442,7 +451,6 @@ def test_any_damage_leaves_a_sound_store_with_what_stands_whole(
         mapped_file_size_commit_log=4096,
         mapped_file_size_consume_queue=200,
     )
-    originals = {frame.body for frame in made.maker.frames}
     assert {m.body for m in messages(new)} <= originals
     assert found.plan.messages == len(messages(new))
     log = {name: body for name, body in files.items() if name.startswith("commitlog/")}
