@@ -1,4 +1,4 @@
-"""Stores of RocketMQ show their settings: nobody has to give a configuration for a sound store."""
+"""Stores of RocketMQ show their settings: a sound store needs no configuration."""
 
 from __future__ import annotations
 

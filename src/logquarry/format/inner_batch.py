@@ -2,14 +2,14 @@
 
 A producer sends a batch to a topic with batch queues; the broker stores it as one frame with the
 SYSFLAG bits INNER_BATCH and NEED_UNWRAP. The body is the wire form of the batch
-(:mod:`logquarry.format.batch`). Message i of the batch has the queue offset QUEUEOFFSET + i, and
-a body, properties and FLAG of its own; all other fields are the frame's
+(:mod:`logquarry.format.batch`). Message i of the batch has the queue offset QUEUEOFFSET + i. The
+batch gives its body, properties and FLAG; the frame gives all other fields
 (``MessageDecoder.decodeMessage``). The property INNER_NUM is the number of messages, by which the
 queue offset advances; INNER_BASE repeats QUEUEOFFSET.
 
-A message of a batch is given as a :class:`~logquarry.format.frame.Frame` that stands alone: its
-SYSFLAG has neither the bits of the batch nor those of compression, BODYCRC is that of its own
-body, and TOTALSIZE the size that it would have in the log. PHYSICALOFFSET is that of the batch.
+Readers return a message of a batch as a :class:`~logquarry.format.frame.Frame` that stands alone.
+Its SYSFLAG lacks the bits of the batch and of compression. BODYCRC is the CRC of its body.
+TOTALSIZE is the size that it would have in the log. PHYSICALOFFSET is that of the batch.
 """
 
 from __future__ import annotations
