@@ -49,6 +49,7 @@ from logquarry.repair.audit.differences import (
     same_entries,
     within,
 )
+from logquarry.write.dispatcher import queue_name_fault
 from logquarry.write.queue_writer import QueuePart, units_of
 
 _COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
@@ -290,8 +291,10 @@ class QueuesAudit:
         if queue is None:
             folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
             reason = f"the log has {seen.messages} messages of it"
-            # The audit does not read queues in RocksDB.
-            is_explained = is_explained or self._other_queues.has_rocksdb
+            # The audit does not read queues in RocksDB, and the dispatcher makes no queue for a
+            # topic that cannot name a folder.
+            has_none = self._other_queues.has_rocksdb or queue_name_fault(key[0]) is not None
+            is_explained = is_explained or has_none
             yield Difference("queue_missing", folder, 0, reason, is_explained=is_explained)
             return
         for group in seen.groups.values():
