@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreNotFound, UnreadableFile
-from logquarry.format import broker_config, fastjson, java, sys_flag
+from logquarry.format import broker_config, fastjson, java, property_crc, sys_flag
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
@@ -67,8 +67,6 @@ _CURRENT: Final = "CURRENT"
 _QUEUE_TYPE: Final = "queue.type"
 _CLEANUP: Final = "cleanup.policy"
 _LMQ: Final = "%LMQ%"
-_PROPERTY_CRC: Final = b"__CRC32#\x01"
-_CRC_BYTES: Final = 20
 _CLOSED: Final = b"\x02"
 _MOST_FRAMES: Final = 64
 _MOST_NAMES: Final = 8
@@ -384,7 +382,7 @@ class _Finder:
         batches = ""
         for topic, found in islice(self._sample(), _MOST_FRAMES):
             place = self._layout.log_file(found.physical_offset)
-            if not crc and found.properties[-_CRC_BYTES:].startswith(_PROPERTY_CRC):
+            if not crc and found.properties[-property_crc.SIZE :].startswith(property_crc.PREFIX):
                 crc, evidence = True, place
             if found.sys_flag & (sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP):
                 batches = place
