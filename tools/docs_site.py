@@ -103,19 +103,16 @@ def _with_site_links(source: str, text: str) -> str:
     folder = Path(source).parent
 
     def link(match: re.Match[str]) -> str:
-        path, anchor = match[1], match[2] or ""
-        target = (ROOT / folder / path).resolve()
-        name = target.relative_to(ROOT).as_posix()
+        title, path, anchor = match[1], match[2], match[3] or ""
+        name = (ROOT / folder / path).resolve().relative_to(ROOT).as_posix()
         if name in ROOT_PAGES:
-            return f"]({ROOT_PAGES[name]}{anchor})"
+            return f"[{title}]({ROOT_PAGES[name]}{anchor})"
         if name.startswith("docs/"):
-            return f"]({name.removeprefix('docs/')}{anchor})"
-        # A file that the site does not have: its name stays, without a link.
-        return "]"
+            return f"[{title}]({name.removeprefix('docs/')}{anchor})"
+        # A file that the site does not have.
+        return title
 
-    linked = re.sub(r"\]\(([^)#:]+)(#[^)]*)?\)", link, text)
-    # What lost its link loses its brackets.
-    return re.sub(r"\[([^\]\[]+)\](?![(\[:])", r"\1", linked)
+    return re.sub(r"\[([^\]\[]*)\]\(([^)#:]+)(#[^)]*)?\)", link, text)
 
 
 def diagram(layout: Layout) -> str:
