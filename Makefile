@@ -21,7 +21,7 @@ QUICK := not slow and not java and not root and not cluster
 # If no test is selected, that is an error, unless ARGS narrowed the selection.
 OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])
 
-.PHONY: help demo test test-slow test-root test-java test-cluster test-matrix crash check bench clean
+.PHONY: help demo test test-slow test-root test-java test-cluster test-matrix crash check docs bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed ## installs what is missing (needs Python 3.11+) and runs the main job
@@ -63,11 +63,14 @@ SEED ?= 1
 crash: .venv/.installed-dev ## one crash test: RUNG=power_cut N=300000 SEED=7 (docs/testing.md)
 	CRASH_N=$(N) CRASH_SEED=$(SEED) $(PARALLEL) tests/crash/test_$(RUNG).py $(ARGS)
 
+docs: .venv/.installed-dev ## the site of the docs, in site/; a dead link is an error
+	$(BIN)/python -m mkdocs build --strict --quiet
+
 bench: .venv/.installed-dev ## the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## removes what all of these made
-	rm -rf .venv .matrix .mutation demo-output dist build .hypothesis .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .matrix .mutation demo-output dist build site .hypothesis .mypy_cache .ruff_cache .pytest_cache
 	rm -rf spark-warehouse metastore_db derby.log artifacts
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 

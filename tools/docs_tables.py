@@ -12,7 +12,7 @@ from logquarry.repair.verify import findings
 
 DOCS = Path(__file__).parent.parent / "docs"
 
-_FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
+FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Message frame",
         (frame.HEAD,),
@@ -65,7 +65,7 @@ _FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
 def formats() -> str:
     """Return the text of docs/formats.md."""
     parts = ["# File formats", "All numbers are big-endian."]
-    for title, layouts, text in _FORMATS:
+    for title, layouts, text in FORMATS:
         if title:
             parts.append(f"## {title}")
         for layout in layouts:
