@@ -105,6 +105,8 @@ class LayoutConfig:
             (INNER_MULTI_QUEUE_OFFSET) are in them.
         enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
         message_index_enable: whether to index keys. A new store does.
+        mapped_file_size_timer_log: bytes of a file of the timer log (RocketMQ 5: 100 MiB).
+        timer_precision_ms: milliseconds of a slot of the timer wheel (RocketMQ 5: 1,000).
     """
 
     mapped_file_size_commit_log: int | None = None
@@ -117,6 +119,8 @@ class LayoutConfig:
     enable_multi_dispatch: bool | None = None
     enable_lmq: bool | None = None
     message_index_enable: bool | None = None
+    mapped_file_size_timer_log: int | None = None
+    timer_precision_ms: int | None = None
 
     def __post_init__(self) -> None:
         arguments.check_fields(self)
