@@ -14,11 +14,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from logquarry.errors import UnreadableFile
 from logquarry.format import timer
 from logquarry.log.layout import StoreLayout
 from logquarry.read.consume_queue import ConsumeQueue
-from logquarry.read.timers import QUEUE_ID, read_check
+from logquarry.read.timers import QUEUE_ID, check_or_none
 
 _SLOT: Final = timer.SLOT.dtype()
 _CHUNK: Final = 1 << 20
@@ -50,10 +49,7 @@ class PendingTimers:
 
 def pending(layout: StoreLayout) -> PendingTimers:
     """The timer messages that a store still has to deliver. Reads the used pages of the wheel."""
-    try:
-        check = read_check(layout)
-    except (ValueError, UnreadableFile):
-        check = timer.TimerCheck()
+    check = check_or_none(layout)
     in_queue = 0
     if (timer.TOPIC, QUEUE_ID) in layout.queue_names:
         start = layout.commit_log.start

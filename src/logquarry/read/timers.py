@@ -22,6 +22,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from logquarry.errors import UnreadableFile
 from logquarry.format import delay, timer
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
@@ -117,11 +118,13 @@ class Timers:
 
     Attributes:
         waiting: queue offset -> message.
+        done: queue offset -> slot of each message that waits no longer.
         stop: one past the last queue offset that was read.
         last: the last entry that was read.
     """
 
     def __init__(self) -> None:
+        self.done: dict[int, int] = {}
         self.stop = 0
         self.last: QueueEntry | None = None
         self.waiting: dict[int, Timer] = {}
@@ -155,6 +158,7 @@ class Timers:
     def remove(self, queue_offset: int) -> None:
         """Let a message wait no longer."""
         found = self.waiting.pop(queue_offset)
+        self.done[queue_offset] = found.slot_time
         content = self._contents.pop(queue_offset)
         _drop(self._same, content, queue_offset)
         if found.deletes is None and found.uniq_key is not None:
@@ -272,7 +276,8 @@ def find_timers(
     found = Timers()
     if queue is None:
         return found
-    for offset, entry in queue.entries(max(known.first, queue.min_offset)):
+    found.stop = max(known.first, queue.min_offset)
+    for offset, entry in queue.entries(found.stop):
         found.stop = offset + 1
         found.last = entry
         frame = None if entry.is_filler else message(entry.physical_offset, entry.size)
@@ -309,17 +314,22 @@ def read_check(layout: StoreLayout) -> TimerCheck:
         return TimerCheck()
 
 
+def check_or_none(layout: StoreLayout) -> TimerCheck:
+    """``timercheck`` of a store; zeros if it cannot be read: then the log shows the deliveries."""
+    try:
+        return read_check(layout)
+    except (ValueError, UnreadableFile):
+        return TimerCheck()
+
+
 def timers_of(layout: StoreLayout, check: TimerCheck | None = None) -> Timers:
     """The timer messages that wait in a store.
 
     Args:
         layout: the store's files.
         check: instead of the store's own ``timercheck``.
-
-    Raises:
-        ValueError: if the store's ``timercheck`` is too short.
     """
-    check = read_check(layout) if check is None else check
+    check = check_or_none(layout) if check is None else check
     log = CommitLog(layout)
     queue = None
     if (timer.TOPIC, QUEUE_ID) in layout.queue_names:

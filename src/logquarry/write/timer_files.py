@@ -49,7 +49,7 @@ def write_timer_files(
 ) -> None:
     """Replace timer wheel, timer log and ``timercheck`` of a store.
 
-    The caller has synced the log and the queue.
+    The caller has synced the log.
 
     Args:
         disk: the store's disk.

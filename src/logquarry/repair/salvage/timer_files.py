@@ -9,25 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from logquarry.disk.disk import Disk
-from logquarry.errors import UnreadableFile
 from logquarry.format import timer
-from logquarry.format.timer import TimerCheck
 from logquarry.log.layout import StoreLayout
 from logquarry.read import timer_wheel, timers
 from logquarry.write.timer_files import timer_log_file_size, write_timer_files
 
 
-def check_or_none(layout: StoreLayout) -> TimerCheck:
-    """``timercheck`` of a store; zeros if it cannot be read: then the log shows the deliveries."""
-    try:
-        return timers.read_check(layout)
-    except (ValueError, UnreadableFile):
-        return TimerCheck()
-
-
 def count_timers(layout: StoreLayout) -> int:
     """The number of messages in a store that wait for their time."""
-    return len(timers.timers_of(layout, check_or_none(layout)).due())
+    return len(timers.timers_of(layout).due())
 
 
 def make_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int) -> int:
@@ -48,7 +38,7 @@ def make_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int) -> i
     new = StoreLayout.open(root, layout.config)
     if (timer.TOPIC, timers.QUEUE_ID) not in new.queue_names:
         return 0
-    check = check_or_none(layout)
+    check = timers.check_or_none(layout)
     found = timers.timers_of(new, check)
     write_timer_files(
         *(disk, root, found, now),
