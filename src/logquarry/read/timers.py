@@ -31,13 +31,15 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.format.rows import POSITION, PROPS_AT, PROPS_LENGTH, SIZE
 from logquarry.format.timer import TimerCheck
 from logquarry.log.first_frames import first_frames
-from logquarry.log.layout import CONFIG, StoreLayout
+from logquarry.log.layout import CONFIG, CONSUME_QUEUE, StoreLayout
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue, Queue
+from logquarry.read.log_queues import QueueBuilder
 
 CHECK: Final = f"{CONFIG}/{timer.CHECK_FILE}"
 QUEUE_ID: Final = 0
+_IN_ROCKSDB: Final = (f"{CONSUME_QUEUE}/CURRENT", f"{CONSUME_QUEUE}_rocksdb/CURRENT")
 _CLOCK_SLACK_MS: Final = 60_000
 """The clock may have been set back that far."""
 
@@ -322,6 +324,20 @@ def check_or_none(layout: StoreLayout) -> TimerCheck:
         return TimerCheck()
 
 
+def timer_queue(layout: StoreLayout) -> Queue | None:
+    """Queue 0 of ``rmq_sys_wheel_timer``, None if there is none.
+
+    Reads the whole log if the queues are in RocksDB, or the store has none.
+    """
+    key = timer.TOPIC, QUEUE_ID
+    if key in layout.queue_names:
+        return ConsumeQueue(layout, *key, log_min_offset=layout.commit_log.start)
+    if layout.queue_names and not any(map(layout.filesystem.exists, _IN_ROCKSDB)):
+        return None
+    builder = QueueBuilder(layout.config, layout.delay_levels_ms)
+    return builder.add(LogReader(layout, check_crc=False).events()).queues().get(key)
+
+
 def timers_of(layout: StoreLayout, check: TimerCheck | None = None) -> Timers:
     """The timer messages that wait in a store.
 
@@ -331,10 +347,7 @@ def timers_of(layout: StoreLayout, check: TimerCheck | None = None) -> Timers:
     """
     check = check_or_none(layout) if check is None else check
     log = CommitLog(layout)
-    queue = None
-    if (timer.TOPIC, QUEUE_ID) in layout.queue_names:
-        start = layout.commit_log.start
-        queue = ConsumeQueue(layout, timer.TOPIC, QUEUE_ID, log_min_offset=start)
+    queue = timer_queue(layout)
 
     def message(offset: int, size: int) -> Frame | None:
         found = log.outcome_at(offset)

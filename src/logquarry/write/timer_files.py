@@ -45,7 +45,14 @@ def timer_log_file_size(layout: StoreLayout) -> int:
 
 
 def write_timer_files(
-    disk: Disk, root: Path, timers: Timers, now: int, *, file_size: int, precision_ms: int
+    disk: Disk,
+    root: Path,
+    timers: Timers,
+    now: int,
+    *,
+    file_size: int,
+    precision_ms: int,
+    aside: Path | None = None,
 ) -> None:
     """Replace timer wheel, timer log and ``timercheck`` of a store.
 
@@ -58,6 +65,7 @@ def write_timer_files(
         now: the time in milliseconds.
         file_size: bytes of a file of the timer log (``mappedFileSizeTimerLog``).
         precision_ms: ``timerPrecisionMs``.
+        aside: quarantine of the old files; None to remove them.
 
     Raises:
         StoreUnavailable: if the disk fails or is full.
@@ -69,7 +77,7 @@ def write_timer_files(
     check = root / CONFIG / timer.CHECK_FILE
     first = min(timers.waiting, default=timers.stop)
     disk.replace(check, timer.encode_check(TimerCheck(read_time, 0, first, first, timestamp=now)))
-    _remove(disk, root)
+    _remove(disk, root, aside)
     entries = list(_entries(timers, begin, read_time, precision_ms))
     slots = _write_log(disk, root / timer.LOG, entries, begin, file_size)
     _write_wheel(disk, root / timer.WHEEL, slots, precision_ms)
@@ -168,12 +176,13 @@ def _write(disk: Disk, path: Path, size: int, parts: dict[int, bytes]) -> None:
     disk.sync_names(path.parent)
 
 
-def _remove(disk: Disk, root: Path) -> None:
+def _remove(disk: Disk, root: Path, aside: Path | None) -> None:
     """Remove wheel, its snapshots and timer log: ``timercheck`` does not need them any more."""
-    for path in sorted(root.glob(f"{timer.WHEEL}*")):
-        disk.remove(path)
     folder = root / timer.LOG
-    if folder.is_dir():
-        for name in disk.names_in(folder):
-            disk.remove(folder / name)
-    disk.sync_names(root)
+    paths = sorted(root.glob(f"{timer.WHEEL}*"))
+    paths += [folder / name for name in disk.names_in(folder)] if folder.is_dir() else []
+    for path in paths:
+        if aside is None:
+            disk.remove(path)
+        else:
+            disk.set_aside(path, aside / path.parent.relative_to(root))

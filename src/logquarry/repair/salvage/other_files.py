@@ -19,8 +19,8 @@ from logquarry.log.layout import CONFIG, StoreLayout
 from logquarry.log.readable import UNREADABLE
 from logquarry.read import features as names
 from logquarry.read.features import Feature, find_features
+from logquarry.read.pops import KV_STORE
 
-POP: Final = "kvStore"
 COMPACTED: Final = "compaction"
 _CHUNK: Final = 4 << 20
 _ALIGNED: Final = 4096
@@ -79,8 +79,8 @@ def other_files(layout: StoreLayout) -> OtherFiles:
         for feature in found.features
         if feature.name in _LOST
     ]
-    if layout.filesystem.list(POP):
-        carried.append(POP)
+    if layout.filesystem.list(KV_STORE):
+        carried.append(KV_STORE)
     compacted: Feature | None = found.get(names.COMPACTION)
     if compacted is not None and layout.filesystem.list(COMPACTED):
         carried.append(COMPACTED)
@@ -113,7 +113,7 @@ def carried_names(folder: Path) -> list[str]:
     return sorted(
         path.name
         for path in folder.iterdir()
-        if path.name in (POP, COMPACTED, timer.LOG) or path.name.startswith(timer.WHEEL)
+        if path.name in (KV_STORE, COMPACTED, timer.LOG) or path.name.startswith(timer.WHEEL)
     )
 
 
