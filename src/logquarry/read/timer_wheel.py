@@ -20,6 +20,7 @@ from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.timers import QUEUE_ID, check_or_none
 
 _SLOT: Final = timer.SLOT.dtype()
+_SNAPSHOT: Final = f"{timer.WHEEL}."
 _CHUNK: Final = 1 << 20
 _PRECISIONS: Final = (1, 10, 100, 1000, 10_000)
 
@@ -63,11 +64,30 @@ def pending(layout: StoreLayout) -> PendingTimers:
 
 
 def used_slots(layout: StoreLayout) -> npt.NDArray[np.void]:
-    """The slots of ``timerwheel`` that were ever used; none if there is no wheel."""
+    """The slots of ``timerwheel`` that were ever used; none if there is no wheel.
+
+    With ``timerWheelSnapshotFlush``, a broker writes the wheel to files ``timerwheel.POSITION``.
+    The newest of them counts with ``timerwheel``: of two slots, the one with the later entry.
+    """
+    names = {entry.name for entry in layout.filesystem.list("")}
+    snapshots = [
+        name for name in names if name.startswith(_SNAPSHOT) and name[len(_SNAPSHOT) :].isdigit()
+    ]
+    chosen = sorted(snapshots, key=lambda name: int(name[len(_SNAPSHOT) :]))[-1:]
+    chosen += [timer.WHEEL] if timer.WHEEL in names else []
+    slots = np.concatenate([np.empty(0, _SLOT), *(_slots_of(layout, name) for name in chosen)])
+    order = np.lexsort((-slots["last"].astype(np.int64), slots["time"]))
+    slots = slots[order]
+    first: npt.NDArray[np.bool_] = np.append(True, np.diff(slots["time"].astype(np.int64)) != 0)
+    return slots[first[: len(slots)]]
+
+
+def _slots_of(layout: StoreLayout, name: str) -> npt.NDArray[np.void]:
     found = [np.empty(0, _SLOT)]
     try:
-        view = layout.open_file(timer.WHEEL)
+        view = layout.open_file(name)
     except FileNotFoundError:
+        # A broker has deleted a snapshot.
         return found[0]
     position = 0
     while (position := view.next_data(position)) < view.size:
