@@ -108,7 +108,6 @@ class _Wheel:
                 one = entries[number]
                 time = int(one["write_time"]) + int(one["delay"])
                 self._last[time - time % self._step] = base + number * _ENTRY.itemsize
-            if count:
                 self._end = int(one["physical_offset"]), int(one["frame_size"])
 
     @property
