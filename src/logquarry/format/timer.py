@@ -118,5 +118,5 @@ def slot_time(deliver_at: int, precision_ms: int = PRECISION_MS) -> int:
 
 
 def delete_key(topic: str, uniq_key: str) -> str:
-    """TIMER_DEL_UNIQKEY that deletes a message. Before 5.3 it was the bare UNIQ_KEY."""
+    """TIMER_DEL_UNIQKEY in 5.3 (``buildDeleteKey``). In 5.1 and 5.4 it is the bare UNIQ_KEY."""
     return f"{topic}+{uniq_key}"

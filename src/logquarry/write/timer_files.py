@@ -38,10 +38,9 @@ class _Entry(NamedTuple):
 def timer_log_file_size(layout: StoreLayout) -> int:
     """Bytes of a file of the timer log: stated, or that of the existing files, or the default."""
     stated = layout.config.mapped_file_size_timer_log
-    if stated is not None:
-        return stated
     sizes = [entry.size for entry in layout.filesystem.list(timer.LOG) if not entry.is_dir]
-    return sizes[0] if sizes and sizes[0] > timer.ENTRY.size else timer.LOG_FILE_SIZE
+    size = stated or max(sizes, default=0)
+    return size if size >= timer.ENTRY.size + timer.BLANK.size else timer.LOG_FILE_SIZE
 
 
 def write_timer_files(
