@@ -1,7 +1,7 @@
 """Timer messages and pops of stores that RocketMQ 5 wrote: tests/data/rocketmq5-timers.tar.xz.
 
-Brokers 5.1.4, 5.3.3 and 5.5.0 started on stores that salvage had made of these and delivered each
-message once that waited; docs/rocketmq-5.md has the results.
+Brokers 5.1.4 and 5.5.0 started on stores that salvage had made of these, and delivered each message
+once that was due; docs/rocketmq-5.md has the results.
 """
 
 from __future__ import annotations
