@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from logquarry.cli import exit_codes
-from logquarry.format import batch, batch_entry, checkpoint, frame, index, queue_entry, state_table
+from logquarry.format import (
+    batch,
+    batch_entry,
+    checkpoint,
+    frame,
+    index,
+    queue_entry,
+    state_table,
+    timer,
+)
 from logquarry.format.fields import Layout
 from logquarry.log import schema
 from logquarry.repair.verify import findings
@@ -52,6 +61,12 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "Index file",
         (index.HEADER, index.SLOT, index.ENTRY),
         "The file has the header, then the slots, then the entries. Entry 0 is not used.",
+    ),
+    (
+        "Timer wheel (5.x)",
+        (timer.SLOT, timer.ENTRY, timer.BLANK, timer.CHECK),
+        "`timerwheel` has 1,209,600 slots. A file of `timerlog/` has entries, and a blank if the "
+        "next entry does not fit. `config/timercheck` has 4,096 bytes; the rest is zeros.",
     ),
     ("Checkpoint", (checkpoint.LAYOUT,), "The file has 4,096 bytes; the rest is zeros."),
     (

@@ -79,6 +79,7 @@ _ABOVE_ZERO: Final = (
     "delete_files_batch_max",
     "flush_consumer_offset_interval",
     "flush_delay_offset_interval",
+    "timer_max_delay_sec",
     "transaction_check_interval",
     "check_transaction_message_timer_interval",
 )
@@ -105,6 +106,8 @@ class LayoutConfig:
             (INNER_MULTI_QUEUE_OFFSET) are in them.
         enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
         message_index_enable: whether to index keys. A new store does.
+        mapped_file_size_timer_log: bytes of a file of the timer log (RocketMQ 5: 100 MiB).
+        timer_precision_ms: milliseconds of a slot of the timer wheel (RocketMQ 5: 1,000).
     """
 
     mapped_file_size_commit_log: int | None = None
@@ -117,6 +120,8 @@ class LayoutConfig:
     enable_multi_dispatch: bool | None = None
     enable_lmq: bool | None = None
     message_index_enable: bool | None = None
+    mapped_file_size_timer_log: int | None = None
+    timer_precision_ms: int | None = None
 
     def __post_init__(self) -> None:
         arguments.check_fields(self)
@@ -233,6 +238,7 @@ class StoreConfig(LayoutConfig):
         deliver_delayed: whether a writer delivers delayed messages from its opening on. Otherwise
             :meth:`~logquarry.store.message_store.StoreWriter.start_delivery` starts the delivery.
         flush_delay_offset_interval: how often the progress of the delivery is written.
+        timer_max_delay_sec: the longest delay of a timer message (``deliver_at``, ``delay_ms``).
         transaction_time_out: age from which a half message is checked.
         transaction_check_max: maximum number of checks of a half message before it is abandoned.
         transaction_check_interval: pause between two rounds of checks.
@@ -294,6 +300,7 @@ class StoreConfig(LayoutConfig):
     flush_consumer_offset_interval: int = 5_000
     deliver_delayed: bool = False
     flush_delay_offset_interval: int = 10_000
+    timer_max_delay_sec: int = 3 * 24 * 3_600
     transaction_time_out: int = 6_000
     transaction_check_max: int = 15
     transaction_check_interval: int = 60_000

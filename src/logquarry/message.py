@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Self
 
 from logquarry import arguments
+from logquarry.errors import UsageError
 from logquarry.format import compression, delay, inner_batch, java, message_id, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
@@ -104,8 +106,18 @@ class Message(_Fields):
         store_host: str | bytes | None = None,
         reconsume_times: int = 0,
         prepared_transaction_offset: int = 0,
+        deliver_at: int | str | date | None = None,
+        delay_ms: int | None = None,
     ) -> Self:
-        """Make a message; omitted fields get their defaults."""
+        """Make a message; omitted fields get their defaults.
+
+        Args:
+            deliver_at: deliver the message at this time, by the timer wheel of RocketMQ 5:
+                milliseconds, a datetime or ISO 8601. Becomes the property TIMER_DELIVER_MS.
+            delay_ms: deliver it that many milliseconds after its put; TIMER_DELAY_MS.
+        """
+        if deliver_at is not None or delay_ms is not None:
+            properties = _timed(properties, properties_string, deliver_at, delay_ms)
         fields = (
             topic,
             body,
@@ -192,6 +204,26 @@ class Message(_Fields):
         if self.delay_level:
             found[props.DELAY] = str(self.delay_level)
         return found
+
+
+def _timed(
+    given: Mapping[str, str] | None,
+    string: str | bytes | None,
+    deliver_at: int | str | date | None,
+    delay_ms: int | None,
+) -> Mapping[str, str]:
+    """Properties that ask for the timer wheel (``setDeliverTimeMs``, ``setDelayTimeMs``)."""
+    if string is not None or (deliver_at is not None and delay_ms is not None):
+        raise UsageError(
+            "pass one of deliver_at and delay_ms, and no properties_string beside it: the string "
+            f"can have {props.TIMER_DELIVER_MS} or {props.TIMER_DELAY_MS} itself"
+        )
+    added = {} if given is None else dict(_properties(given, "properties"))
+    if deliver_at is not None:
+        added[props.TIMER_DELIVER_MS] = str(arguments.time_ms(deliver_at, "deliver_at"))
+    if delay_ms is not None:
+        added[props.TIMER_DELAY_MS] = str(arguments.integer(delay_ms, "delay_ms"))
+    return added
 
 
 def _host(value: object, field: str) -> str | bytes:

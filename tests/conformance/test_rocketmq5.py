@@ -23,6 +23,8 @@ from logquarry.ingest.staging import LoadPlan
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.features import find_features
+from logquarry.read.timers import timers_of
+from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify.verify import verify_store
@@ -385,10 +387,8 @@ def test_convert_makes_a_plain_store(name: str, copied: Callable[[str], Path]) -
     root = copied(name)
     before = state_of(root)
     new = root.parent / "new"
-    # Frames of a DLedger log move, so that a timer wheel would point to wrong places.
-    left = ["timers"] if name == "5.5.0-dledger" else []
-    told = json.loads(run("convert", root, "--into", new, "--json", code=len(left)).stdout)
-    assert [one["feature"] for one in told["left_behind"]] == left and not told["lost"]
+    told = json.loads(run("convert", root, "--into", new, "--json").stdout)
+    assert not told["left_behind"] and not told["lost"]
     assert told["uncommitted"] == 0
     assert state_of(root) == before
     assert not verify_store(StoreLayout.open(new)).findings
@@ -525,11 +525,11 @@ def test_salvage_carries_what_it_can_and_lists_the_rest(
         assert [m.body for m in new.scan()] == [m.body for m in old.scan()]
     for path in document["carried"]:
         assert _files(into / path) == _files(root / path)
-    # Each pending timer stays: its wheel, its log and where they end go together.
-    assert (root / "timerwheel").exists() == (into / "timerwheel").exists()
-    if (root / "config" / "timercheck").exists():
-        check = Path("config") / "timercheck"
-        assert (into / check).read_bytes() == (root / check).read_bytes()
+    # Each timer message that waits is in the new wheel.
+    waiting = [one._replace(physical_offset=0) for one in timers_of(StoreLayout.open(root)).due()]
+    kept = [one._replace(physical_offset=0) for one in timers_of(StoreLayout.open(into)).due()]
+    assert kept == waiting and document["timers"] == len(waiting)
+    assert not list(timer_faults(StoreLayout.open(into)))
     assert "tags" not in name or not verify_store(StoreLayout.open(into)).has_damage
 
 
@@ -543,24 +543,6 @@ def _files(path: Path) -> dict[str, bytes]:
     if path.is_file():
         return {"": path.read_bytes()}
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
-
-
-def test_timers_of_frames_that_moved_are_left_behind(
-    copied: Callable[[str], Path], tmp_path: Path
-) -> None:
-    root, into = copied("5.5.0-timer"), tmp_path / "new"
-    with lq.MessageStore.open(root) as store:
-        second = list(store.scan())[1].physical_offset
-    log = root / "commitlog" / ("0" * 20)
-    data = bytearray(log.read_bytes())
-    data[:second] = bytes(second)
-    log.write_bytes(data)
-    found = salvage(StoreLayout.open(root), into)
-    assert any(piece.to != piece.start for piece in found.plan.pieces)
-    (left,) = found.left_behind
-    assert left.feature == "timers" and left.reason.startswith("15 timer messages")
-    for name in ("config/timercheck", "timerwheel", "timerlog"):
-        assert not (into / name).exists()
 
 
 def test_the_bytes_after_the_log_of_a_broker_without_maps(

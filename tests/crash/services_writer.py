@@ -32,6 +32,9 @@ SERVICES: Final[dict[str, Any]] = SETTINGS | {
     # Level 1 and 2 are due at once; level 3 is what is sent back.
     "message_delay_level": "0s 0s 1s",
     "deliver_delayed": True,
+    # Timer messages are due after 10 to 20 ms.
+    "timer_precision_ms": 10,
+    "mapped_file_size_timer_log": 10_000,
     "flush_delay_offset_interval": 20,
     "flush_consumer_offset_interval": 3,
     "transaction_time_out": 0,
@@ -111,7 +114,10 @@ def put(store: StoreWriter, order: int, say: Say) -> None:
     """Put delayed messages, and begin transactions."""
     rng = random.Random(order)
     for number in range(order * MOST, (order + 1) * MOST):
-        store.put(message_of(DELAYED, number, delay_level=rng.choice([1, 1, 2, 3])))
+        wait: dict[str, int] = rng.choice(
+            [{"delay_ms": 11}, *({"delay_level": n} for n in (1, 2, 3))]
+        )
+        store.put(message_of(DELAYED, number, **wait))
         say(f"put {number}")
         if rng.random() < 0.5:
             with store.transaction(message_of(TOLD, number)) as t:

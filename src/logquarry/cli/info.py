@@ -13,11 +13,13 @@ import click
 from logquarry import text
 from logquarry.cli import next_step, options, output
 from logquarry.cli.output import Output
+from logquarry.cli.timers import show_pops, show_timers, timers_document
 from logquarry.errors import CorruptStore, UnsupportedStore, UsageError
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
     from logquarry.format.checkpoint import Checkpoint
+    from logquarry.read.pops import Pops
     from logquarry.repair.verify import VerifyReport
     from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
@@ -43,11 +45,22 @@ _STATES: Final = {
     is_flag=True,
     help="Count half messages: committed, rolled back, open. Lists the open ones.",
 )
+@click.option(
+    "--timers",
+    is_flag=True,
+    help="List the timer messages that wait for their time (RocketMQ 5's timer wheel).",
+)
 @options.as_json
 @options.config
 @options.quiet
 def info(
-    store: str, exact: bool, transactions: bool, as_json: bool, config: str | None, quiet: bool
+    store: str,
+    exact: bool,
+    transactions: bool,
+    timers: bool,
+    as_json: bool,
+    config: str | None,
+    quiet: bool,
 ) -> None:
     """Show log, topics, queues, index and state of a store.
 
@@ -80,6 +93,8 @@ def info(
 
             halves = read_transactions(opened)
         document = _document(opened, found, halves)
+        if timers:
+            document["timers"] = timers_document(opened.layout)
     if as_json:
         out.json(document)
     else:
@@ -162,6 +177,7 @@ def _document(store: MessageStore, found: Overview, halves: Transactions | None)
         ],
         "signs": found.signs,
         "transactions": None if halves is None else _transactions(halves),
+        "timers": None,
         "features": store.features.to_json(),
     }
 
@@ -250,6 +266,9 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
     if document["transactions"] is not None:
         out.line()
         _show_transactions(out, document["transactions"])
+    if document["timers"] is not None:
+        out.line()
+        show_timers(out, document["timers"])
 
 
 def _feature_rows(features: dict[str, Any]) -> list[list[str]]:
@@ -370,16 +389,23 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, quiet
             out.jsonl(prometheus_text(opened).splitlines())
         return
     with MessageStore.open(store, config=options.store_config(config)) as opened:
+        from logquarry.read.pops import unacknowledged_pops
+
         state, broker, root = opened.stats().state, opened.broker, opened.root
+        pops = unacknowledged_pops(opened.layout)
     if as_json:
-        out.json(_stats_document(root, broker, state))
+        out.json(_stats_document(root, broker, state, pops))
     else:
         _show_stats(out, root, state)
+        show_pops(out, pops)
+    if pops.hint is not None:
+        out.note(f"hint: {text.printable(pops.hint)}")
 
 
-def _stats_document(root: str, broker: str, state: StoreState) -> dict[str, Any]:
+def _stats_document(root: str, broker: str, state: StoreState, pops: Pops) -> dict[str, Any]:
     """The document of ``stats --json``, described in docs/json.md."""
-    return {"store": root, "broker": broker} | state.to_json()
+    document = {"store": root, "broker": broker} | state.to_json()
+    return document | {"unacknowledged_pops": pops.to_json()}
 
 
 def _show_stats(out: Output, root: str, state: StoreState) -> None:

@@ -538,6 +538,9 @@ def _notes(found: Salvaged) -> list[str]:
         f"{one.queue_id}: consumer offset {one.was} was beyond the queue's end; now {one.now}"
         for one in found.progress
     )
+    if found.timers:
+        count = plural(found.timers, "timer message")
+        lines.append(f"{count} wait for their time; the new store has a timer wheel for them")
     if found.carried:
         lines.append(f"copied unchanged: {text.printable(', '.join(found.carried))}")
     lines.extend(

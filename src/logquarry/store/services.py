@@ -17,16 +17,19 @@ from logquarry.disk.config_file import ConfigTables, ConsumerOffsets
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Service
 from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
-from logquarry.format import delay, frame
+from logquarry.format import delay, frame, timer
 from logquarry.format.frame import Frame
 from logquarry.log.batches import sound_runs
+from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import Run
 from logquarry.message import Message, StoredMessage, require_message
+from logquarry.read import timer_wheel, timers
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.log_queues import QueueKey
 from logquarry.store.schedule.delivery import DelayedDelivery, Delays, DeliveryService, Put
 from logquarry.store.schedule.progress import DelayProgress
+from logquarry.store.schedule.timers import TimerDelivery
 from logquarry.store.store_engine import StoreEngine
 from logquarry.store.transaction.checks import CheckReport, CheckRules, Listener, TransactionChecks
 from logquarry.store.transaction.transaction import (
@@ -37,6 +40,7 @@ from logquarry.store.transaction.transaction import (
 from logquarry.write.put_future import PutFuture
 from logquarry.write.put_many import PutManyResult
 from logquarry.write.put_result import PutResult
+from logquarry.write.timer_files import timer_log_file_size
 
 if TYPE_CHECKING:
     from logquarry.log.walk import LogReader
@@ -101,6 +105,7 @@ class Services:
         self._consumer_offsets: ConsumerOffsets | None = None
         self._config_tables: ConfigTables | None = None
         self._delivery: DelayedDelivery | None = None
+        self._timers: TimerDelivery | None = None
         self._transactions: TransactionService | None = None
         self._checks: TransactionChecks | None = None
         self._delivering: DeliveryService | None = None
@@ -184,6 +189,28 @@ class Services:
             return Put(0 if appended is None else appended.message_count, error)
 
     @property
+    def timers(self) -> TimerDelivery:
+        """Delivers timer messages; raises as :attr:`delivery` does."""
+        _ = self.delivery
+        with self._lock:
+            self._require_open()
+            if self._timers is None:
+                self._timers = self._make_timers()
+            return self._timers
+
+    def _make_timers(self) -> TimerDelivery:
+        engine = self._engine
+        layout = StoreLayout.open(engine.root, engine.config)
+        check = timers.check_or_none(layout)
+        return TimerDelivery(
+            _DueLog(self._store, engine.log, ()),
+            self._deliver,
+            *(engine.disk, engine.root, engine.sync_log, timers.known_by(layout, check)),
+            precision_ms=timer_wheel.precision(layout, check.read_time),
+            file_size=timer_log_file_size(layout),
+        )
+
+    @property
     def delays(self) -> Mapping[str, Delays]:
         """The delays of delivered messages by topic; empty before delivery began."""
         delivery = self._delivery
@@ -191,13 +218,13 @@ class Services:
 
     def start_delivery(self) -> None:
         """Deliver from now on; a second call does nothing."""
-        delivery = self.delivery
+        deliveries = self.delivery, self.timers
         with self._lock:
             self._require_open()
             if self._delivering is None:
                 engine = self._engine
                 self._delivering = DeliveryService(
-                    delivery,
+                    deliveries,
                     engine.health,
                     clock=engine.clock,
                     save_interval_ms=engine.config.flush_delay_offset_interval,
@@ -206,10 +233,12 @@ class Services:
 
     def deliver_due(self) -> int:
         """Deliver the due messages now, and save the progress; return the number of messages."""
-        delivery = self.delivery
+        deliveries = self.delivery, self.timers
         self._store.wait_dispatched()
-        count = delivery.deliver(self._engine.clock())
-        delivery.save()
+        now = self._engine.clock()
+        count = sum(delivery.deliver(now) for delivery in deliveries)
+        for delivery in deliveries:
+            delivery.save()
         return count
 
     # --------------------------------------------------------------------------- transactions
@@ -338,11 +367,13 @@ class Services:
             threads = self._threads[::-1]
         for service in threads:
             service.stop(_PATIENCE_SECONDS)
-        if self._delivery is not None:
-            try:
+        try:
+            if self._delivery is not None:
                 self._delivery.save()
-            except StoreUnavailable as error:
-                logger.warning("the progress of delivery is not saved: %s", error)
+            if self._timers is not None:
+                self._timers.close(self._engine.clock())
+        except StoreUnavailable as error:
+            logger.warning("the progress of delivery is not saved: %s", error)
 
 
 class _HalfLog:
@@ -385,6 +416,9 @@ class _DueLog:
         data = self._log.frame_at(offset, size)
         found = None if data is None else frame.decode_at(data, 0, base=offset)
         return found if isinstance(found, Frame) else None
+
+    def timer_queue(self) -> Queue | None:
+        return self._store.queue(timer.TOPIC, timers.QUEUE_ID)
 
     @property
     def start(self) -> int:

@@ -46,6 +46,7 @@ _KEYS: Final = f"{props.KEYS}{props.NAME_VALUE_SEPARATOR}"
 _TAGS: Final = f"{props.TAGS}{props.NAME_VALUE_SEPARATOR}"
 _PROPERTY_END: Final = props.PROPERTY_SEPARATOR
 _DELAY, _WAIT, _COPIES = props.DELAY, props.WAIT, props.INNER_MULTI_DISPATCH
+_DELIVER = props.TIMER_DELIVER_MS
 _MAGIC: Final = frame.MAGIC_V1
 _CRC_MASK: Final = java.INT_MAX
 _LENGTH: Final = frame.PROPERTIES_LENGTH.struct.pack
@@ -181,6 +182,7 @@ class CommitLogWriter(LogAppender):
             or _DELAY in text
             or _WAIT in text
             or _COPIES in text
+            or _DELIVER in text
         ):
             return None
         data = text.encode("utf-8", "replace")

@@ -19,7 +19,7 @@ from typing import Final
 from logquarry import arguments
 from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, UsageError
-from logquarry.format import delay, frame, java, sys_flag
+from logquarry.format import delay, frame, java, sys_flag, timer
 from logquarry.format import properties as props
 from logquarry.format.java import crc32
 from logquarry.message import Message
@@ -31,9 +31,11 @@ from logquarry.write.message_rules import (
     PropertyMap,
     delay_level,
     given_properties,
+    is_timed,
     looked_at,
     name_fault,
     reject_topic,
+    timer_slot,
     topic_bytes,
     utf8,
     waits,
@@ -180,9 +182,8 @@ class MessageEncoder:
         values = looked_at(message)
         changed = None
         if values and sys_flag.advances_queue(message.sys_flag):
-            changed, level = self._delayed(message, values)
+            changed, (topic, queue_id) = self._delayed(message, values)
             if changed is not None:
-                topic, queue_id = delay.SCHEDULE_TOPIC, level - 1
                 topic_data = topic_bytes(topic, "")
                 properties = utf8(changed.text(is_closed=self._is_3_1))
         hosts = self.hosts(message)
@@ -319,18 +320,36 @@ class MessageEncoder:
 
     def _delayed(
         self, message: Message, values: Mapping[str, str]
-    ) -> tuple[PropertyMap | None, int]:
-        """The properties of a delayed message and its level; None and 0 if it is not delayed."""
+    ) -> tuple[PropertyMap | None, QueueKey]:
+        """The properties of a delayed message and the queue where it waits.
+
+        None and its own queue if it is not delayed.
+        """
+        own = message.topic, message.queue_id
+        if is_timed(values) and message.topic != timer.TOPIC and not self._is_3_1:
+            config = self._config
+            slot = timer_slot(
+                *(values, self._clock()),
+                longest_s=config.timer_max_delay_sec,
+                precision_ms=config.timer_precision_ms or timer.PRECISION_MS,
+            )
+            if slot is None:
+                return None, own
+            changed = PropertyMap(message)
+            changed.values[props.TIMER_OUT_MS] = str(slot)
+            changed.values[props.REAL_TOPIC] = message.topic
+            changed.values[props.REAL_QUEUE_ID] = str(message.queue_id)
+            return changed, (timer.TOPIC, 0)
         stated = delay_level(values.get(_DELAY))
         level = min(stated, self._levels)
         if level <= 0:
-            return None, 0
+            return None, own
         changed = PropertyMap(message)
         if level < stated:
             changed.values[_DELAY] = str(level)
         changed.values[props.REAL_TOPIC] = message.topic
         changed.values[props.REAL_QUEUE_ID] = str(message.queue_id)
-        return changed, level
+        return changed, (delay.SCHEDULE_TOPIC, level - 1)
 
     def _copies(
         self, changed: PropertyMap, queue_id: int, make: Callable[[bytes], bytearray]

@@ -33,6 +33,7 @@ from logquarry.write.message_rules import (
     PropertyMap,
     delay_level,
     given_properties,
+    is_timed,
     looked_at,
     topic_bytes,
     utf8,
@@ -85,7 +86,7 @@ def encode_batch(
             reason="transaction",
         )
     values = looked_at(message)
-    if delay_level(values.get(props.DELAY)) > 0:
+    if delay_level(values.get(props.DELAY)) > 0 or is_timed(values):
         raise refusal(PutStatus.MESSAGE_ILLEGAL, "a batch is not delayed", reason="delay")
     hosts = encoder.hosts(message)
     numbers = encoder.numbers(message)
@@ -143,7 +144,8 @@ def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
                     f"the messages of a batch have one {name}: {getattr(first, name)!r} is not "
                     f"{getattr(message, name)!r}"
                 )
-        if delay_level(looked_at(message).get(props.DELAY)) > 0:
+        values = looked_at(message)
+        if delay_level(values.get(props.DELAY)) > 0 or is_timed(values):
             raise refusal(
                 PutStatus.MESSAGE_ILLEGAL, "a message in a batch is not delayed", reason="delay"
             )

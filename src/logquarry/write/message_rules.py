@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final, NoReturn
 
 from logquarry.errors import UsageError
-from logquarry.format import delay, frame, java
+from logquarry.format import delay, frame, java, timer
 from logquarry.format import properties as props
 from logquarry.message import Message
 from logquarry.write.put_result import PutStatus, refusal
@@ -90,10 +90,21 @@ def reject_topic(name: str, fault: str) -> NoReturn:
 # the map was made: a copy of another map is sized by it, a map parsed from a string starts with 16
 # buckets and grows.
 
-_ACTS_ON: Final = "|".join((props.DELAY, props.WAIT, props.INNER_MULTI_DISPATCH))
+# DELAY is a part of TIMER_DELAY_MS and TIMER_DELAY_SEC.
+_ACTS_ON: Final = "|".join(
+    (props.DELAY, props.WAIT, props.INNER_MULTI_DISPATCH, props.TIMER_DELIVER_MS)
+)
 _ACTS_ON_TEXT: Final = re.compile(_ACTS_ON).search
 _ACTS_ON_BYTES: Final = re.compile(_ACTS_ON.encode()).search
 _TRUE: Final = "true"
+_MS: Final = 1_000
+_TIMED: Final = {
+    props.TIMER_DELAY_SEC: _MS,
+    props.TIMER_DELAY_MS: 1,
+    props.TIMER_DELIVER_MS: 1,
+}
+"""Properties that ask for the timer wheel, the one that counts first, with their unit in ms."""
+_LONG_DIGITS: Final = 19
 _FRESH_TABLE: Final = 16
 NO_PROPERTIES: Final[Mapping[str, str]] = {}
 
@@ -137,7 +148,7 @@ def looked_at(message: Message) -> Mapping[str, str]:
 
 
 def acts_on(string: str | bytes) -> bool:
-    """Whether a property string may hold DELAY, WAIT or INNER_MULTI_DISPATCH."""
+    """Whether a property string may hold a property that the store acts on."""
     if isinstance(string, str):
         return _ACTS_ON_TEXT(string) is not None
     return _ACTS_ON_BYTES(string) is not None
@@ -187,6 +198,46 @@ def delay_level(text: str | None) -> int:
     if level is None:
         raise refusal(PutStatus.MESSAGE_ILLEGAL, f"DELAY is no number: {text!r}", reason="delay")
     return level
+
+
+def is_timed(values: Mapping[str, str]) -> bool:
+    """Whether properties ask for a delivery by the timer wheel (``checkIfTimerMessage``).
+
+    A message that was in the wheel has TIMER_OUT_MS; it is put as it is. So is a message with a
+    delay level: RocketMQ removes the properties of the timer from it.
+    """
+    asks = not values.keys().isdisjoint(_TIMED)
+    return asks and props.TIMER_OUT_MS not in values and delay_level(values.get(props.DELAY)) <= 0
+
+
+def timer_slot(
+    values: Mapping[str, str], now: int, *, longest_s: int, precision_ms: int
+) -> int | None:
+    """The slot in which a timer message is delivered, in ms; None if it is due already.
+
+    Args:
+        values: its properties, with a TIMER property (``transformTimerMessage``).
+        now: the time in milliseconds.
+        longest_s: the longest delay, in seconds (``timerMaxDelaySec``).
+        precision_ms: ``timerPrecisionMs``.
+
+    Raises:
+        MessageRejected: if the time is not a number, or too far away.
+    """
+    name = next(name for name in _TIMED if name in values)
+    text = values[name]
+    if not (text.isascii() and text.isdigit() and len(text) < _LONG_DIGITS):
+        raise refusal(PutStatus.MESSAGE_ILLEGAL, f"{name} is no number: {text!r}", reason="delay")
+    at = int(text) if name == props.TIMER_DELIVER_MS else now + int(text) * _TIMED[name]
+    if at <= now:
+        if props.TIMER_DELETE_UNIQ_KEY in values:
+            why = "the message that it deletes was due before"
+            raise refusal(PutStatus.MESSAGE_ILLEGAL, why, reason="delay")
+        return None
+    if at - now > longest_s * _MS:
+        why = f"{name} is {text}: {(at - now) // _MS} s from now, and timerMaxDelaySec {longest_s}"
+        raise refusal(PutStatus.MESSAGE_ILLEGAL, why, reason="delay")
+    return timer.slot_time(at, precision_ms)
 
 
 def waits(values: Mapping[str, str]) -> bool:

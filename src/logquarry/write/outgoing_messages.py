@@ -16,7 +16,14 @@ import numpy.typing as npt
 from logquarry.errors import LogquarryError
 from logquarry.format import properties as props
 from logquarry.message import Message
-from logquarry.write.message_rules import acts_on, given_properties, looked_at, utf8, waits
+from logquarry.write.message_rules import (
+    acts_on,
+    given_properties,
+    is_timed,
+    looked_at,
+    utf8,
+    waits,
+)
 from logquarry.write.outgoing import Bools, Columns, Int64, Spans
 
 _NUMBERS: Final = (
@@ -196,6 +203,9 @@ def _look_into(messages: Sequence[Message], odd: Bools) -> None:
     for number, message in enumerate(messages):
         values = looked_at(message)
         if values and (
-            props.DELAY in values or props.INNER_MULTI_DISPATCH in values or not waits(values)
+            props.DELAY in values
+            or props.INNER_MULTI_DISPATCH in values
+            or is_timed(values)
+            or not waits(values)
         ):
             odd[number] = True

@@ -50,12 +50,13 @@ def put_again(
         values: its properties in the parser's order, with those that are added.
         sys_flag: SYSFLAG, if it changes.
         prepared_transaction_offset: of a COMMIT, the physical offset of its half message.
-        delays: whether the store acts on DELAY.
+        delays: whether the store acts on DELAY and on the properties of the timer wheel.
         waits: whether the put waits for flush and replica, unless WAIT is false.
     """
     acts_on = dict(values)
     if not delays:
-        acts_on.pop(props.DELAY, None)
+        for name in props.DELAYS:
+            acts_on.pop(name, None)
     if not waits:
         acts_on[props.WAIT] = _FALSE
     return Message(

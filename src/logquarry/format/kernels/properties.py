@@ -268,13 +268,16 @@ def tags_codes(
 # Making property strings of many messages, and finding those that the store acts on.
 
 _KEYS, _TAGS, _WAIT, _OTHERS = range(4)
-"""The reference encodes messages with the others (DELAY, INNER_MULTI_DISPATCH)."""
+"""The reference encodes messages with one of the others."""
 _BUILT_NAMES = (
     properties.KEYS,
     properties.TAGS,
     properties.WAIT,
     properties.DELAY,
     properties.INNER_MULTI_DISPATCH,
+    properties.TIMER_DELIVER_MS,
+    properties.TIMER_DELAY_MS,
+    properties.TIMER_DELAY_SEC,
 )
 _BUILT_NAME_BYTES, _BUILT_NAME_LENGTHS, _BUILT_NAME_STARTS = name_table(_BUILT_NAMES)
 _TRUE = np.frombuffer(b"true", np.uint8).copy()

@@ -46,6 +46,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import queue_fault
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
+from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.batch_files import BatchFiles, batch_file_size
 from logquarry.repair.rebuild.batch_report import not_in_tasks, with_batches
 from logquarry.repair.rebuild.build import (
@@ -347,7 +348,11 @@ class _Rebuild:
             shutil.rmtree(self._build, ignore_errors=True)
             _remove_empty(self._build.parent)
             raise
-        aside = self._swap()
+        aside, folder = self._swap()
+        if is_in_place and CONSUME_QUEUE in self._names:
+            layout = StoreLayout.open(self._root, self._config)
+            if mend_timer_files(layout, self._disk, self._root, self._clock(), folder):
+                aside = folder
         shutil.rmtree(self._build)
         _remove_empty(self._build.parent)
         return dataclasses.replace(
@@ -478,8 +483,11 @@ class _Rebuild:
             _bring_out(self._build, self._root, self._disk)
         shutil.rmtree(self._build)
 
-    def _swap(self) -> Path | None:
-        """Put the new folders in place; return the quarantine of the old ones, None without."""
+    def _swap(self) -> tuple[Path | None, Path]:
+        """Put the new folders in place.
+
+        Returns the quarantine of the old ones, None without; and the folder for it.
+        """
         stamp = datetime.fromtimestamp(self._clock() / 1000, UTC)
         aside = first = quarantine(self._target, f"{stamp:rebuild-%Y%m%dT%H%M%SZ}")
         number = 0
@@ -499,7 +507,7 @@ class _Rebuild:
                 if old.exists() and not place.exists():
                     _rename(self._disk, old, place)
                 raise
-        return aside if aside.exists() else None
+        return aside if aside.exists() else None, aside
 
 
 def _queue_reports(built: QueueFiles, taken_over: Iterable[QueueReport]) -> tuple[QueueReport, ...]:

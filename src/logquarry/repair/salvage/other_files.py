@@ -1,8 +1,9 @@
 """The files of a store that a salvage copies in addition to the log, and those that it leaves out.
 
 The new store is a plain one: log, queue files, index. Files that name messages by queue offset stay
-valid and are copied unchanged. Files that name physical offsets are copied only if no frame has
-moved. All other files are left out, and the salvage lists each with the resulting loss.
+valid and are copied unchanged. The timer wheel, which names physical offsets, is written again
+(:mod:`.timer_files`). All other files are left out, and the salvage lists each with the resulting
+loss.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.disk import Disk
+from logquarry.format import timer
 from logquarry.log.layout import CONFIG, StoreLayout
 from logquarry.log.readable import UNREADABLE
 from logquarry.read import features as names
-from logquarry.read import timer_wheel
 from logquarry.read.features import Feature, find_features
-from logquarry.repair.salvage.plan import SalvagePlan
+from logquarry.read.pops import KV_STORE
 
-POP: Final = "kvStore"
 COMPACTED: Final = "compaction"
 _CHUNK: Final = 4 << 20
 _ALIGNED: Final = 4096
@@ -64,15 +64,13 @@ class OtherFiles:
     Attributes:
         carried: folders and files below the root that are copied, with all that is in them.
         left: the parts that are not copied.
-        left_config: files of ``config/`` that would be wrong without the parts that are left out.
     """
 
     carried: tuple[str, ...]
     left: tuple[LeftBehind, ...]
-    left_config: frozenset[str]
 
 
-def other_files(layout: StoreLayout, plan: SalvagePlan) -> OtherFiles:
+def other_files(layout: StoreLayout) -> OtherFiles:
     """Decide which files of a store are copied in addition to its log, and which are left out."""
     found = find_features(layout)
     carried: list[str] = []
@@ -81,32 +79,15 @@ def other_files(layout: StoreLayout, plan: SalvagePlan) -> OtherFiles:
         for feature in found.features
         if feature.name in _LOST
     ]
-    left_config: set[str] = set()
-    timers = tuple(_timer_files(layout))
-    moved = any(piece.to != piece.start for piece in plan.pieces)
-    if not moved:
-        carried += timers
-    elif timers:
-        # Without the wheel, timercheck would make the broker assume that the wheel holds the
-        # messages of its queue. Without all three files the broker begins at the start of the
-        # queue.
-        left_config.add(timer_wheel.CHECK)
-        pending = found.get(names.TIMERS)
-        if pending is not None:
-            reason = (
-                f"{pending.detail}: the broker fills a new wheel from their queue, and delivers "
-                "again what it had delivered of that queue"
-            )
-            left.append(LeftBehind(names.TIMERS, timers, reason))
-    if layout.filesystem.list(POP):
-        carried.append(POP)
+    if layout.filesystem.list(KV_STORE):
+        carried.append(KV_STORE)
     compacted: Feature | None = found.get(names.COMPACTION)
     if compacted is not None and layout.filesystem.list(COMPACTED):
         carried.append(COMPACTED)
     for entry in layout.filesystem.list(CONFIG):
         if entry.is_dir:
             carried.append(f"{CONFIG}/{entry.name}")
-    return OtherFiles(tuple(carried), tuple(left), frozenset(left_config))
+    return OtherFiles(tuple(carried), tuple(left))
 
 
 def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[LeftBehind]:
@@ -132,14 +113,8 @@ def carried_names(folder: Path) -> list[str]:
     return sorted(
         path.name
         for path in folder.iterdir()
-        if path.name in (POP, COMPACTED, timer_wheel.LOG) or path.name.startswith(timer_wheel.WHEEL)
+        if path.name in (KV_STORE, COMPACTED, timer.LOG) or path.name.startswith(timer.WHEEL)
     )
-
-
-def _timer_files(layout: StoreLayout) -> Iterator[str]:
-    for entry in layout.filesystem.list(""):
-        if entry.name.startswith(timer_wheel.WHEEL) or entry.name == timer_wheel.LOG:
-            yield entry.name
 
 
 def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:

@@ -41,6 +41,7 @@ from logquarry.log.store_names import absolute
 from logquarry.read.fence import Action, require
 from logquarry.read.log_end import consume_queues
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.timers import CHECK as TIMER_CHECK
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.folder_check import check_file_size
 from logquarry.repair.recover.safe import plan_safe
@@ -52,6 +53,7 @@ from logquarry.repair.salvage.other_files import (
     unreadable_files,
 )
 from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
+from logquarry.repair.salvage.timer_files import count_timers, make_timer_files
 from logquarry.repair.salvage.write import LogWriter
 from logquarry.signals import held
 from logquarry.units import Progress, now_ms
@@ -100,6 +102,7 @@ class Salvaged:
         files: paths of the copied configuration files.
         carried: other files and folders that were copied unchanged.
         left_behind: parts of the store that are not in the new one, and the loss.
+        timers: number of messages that wait for their time; the new store's wheel has them.
         seconds: duration.
     """
 
@@ -109,6 +112,7 @@ class Salvaged:
     files: list[str] = field(default_factory=list)
     carried: list[str] = field(default_factory=list)
     left_behind: list[LeftBehind] = field(default_factory=list)
+    timers: int = 0
     seconds: float = 0.0
 
     @property
@@ -158,6 +162,7 @@ class Salvaged:
             "config_files": self.files,
             "carried": self.carried,
             "left_behind": [one.to_json() for one in self.left_behind],
+            "timers": self.timers,
             "seconds": round(self.seconds, 3),
         }
 
@@ -204,14 +209,16 @@ def salvage(
     with bars("reading") as progress:
         plan = plan_salvage(layout, include_stale=include_stale, progress=progress, pause=pause)
     found = Salvaged(plan)
-    others = other_files(layout, plan)
+    others = other_files(layout)
     found.carried, found.left_behind = list(others.carried), list(others.left)
     found.progress, documents = _config(layout, plan)
     found.left_behind += unreadable_files(layout, documents)
-    for path in others.left_config:
-        documents.pop(path, None)
+    # It belongs to the wheel, which salvage writes again.
+    documents.pop(TIMER_CHECK, None)
     found.files = sorted(path for path in documents if path.startswith(f"{CONFIG}/"))
-    if into is not None:
+    if into is None:
+        found.timers = count_timers(layout)
+    else:
         found.into = str(into)
         target = _Target(into, disk or LocalDisk())
         try:
@@ -226,6 +233,7 @@ def salvage(
             for path in others.carried:
                 pause()
                 carry(layout, path, target.disk, target.work)
+            found.timers = make_timer_files(layout, target.disk, target.work, now_ms())
             known = {one.paths for one in found.left_behind}
             found.left_behind += [
                 one for one in unreadable_files(layout, others.carried) if one.paths not in known

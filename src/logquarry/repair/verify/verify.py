@@ -43,6 +43,7 @@ from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.repair.audit.runs import AuditedRun, FrameFacts, Parts, audited, runs_ahead
 from logquarry.repair.audit.stale_bytes import are_stale_bytes
+from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.verify.findings import VerifyReport
 from logquarry.repair.verify.queue_names import misnamed_queue_files
 from logquarry.repair.verify.sound_parts import SoundParts, SoundRun
@@ -141,6 +142,11 @@ class _Verification:
             check_transactions(self.layout, end, self.report)
         self._checkpoint()
         self._config()
+        if not self.live:
+            for fault in timer_faults(self.layout):
+                file, offset, reason = fault.file, fault.offset, fault.reason
+                explained = fault.is_explained
+                self.report.add(fault.kind, file, offset, reason, is_explained=explained)
         self._state()
         self._sidecar()
         self._unreadable()

@@ -17,12 +17,13 @@ from logquarry.dialect31.open_transactions import open_in
 from logquarry.dialect31.unit_files import read_table
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
 from logquarry.documents import document
-from logquarry.format import delay, java
+from logquarry.format import delay, java, timer
 from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.timers import QUEUE_ID, timers_of
 from logquarry.store.consumer.subscription import RETRY_PREFIX
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_by
 
@@ -95,10 +96,21 @@ def unread(
             lost = after - max(offset, before)
             if lost > 0:
                 found.append(Unread(topic, queue_id, group, offset, lost))
+    found += _timers(layout, firsts)
     found += _halves(log, queues, firsts, consumed)
     if layout.has_state_table and cut > start:
         found += _prepared(layout, log, start, cut)
     return tuple(found)
+
+
+def _timers(layout: StoreLayout, firsts: Mapping[QueueKey, tuple[int, int]]) -> Iterator[Unread]:
+    """Expiring timer messages that wait for their time."""
+    key = timer.TOPIC, QUEUE_ID
+    if key in firsts:
+        before, after = firsts[key]
+        waiting = sorted(at for at in timers_of(layout).waiting if before <= at < after)
+        if waiting:
+            yield Unread(*key, DELAYED, waiting[0], len(waiting))
 
 
 def _halves(

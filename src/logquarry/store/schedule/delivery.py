@@ -49,9 +49,9 @@ logger = logging.getLogger(__name__)
 
 Int64 = npt.NDArray[np.int64]
 
-_AT_ONCE: Final = 2_048
+AT_ONCE: Final = 2_048
 """Most entries of a level to read at once, and most messages of one put call."""
-_BYTES_AT_ONCE: Final = 8 << 20
+BYTES_AT_ONCE: Final = 8 << 20
 _LEAST_TAGS_CODE: Final = -(1 << 31)
 """Smaller values are addresses in ConsumeQueueExt, not times."""
 DELAYS_S: Final = (60, 600, 3_600, 12 * 3_600, 24 * 3_600, 3 * 24 * 3_600)
@@ -270,7 +270,7 @@ class DelayedDelivery:
         if start >= high:
             return [], False
         start = max(start, low)
-        units = queue.units(start, start + _AT_ONCE)
+        units = queue.units(start, start + AT_ONCE)
         times = self._times(level, units, now)
         late = np.flatnonzero(times > now)
         count = int(late[0]) if len(late) else len(units)
@@ -309,8 +309,8 @@ class DelayedDelivery:
         taken: list[_Due] = []
         messages: list[Message] = []
         reasons: dict[_Due, str] = {}
-        room = _BYTES_AT_ONCE
-        for one in due[:_AT_ONCE]:
+        room = BYTES_AT_ONCE
+        for one in due[:AT_ONCE]:
             if room < 0:
                 break
             room -= one.size
@@ -393,11 +393,21 @@ _BETWEEN_SAVES: Final = 20_000
 """Most deliveries between two checks whether to save the progress."""
 
 
+class Delivery(Protocol):
+    """Delivers messages that waited for their time."""
+
+    def deliver(self, now: int, *, limit: int | None = None) -> int:
+        """Deliver due messages; returns how many."""
+
+    def save(self) -> bool:
+        """Save the progress durably; returns whether anything was written."""
+
+
 class DeliveryService(Service):
     """Delivers due messages, and saves the progress periodically.
 
     Args:
-        delivery: delivers.
+        deliveries: deliver: those of delay levels, and of timer messages.
         health: health of the store.
         clock: gives the time in milliseconds.
         save_interval_ms: how often to save the progress.
@@ -406,7 +416,7 @@ class DeliveryService(Service):
 
     def __init__(
         self,
-        delivery: DelayedDelivery,
+        deliveries: Sequence[Delivery],
         health: Health,
         *,
         clock: Callable[[], int],
@@ -414,7 +424,7 @@ class DeliveryService(Service):
         monotonic: Callable[[], int] = monotonic_ms,
     ) -> None:
         super().__init__("delivery", health, interval_ms=_INTERVAL_MS)
-        self._delivery = delivery
+        self._deliveries = deliveries
         self._clock = clock
         self._save_interval = save_interval_ms
         self._monotonic = monotonic
@@ -424,10 +434,11 @@ class DeliveryService(Service):
     def run_once(self) -> None:
         """Deliver due messages."""
         try:
-            while self._delivery.deliver(self._clock(), limit=_BETWEEN_SAVES):
-                self._save_if_due()
-                if self.is_stopping:
-                    return
+            for delivery in self._deliveries:
+                while delivery.deliver(self._clock(), limit=_BETWEEN_SAVES):
+                    self._save_if_due()
+                    if self.is_stopping:
+                        return
             self._save_if_due()
             self._is_failing = False
         except StoreUnavailable as error:
@@ -439,5 +450,6 @@ class DeliveryService(Service):
 
     def _save_if_due(self) -> None:
         if self._monotonic() >= self._save_at:
-            self._delivery.save()
+            for delivery in self._deliveries:
+                delivery.save()
             self._save_at = self._monotonic() + self._save_interval

@@ -27,7 +27,7 @@ from logquarry.format.frame import Frame
 from logquarry.message import Message
 from logquarry.read.consume_queue import Queue
 from logquarry.write.host_fields import host_fields
-from logquarry.write.message_rules import given_properties, utf8
+from logquarry.write.message_rules import given_properties, is_timed, utf8
 from logquarry.write.put_again import put_again, remade
 from logquarry.write.put_result import PutResult
 
@@ -58,7 +58,7 @@ def half_message(message: Message, group: str) -> Message:
     if message.sys_flag & sys_flag.TRANSACTION_MASK:
         raise UsageError("a message in a transaction must not have a transaction type in sys_flag")
     values = props.decode_bytes(given_properties(message))
-    if props.DELAY in values:
+    if props.DELAY in values or is_timed(values):
         # RocketMQ's client silently drops the delay; its store would lose the half message.
         raise UsageError("a message in a transaction cannot be delayed")
     values.setdefault(props.TRANSACTION_PREPARED, _TRUE)

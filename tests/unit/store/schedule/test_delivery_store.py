@@ -256,7 +256,7 @@ def test_a_full_disk_ends_no_thread(tmp_path: Path) -> None:
         delivering = store._services.delivery
         ticks = iter(range(0, 1_000, 10))
         service = DeliveryService(
-            delivering,
+            [delivering],
             disk.health,
             clock=clock,
             save_interval_ms=1,

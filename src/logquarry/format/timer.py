@@ -1,0 +1,122 @@
+"""The files of RocketMQ 5's timer wheel (``TimerWheel``, ``TimerLog``, ``TimerCheckpoint``).
+
+A slot of ``timerwheel`` is one span of ``timerPrecisionMs``; its place in the file is its number
+modulo the number of slots. It names the first and the last entry of the timer log that belong to
+it; each entry names the one before it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from logquarry.format.fields import Field, Layout
+
+TOPIC: Final = "rmq_sys_wheel_timer"
+WHEEL: Final = "timerwheel"
+LOG: Final = "timerlog"
+CHECK_FILE: Final = "timercheck"
+
+SLOT = Layout(
+    "timer wheel slot",
+    Field("time", "q", "time of the slot, in units of timerPrecisionMs; 0 if it was never used"),
+    Field("first", "q", "position of its first entry in the timer log"),
+    Field("last", "q", "position of its last entry in the timer log"),
+    Field("count", "i", "entries; an entry that deletes a message counts -1"),
+    Field("magic", "i", "0"),
+)
+ENTRY = Layout(
+    "timer log entry",
+    Field("size", "i", "52"),
+    Field("previous", "q", "position of the entry before it in the same slot, -1 for none"),
+    Field("magic", "i", "1, and 2 if the message is put back at that time, 4 if it deletes one"),
+    Field("write_time", "q", "time at which the entry was written, ms, cut to timerPrecisionMs"),
+    Field("delay", "i", "time of the slot less write_time, ms"),
+    Field("physical_offset", "q", "physical offset of the frame"),
+    Field("frame_size", "i", "bytes of the frame"),
+    Field("topic_hash", "i", "hash code of the real topic"),
+    Field("reserved", "q", "0"),
+)
+BLANK = Layout(
+    "timer log blank",
+    Field("size", "i", "bytes from here to the end of the file"),
+    Field("previous", "q", "0"),
+    Field("magic", "I", "cbd43194"),
+)
+CHECK = Layout(
+    "timercheck",
+    Field("read_time", "q", "time of the next slot to deliver, ms"),
+    Field("log_end", "q", "end of the flushed timer log"),
+    Field("queue_offset", "q", "next queue offset of rmq_sys_wheel_timer that is not in the wheel"),
+    Field("master_queue_offset", "q", "the master's queue_offset"),
+    Field("state_version", "q", "data version: state"),
+    Field("timestamp", "q", "data version: time, ms"),
+    Field("counter", "q", "data version: counter"),
+)
+assert SLOT.size == 32
+assert ENTRY.size == 52
+assert CHECK.size == 56
+
+SLOTS: Final = 2 * 7 * 24 * 3600
+WHEEL_SIZE: Final = SLOTS * SLOT.size
+CHECK_SIZE: Final = 4096
+LOG_FILE_SIZE: Final = 100 << 20
+"""Bytes of a file of the timer log (``mappedFileSizeTimerLog``)."""
+NONE: Final = -1
+
+MAGIC_DEFAULT: Final = 1
+MAGIC_ROLL: Final = 2
+MAGIC_DELETE: Final = 4
+MAGIC_BLANK: Final = 0xCBD43194
+
+PRECISION_MS: Final = 1000
+"""``timerPrecisionMs``."""
+ROLL_SLOTS: Final = 2 * 24 * 3600
+"""``timerRollWindowSlot``: a message that waits longer is put back into its queue meanwhile."""
+WHEEL_MS: Final = 7 * 24 * 3600 * 1000
+"""A broker that was down for longer skips slots that are due (``TIMER_WHEEL_TTL_DAY``)."""
+
+
+class TimerCheck(NamedTuple):
+    """The values of ``config/timercheck``."""
+
+    read_time: int = 0
+    log_end: int = 0
+    queue_offset: int = 0
+    master_queue_offset: int = 0
+    state_version: int = 0
+    timestamp: int = 0
+    counter: int = 0
+
+    @property
+    def enqueued(self) -> int:
+        """The next queue offset that a broker reads (``TimerMessageStore.recover``)."""
+        return min(self.queue_offset, self.master_queue_offset)
+
+
+def encode_check(check: TimerCheck) -> bytes:
+    """Encode the whole file."""
+    return CHECK.struct.pack(*check).ljust(CHECK_SIZE, b"\0")
+
+
+def decode_check(data: bytes) -> TimerCheck:
+    """Decode the values.
+
+    Raises:
+        ValueError: if there are fewer than 56 bytes.
+    """
+    if len(data) < CHECK.size:
+        raise ValueError(f"{len(data)} bytes instead of the {CHECK.size} of timercheck")
+    return TimerCheck(*CHECK.struct.unpack_from(data, 0))
+
+
+def slot_time(deliver_at: int, precision_ms: int = PRECISION_MS) -> int:
+    """The slot of a delivery time, in ms (``HookUtils.transformTimerMessage``).
+
+    The slot is delivered when its span is over: at the delivery time or up to one precision later.
+    """
+    return (deliver_at - 1) // precision_ms * precision_ms
+
+
+def delete_key(topic: str, uniq_key: str) -> str:
+    """TIMER_DEL_UNIQKEY in 5.3 (``buildDeleteKey``). In 5.1 and 5.4 it is the bare UNIQ_KEY."""
+    return f"{topic}+{uniq_key}"

@@ -1,0 +1,379 @@
+"""The timer messages of RocketMQ 5 that wait for their time.
+
+The answer is derived from the log and from the queue of ``rmq_sys_wheel_timer``; of the timer's own
+files only ``config/timercheck`` is read::
+
+    queue of rmq_sys_wheel_timer    a  b  c  d  e  f
+                                             ^ timercheck.queue_offset: a, b and c are in the wheel
+    in the wheel, slot before timercheck.read_time        was delivered
+    put again later (TIMER_ROLL_TIMES)                    the later one waits
+    its delivered copy is in the log                      was delivered
+    deleted by TIMER_DEL_UNIQKEY with the same slot       neither is delivered
+    all others                                            wait
+
+So the answer is right after a kill too, when ``timercheck`` and the wheel are older than the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from logquarry.errors import UnreadableFile
+from logquarry.format import delay, timer
+from logquarry.format import properties as props
+from logquarry.format.frame import Frame
+from logquarry.format.property_crc import PREFIX
+from logquarry.format.queue_entry import QueueEntry
+from logquarry.format.rows import POSITION, PROPS_AT, PROPS_LENGTH, SIZE
+from logquarry.format.timer import TimerCheck
+from logquarry.log.first_frames import first_frames
+from logquarry.log.layout import CONFIG, CONSUME_QUEUE, StoreLayout
+from logquarry.log.walk import LogReader, Run
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import ConsumeQueue, Queue
+from logquarry.read.log_queues import QueueBuilder
+
+CHECK: Final = f"{CONFIG}/{timer.CHECK_FILE}"
+QUEUE_ID: Final = 0
+_IN_ROCKSDB: Final = (f"{CONSUME_QUEUE}/CURRENT", f"{CONSUME_QUEUE}_rocksdb/CURRENT")
+_CLOCK_SLACK_MS: Final = 60_000
+"""The clock may have been set back that far."""
+
+K = TypeVar("K", bytes, str)
+
+_TOPIC: Final = timer.TOPIC.encode()
+_NEEDLE: Final = f"{props.TIMER_OUT_MS}{props.NAME_VALUE_SEPARATOR}".encode()
+_CHANGES: Final = frozenset(
+    (
+        *(props.TIMER_ENQUEUE_MS, props.TIMER_DEQUEUE_MS, props.TIMER_ROLL_TIMES),
+        *(props.REAL_TOPIC, props.REAL_QUEUE_ID, props.WAIT),
+        *(props.INNER_MULTI_QUEUE_OFFSET, PREFIX.split(b"\x01")[0].decode()),
+    )
+)
+"""Properties in which a delivered copy may differ from the message that waited."""
+
+
+class Timer(NamedTuple):
+    """A message that waits for its time.
+
+    Attributes:
+        slot_time: its slot (TIMER_OUT_MS), in ms: it is delivered once the span of the slot is
+            over.
+        queue_offset: its queue offset in ``rmq_sys_wheel_timer``.
+        physical_offset: its physical offset.
+        size: bytes of its frame.
+        topic: the topic to which it will be delivered.
+        queue_id: the queue to which it will be delivered.
+        uniq_key: its UNIQ_KEY.
+        keys: its KEYS.
+        rolled: how often it was put back into its queue.
+        deletes: the message that it deletes (TIMER_DEL_UNIQKEY); it is not delivered itself.
+        store_timestamp: time at which it was stored, ms.
+    """
+
+    slot_time: int
+    queue_offset: int
+    physical_offset: int
+    size: int
+    topic: str
+    queue_id: int
+    uniq_key: str | None
+    keys: str | None
+    rolled: int
+    deletes: str | None
+    store_timestamp: int
+
+
+def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
+    """The message in a frame of ``rmq_sys_wheel_timer``; None if it can never be delivered."""
+    values = props.decode_bytes(frame.properties)
+    out = _long(values.get(props.TIMER_OUT_MS))
+    topic = values.get(props.REAL_TOPIC)
+    queue_id = delay.parse_int(values.get(props.REAL_QUEUE_ID, ""))
+    if frame.topic != _TOPIC or out is None or topic is None or queue_id is None:
+        return None
+    return Timer(
+        out,
+        queue_offset,
+        frame.physical_offset,
+        frame.size,
+        topic,
+        queue_id,
+        values.get(props.UNIQ_KEY),
+        values.get(props.KEYS),
+        delay.parse_int(values.get(props.TIMER_ROLL_TIMES, "")) or 0,
+        values.get(props.TIMER_DELETE_UNIQ_KEY),
+        frame.store_timestamp,
+    )
+
+
+def _long(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+class Timers:
+    """The timer messages of one store that wait.
+
+    Attributes:
+        waiting: queue offset -> message.
+        done: queue offset -> slot of each message that waits no longer.
+        stop: one past the last queue offset that was read.
+        last: the last entry that was read.
+    """
+
+    def __init__(self) -> None:
+        self.done: dict[int, int] = {}
+        self.stop = 0
+        self.last: QueueEntry | None = None
+        self.waiting: dict[int, Timer] = {}
+        self._same: dict[bytes, list[int]] = {}
+        self._contents: dict[int, bytes] = {}
+        self._by_key: dict[str, list[int]] = {}
+
+    def add(self, frame: Frame, queue_offset: int) -> Timer | None:
+        """Add the message at a queue offset; None if it can never be delivered.
+
+        An older message that it continues (a roll) or deletes waits no longer.
+        """
+        found = timer_of(frame, queue_offset)
+        if found is None:
+            return None
+        content = _content(frame, found.topic, found.queue_id)
+        if found.rolled:
+            self._take(content, found.rolled - 1)
+        self.waiting[queue_offset] = found
+        self._contents[queue_offset] = content
+        self._same.setdefault(content, []).append(queue_offset)
+        if found.deletes is None and found.uniq_key is not None:
+            self._by_key.setdefault(found.uniq_key, []).append(queue_offset)
+        return found
+
+    def delivered(self, frame: Frame) -> int | None:
+        """The queue offset of the message that a frame delivers; it waits no longer."""
+        topic = frame.topic.decode("utf-8", "replace")
+        return self._take(_content(frame, topic, frame.queue_id), None)
+
+    def remove(self, queue_offset: int) -> None:
+        """Let a message wait no longer."""
+        found = self.waiting.pop(queue_offset)
+        self.done[queue_offset] = found.slot_time
+        content = self._contents.pop(queue_offset)
+        _drop(self._same, content, queue_offset)
+        if found.deletes is None and found.uniq_key is not None:
+            _drop(self._by_key, found.uniq_key, queue_offset)
+
+    def deleted(self) -> set[int]:
+        """The queue offsets of messages that others delete: both wait, and neither is delivered."""
+        found: set[int] = set()
+        for one in self.waiting.values():
+            if one.deletes is not None:
+                found.update(self.deleted_by(one))
+        return found
+
+    def deleted_by(self, one: Timer) -> Iterator[int]:
+        """The queue offsets of the messages that a message deletes: those in its slot."""
+        assert one.deletes is not None
+        for key in {one.deletes, one.deletes.removeprefix(timer.delete_key(one.topic, ""))}:
+            for offset in self._by_key.get(key, ()):
+                other = self.waiting[offset]
+                if other.slot_time == one.slot_time and other.topic == one.topic:
+                    yield offset
+
+    def due(self) -> list[Timer]:
+        """The messages that will be delivered, in the order of their slots."""
+        gone = self.deleted()
+        return sorted(
+            one
+            for one in self.waiting.values()
+            if one.deletes is None and one.queue_offset not in gone
+        )
+
+    def _take(self, content: bytes, rolled: int | None) -> int | None:
+        for offset in self._same.get(content, ()):
+            if rolled is None or self.waiting[offset].rolled == rolled:
+                self.remove(offset)
+                return offset
+        return None
+
+
+def _drop(table: dict[K, list[int]], key: K, offset: int) -> None:
+    table[key].remove(offset)
+    if not table[key]:
+        del table[key]
+
+
+def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
+    """A digest of all that a message and its delivered copy have in common."""
+    values = props.decode_bytes(frame.properties)
+    kept = sorted(pair for pair in values.items() if pair[0] not in _CHANGES)
+    fields = (topic, queue_id, frame.flag, frame.born_timestamp, frame.reconsume_times, kept)
+    digest = hashlib.blake2b(repr(fields).encode("utf-8", "surrogatepass"), digest_size=16)
+    digest.update(frame.body)
+    return digest.digest()
+
+
+def deliveries(runs: Iterable[Run]) -> Iterator[Frame]:
+    """The delivered copies of timer messages among frames."""
+    for run in runs:
+        first, end = int(run.rows[0, POSITION]), int(run.rows[-1, POSITION] + run.rows[-1, SIZE])
+        data = run.window.data[first:end].tobytes()
+        starts = run.rows[:, POSITION] - first
+        at = data.find(_NEEDLE)
+        while at >= 0:
+            number = int(np.searchsorted(starts, at, "right")) - 1
+            row, start = run.rows[number], int(starts[number])
+            begin = start + int(row[PROPS_AT])
+            if data.find(_NEEDLE, begin, begin + int(row[PROPS_LENGTH])) >= 0:
+                frame = run.window.decode(first + start)
+                if isinstance(frame, Frame) and frame.topic != _TOPIC:
+                    yield frame
+            at = data.find(_NEEDLE, start + int(row[SIZE]))
+
+
+class Known(NamedTuple):
+    """What is known about deliveries.
+
+    Attributes:
+        checks: of the messages that a check counts as in the wheel, those with a slot before its
+            read time were delivered.
+        delivered: further queue offsets whose messages were delivered.
+        first: a queue offset before which no message waits.
+        since: a physical offset before which all deliveries are counted here; None if that is only
+            so for messages in the wheel, and from ``wheel_since`` on.
+        wheel_since: likewise, for messages in the wheel.
+    """
+
+    checks: Sequence[TimerCheck] = ()
+    delivered: Set[int] = frozenset()
+    first: int = 0
+    since: int | None = None
+    wheel_since: int = 0
+
+    def counts(self, one: Timer) -> bool:
+        """Whether a message is known to be delivered."""
+        return one.queue_offset in self.delivered or any(
+            one.queue_offset < check.enqueued and one.slot_time < check.read_time
+            for check in self.checks
+        )
+
+
+def find_timers(
+    queue: Queue | None,
+    message: Callable[[int, int], Frame | None],
+    runs: Callable[[int], Iterable[Run]],
+    known: Known,
+) -> Timers:
+    """The timer messages of a store that wait.
+
+    Args:
+        queue: queue 0 of ``rmq_sys_wheel_timer``, None if there is none.
+        message: the message at a physical offset with a size.
+        runs: the frames of the log from a physical offset on, which may lie inside a frame.
+        known: the deliveries that are known.
+    """
+    found = Timers()
+    if queue is None:
+        return found
+    found.stop = max(known.first, queue.min_offset)
+    for offset, entry in queue.entries(found.stop):
+        found.stop = offset + 1
+        found.last = entry
+        frame = None if entry.is_filler else message(entry.physical_offset, entry.size)
+        one = None if frame is None else found.add(frame, offset)
+        if one is not None and known.counts(one):
+            found.remove(offset)
+    if found.waiting:
+        start = known.since
+        if start is None:
+            # A delivery comes after its message in the log. Messages that are not in the wheel yet
+            # may be delivered at once.
+            enqueued = max((check.enqueued for check in known.checks), default=0)
+            places = [(o >= enqueued, one.physical_offset) for o, one in found.waiting.items()]
+            late = [place for is_late, place in places if is_late]
+            start = max(min(place for _, place in places), min([known.wheel_since, *late]))
+        for frame in deliveries(runs(start)):
+            found.delivered(frame)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# The timer messages of the files of a store
+
+
+def read_check(layout: StoreLayout) -> TimerCheck:
+    """``config/timercheck``; zeros if there is none.
+
+    Raises:
+        ValueError: if it is too short.
+    """
+    try:
+        return timer.decode_check(layout.filesystem.read(CHECK))
+    except FileNotFoundError:
+        return TimerCheck()
+
+
+def check_or_none(layout: StoreLayout) -> TimerCheck:
+    """``timercheck`` of a store; zeros if it cannot be read: then the log shows the deliveries."""
+    try:
+        return read_check(layout)
+    except (ValueError, UnreadableFile):
+        return TimerCheck()
+
+
+def timer_queue(layout: StoreLayout) -> Queue | None:
+    """Queue 0 of ``rmq_sys_wheel_timer``, None if there is none.
+
+    Reads the whole log if the queues are in RocksDB, or the store has none.
+    """
+    key = timer.TOPIC, QUEUE_ID
+    if key in layout.queue_names:
+        return ConsumeQueue(layout, *key, log_min_offset=layout.commit_log.start)
+    if layout.queue_names and not any(map(layout.filesystem.exists, _IN_ROCKSDB)):
+        return None
+    builder = QueueBuilder(layout.config, layout.delay_levels_ms)
+    return builder.add(LogReader(layout, check_crc=False).events()).queues().get(key)
+
+
+def timers_of(layout: StoreLayout, check: TimerCheck | None = None) -> Timers:
+    """The timer messages that wait in a store.
+
+    Args:
+        layout: the store's files.
+        check: instead of the store's own ``timercheck``.
+    """
+    check = check_or_none(layout) if check is None else check
+    log = CommitLog(layout)
+    queue = timer_queue(layout)
+
+    def message(offset: int, size: int) -> Frame | None:
+        found = log.outcome_at(offset)
+        return found if isinstance(found, Frame) and found.size == size else None
+
+    def runs(start: int) -> Iterator[Run]:
+        events = LogReader(layout, check_crc=False).events(start, resync=True)
+        return (event for event in events if isinstance(event, Run))
+
+    return find_timers(queue, message, runs, known_by(layout, check))
+
+
+def known_by(layout: StoreLayout, check: TimerCheck) -> Known:
+    """What ``timercheck`` says about deliveries."""
+    return Known([check], wheel_since=delivered_since(layout, check))
+
+
+def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
+    """A physical offset before which ``timercheck`` counts each delivery of the wheel.
+
+    A slot is delivered after its time, so that frames stored before the read time deliver nothing
+    that is still in the wheel. The start of a file is near enough.
+    """
+    for file in reversed(layout.commit_log.files):
+        for _, found in first_frames(layout.open_file(file.path)):
+            if found.store_timestamp < check.read_time - _CLOCK_SLACK_MS:
+                return file.base
+            break
+    return layout.commit_log.start

@@ -1,0 +1,314 @@
+"""Delivers timer messages (``TimerMessageStore``): those with TIMER_DELIVER_MS and the like.
+
+::
+
+    queue of rmq_sys_wheel_timer    messages in the order of their puts
+        | in memory: heap by slot
+        v
+    the span of the slot is over    -> put to the real topic and queue
+        v
+    .logquarry/timers.json          progress, written periodically and at the end
+    timerwheel, timerlog/, config/timercheck    written at the end, for a broker
+
+Guarantees: each message is delivered once, not before its time. After a crash, deliveries since the
+last progress are found in the log. A message is skipped only if it cannot be delivered (it stays in
+the log, and an error is logged).
+
+A broker that takes over the store after a clean end delivers each message that waits once. After a
+crash its wheel is older: it delivers those messages again that were delivered since. Open the store
+for writing, and close it, before the broker starts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from logquarry.disk.disk import Disk
+from logquarry.errors import StoreUnavailable
+from logquarry.format import properties as props
+from logquarry.format.frame import Frame
+from logquarry.format.timer import TimerCheck
+from logquarry.log.layout import SIDECAR
+from logquarry.log.walk import Run
+from logquarry.message import Message
+from logquarry.read.consume_queue import Queue
+from logquarry.read.timers import Known, Timer, Timers, find_timers
+from logquarry.store.schedule.delivery import AT_ONCE, BYTES_AT_ONCE, Put
+from logquarry.write.put_again import put_again
+from logquarry.write.timer_files import write_timer_files
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_FILE: Final = "timers.json"
+_FOREVER: Final = (1 << 63) - 1
+
+
+class TimerSource(Protocol):
+    """The reading side of the delivery."""
+
+    def timer_queue(self) -> Queue | None:
+        """The queue of ``rmq_sys_wheel_timer``."""
+
+    def message(self, offset: int, size: int) -> Frame | None:
+        """The message at a physical offset, None if no sound message of that size is there."""
+
+    def runs(self, start: int) -> Iterable[Run]:
+        """The frames of the log from a physical offset on, which may lie inside a frame."""
+
+    @property
+    def end(self) -> int:
+        """The log's end."""
+
+
+class TimerDelivery:
+    """The delivery of timer messages of one store. Any thread may call it; calls run one at a time.
+
+    Args:
+        log: reads queue and log.
+        put: puts messages in order, all of them or the first ones.
+        disk: the store's disk.
+        root: the store's folder.
+        sync_log: syncs the log.
+        known: what ``timercheck`` says about deliveries.
+        precision_ms: ``timerPrecisionMs``.
+        file_size: bytes of a file of the timer log.
+
+    Attributes:
+        delivered: messages that this object has delivered.
+        skipped: messages that could not be delivered.
+    """
+
+    def __init__(
+        self,
+        log: TimerSource,
+        put: Callable[[Sequence[Message]], Put],
+        disk: Disk,
+        root: Path,
+        sync_log: Callable[[], object],
+        known: Known,
+        *,
+        precision_ms: int,
+        file_size: int,
+    ) -> None:
+        self._log = log
+        self._put = put
+        self._disk = disk
+        self._root = root
+        self._sync_log = sync_log
+        self._precision = precision_ms
+        self._file_size = file_size
+        self._lock = threading.Lock()
+        self.delivered = 0
+        self.skipped = 0
+        queue = log.timer_queue()
+        known = self._with_progress(known, 0 if queue is None else queue.max_offset)
+        self._timers: Timers = find_timers(queue, log.message, log.runs, known)
+        self._heap = [_rank(one) for one in self._timers.waiting.values()]
+        heapify(self._heap)
+        self._is_saved = self._has_files = False
+
+    @property
+    def waiting(self) -> int:
+        """The number of messages that wait, as far as their queue was read."""
+        return len(self._timers.waiting)
+
+    # ------------------------------------------------------------------------------------- work
+    def deliver(self, now: int, *, limit: int | None = None) -> int:
+        """Deliver due messages.
+
+        Args:
+            now: the time in milliseconds.
+            limit: most messages.
+
+        Returns:
+            The number of delivered messages.
+
+        Raises:
+            StoreUnavailable: if a put failed. Messages delivered before it stay delivered; the next
+                call continues after them.
+        """
+        count = 0
+        with self._lock:
+            self._read()
+            while limit is None or count < limit:
+                due = self._due(now, AT_ONCE if limit is None else min(AT_ONCE, limit - count))
+                if not due:
+                    break
+                count += self._deliver(due, now)
+        return count
+
+    def _read(self) -> None:
+        """Read the messages that were put since the last call."""
+        queue = self._log.timer_queue()
+        timers = self._timers
+        if queue is None or queue.max_offset <= timers.stop:
+            return
+        for offset, entry in queue.entries(max(timers.stop, queue.min_offset)):
+            frame = None
+            if not entry.is_filler:
+                frame = self._log.message(entry.physical_offset, entry.size)
+            one = None if frame is None else timers.add(frame, offset)
+            timers.stop, timers.last = offset + 1, entry
+            self._is_saved = self._has_files = False
+            if one is not None:
+                heappush(self._heap, _rank(one))
+
+    def _due(self, now: int, limit: int) -> list[Timer]:
+        """The next due messages, in order."""
+        heap, waiting = self._heap, self._timers.waiting
+        found: list[Timer] = []
+        room = BYTES_AT_ONCE
+        while heap and len(found) < limit and room > 0:
+            slot, _, offset = heap[0]
+            if slot + self._precision > now:
+                break
+            heappop(heap)
+            one = waiting.get(offset)
+            if one is None:
+                continue
+            if one.deletes is not None:
+                # The messages of its slot come after it.
+                for target in list(self._timers.deleted_by(one)):
+                    self._finish(waiting[target])
+                self._finish(one)
+                continue
+            found.append(one)
+            room -= one.size
+        return found
+
+    def _deliver(self, due: list[Timer], now: int) -> int:
+        """Put due messages; returns how many."""
+        messages: list[Message] = []
+        taken: list[Timer] = []
+        for one in due:
+            frame = self._log.message(one.physical_offset, one.size)
+            if frame is None:
+                self._skip(one, "there is no sound message at its offset")
+            else:
+                taken.append(one)
+                messages.append(self._due_message(frame, one, now))
+        delivered = 0
+        while messages:
+            count, refusal = self._put(messages)
+            delivered += count
+            self.delivered += count
+            for one in taken[:count]:
+                self._finish(one)
+            if refusal is None:
+                break
+            if isinstance(refusal, StoreUnavailable):
+                for one in taken[count:]:
+                    heappush(self._heap, _rank(one))
+                raise refusal
+            refused = count if count or refusal.index is None else refusal.index
+            self._skip(taken[refused], str(refusal))
+            taken = taken[count:refused] + taken[refused + 1 :]
+            messages = messages[count:refused] + messages[refused + 1 :]
+        return delivered
+
+    def _due_message(self, frame: Frame, one: Timer, now: int) -> Message:
+        values = props.decode_bytes(frame.properties)
+        values[props.TIMER_ENQUEUE_MS] = str(one.store_timestamp)
+        values[props.TIMER_DEQUEUE_MS] = str(now)
+        return put_again(frame, one.topic, one.queue_id, values, delays=False, waits=False)
+
+    def _finish(self, one: Timer) -> None:
+        self._timers.remove(one.queue_offset)
+        self._is_saved = self._has_files = False
+
+    def _skip(self, one: Timer, why: str) -> None:
+        self._finish(one)
+        self.skipped += 1
+        logger.error(
+            "the timer message at physical offset %d (queue offset %d) cannot be delivered: %s",
+            *(one.physical_offset, one.queue_offset, why),
+        )
+
+    # --------------------------------------------------------------------------------- progress
+    # The file has the values of a check (see Known), the delivered messages that it does not count,
+    # and the log's end at that time. The log is synced first, so that the file never counts a
+    # delivery that the log may lose.
+
+    def save(self) -> bool:
+        """Save the progress durably; returns whether anything was written.
+
+        Raises:
+            StoreUnavailable: if the write failed; the progress saved before stays valid.
+        """
+        with self._lock:
+            return self._save()
+
+    def _save(self) -> bool:
+        timers = self._timers
+        if self._is_saved or not timers.stop:
+            return False
+        waiting = timers.waiting.values()
+        read_time = min((one.slot_time for one in waiting), default=_FOREVER)
+        first = min(timers.waiting, default=timers.stop)
+        # The read time, or the first offset, counts the others.
+        timers.done = {
+            offset: slot
+            for offset, slot in timers.done.items()
+            if slot >= read_time and offset >= first
+        }
+        document = {
+            "position": self._log.end,
+            "first": first,
+            "enqueued": timers.stop,
+            "read_time": read_time,
+            "delivered": sorted(timers.done),
+        }
+        self._sync_log()
+        self._disk.replace(self._progress_path, json.dumps(document).encode())
+        self._is_saved = True
+        return True
+
+    def close(self, now: int) -> None:
+        """Save the progress, and write the timer wheel that a broker reads.
+
+        Raises:
+            StoreUnavailable: if a write failed. A broker then delivers some messages again.
+        """
+        with self._lock:
+            self._save()
+            if self._timers.stop and not self._has_files:
+                write_timer_files(
+                    *(self._disk, self._root, self._timers, now),
+                    file_size=self._file_size,
+                    precision_ms=self._precision,
+                )
+                self._has_files = True
+
+    @property
+    def _progress_path(self) -> Path:
+        return self._root / SIDECAR / PROGRESS_FILE
+
+    def _with_progress(self, known: Known, queue_end: int) -> Known:
+        """What is known about deliveries, with the saved progress."""
+        try:
+            saved: dict[str, Any] = json.loads(self._progress_path.read_bytes())
+            position, first = int(saved["position"]), int(saved["first"])
+            enqueued, read_time = int(saved["enqueued"]), int(saved["read_time"])
+            delivered = frozenset(map(int, saved["delivered"]))
+        except FileNotFoundError:
+            return known
+        except (OSError, LookupError, ValueError, TypeError) as error:
+            logger.warning("%s: ignored: %s", self._progress_path, error)
+            return known
+        if position > self._log.end or enqueued > queue_end:
+            # The log was cut since.
+            return known
+        check = TimerCheck(read_time, 0, enqueued, enqueued)
+        checks = (*known.checks, check)
+        return Known(checks, delivered, first, position, known.wheel_since)
+
+
+def _rank(one: Timer) -> tuple[int, bool, int]:
+    """The place in the heap: by slot; messages that delete others come first in it."""
+    return one.slot_time, one.deletes is None, one.queue_offset

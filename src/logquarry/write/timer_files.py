@@ -1,0 +1,187 @@
+"""Writes the timer wheel of RocketMQ 5 for the timer messages that wait, and nothing else.
+
+The broker that opens the store delivers each of them once. On its start it reads the whole timer
+log, because ``timercheck`` says that none of it was flushed, and continues in the queue of
+``rmq_sys_wheel_timer`` after the message of the last entry (``TimerMessageStore.recover``). So the
+last entry always names the last message of the queue. If that message does not wait, its slot is
+one that was read before.
+
+Guarantees: no crash loses a message. Until the new files are complete, ``timercheck`` sends the
+broker back to the first message that waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from logquarry.disk.disk import Disk
+from logquarry.format import java, timer
+from logquarry.format.timer import TimerCheck
+from logquarry.log.layout import CONFIG, NAME_DIGITS, StoreLayout
+from logquarry.read.timers import Timer, Timers
+
+_LEAST_BLANK: Final = timer.BLANK.size
+
+
+class _Entry(NamedTuple):
+    """An entry of the timer log, without its place."""
+
+    slot: int
+    magic: int
+    physical_offset: int
+    size: int
+    topic: str
+
+
+def timer_log_file_size(layout: StoreLayout) -> int:
+    """Bytes of a file of the timer log: stated, or that of the existing files, or the default."""
+    stated = layout.config.mapped_file_size_timer_log
+    sizes = [entry.size for entry in layout.filesystem.list(timer.LOG) if not entry.is_dir]
+    size = stated or max(sizes, default=0)
+    return size if size >= timer.ENTRY.size + timer.BLANK.size else timer.LOG_FILE_SIZE
+
+
+def write_timer_files(
+    disk: Disk,
+    root: Path,
+    timers: Timers,
+    now: int,
+    *,
+    file_size: int,
+    precision_ms: int,
+    aside: Path | None = None,
+) -> None:
+    """Replace timer wheel, timer log and ``timercheck`` of a store.
+
+    The caller has synced the log.
+
+    Args:
+        disk: the store's disk.
+        root: the store's folder.
+        timers: the messages that wait, and the end of their queue.
+        now: the time in milliseconds.
+        file_size: bytes of a file of the timer log (``mappedFileSizeTimerLog``).
+        precision_ms: ``timerPrecisionMs``.
+        aside: quarantine of the old files; None to remove them.
+
+    Raises:
+        StoreUnavailable: if the disk fails or is full.
+    """
+    begin = now // precision_ms * precision_ms
+    # The read time covers no message that waits: readers find them by TIMER_OUT_MS.
+    read_time = min((one.slot_time for one in timers.waiting.values()), default=begin)
+    read_time = min(begin, read_time - read_time % precision_ms)
+    check = root / CONFIG / timer.CHECK_FILE
+    first = min(timers.waiting, default=timers.stop)
+    disk.replace(check, timer.encode_check(TimerCheck(read_time, 0, first, first, timestamp=now)))
+    _remove(disk, root, aside)
+    entries = list(_entries(timers, begin, read_time, precision_ms))
+    slots = _write_log(disk, root / timer.LOG, entries, begin, file_size)
+    _write_wheel(disk, root / timer.WHEEL, slots, precision_ms)
+    stop = timers.stop
+    last = TimerCheck(read_time, 0, stop, stop, timestamp=now, counter=1)
+    disk.replace(check, timer.encode_check(last))
+
+
+def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> Iterator[_Entry]:
+    """The entries in the order of the queue; the last one names the last message of the queue."""
+    window = timer.ROLL_SLOTS * precision_ms
+    gone = {
+        offset
+        for one in timers.waiting.values()
+        if one.deletes is not None and one.slot_time < begin
+        for offset in timers.deleted_by(one)
+    }
+    last: Timer | None = None
+    # Messages that are overdue share the first slot, so that the broker has a week for its start.
+    for _, one in sorted(timers.waiting.items()):
+        is_late = one.slot_time < begin
+        if one.queue_offset in gone or (is_late and one.deletes is not None):
+            continue
+        magic, slot = timer.MAGIC_DEFAULT, max(one.slot_time, begin)
+        if one.deletes is not None:
+            magic |= timer.MAGIC_DELETE
+        left = slot - begin - window
+        if left >= 0:
+            magic |= timer.MAGIC_ROLL
+            slot = begin + (window // 2 if left < window // 3 else window)
+        slot -= slot % precision_ms
+        last = one
+        yield _Entry(slot, magic, one.physical_offset, one.size, one.topic)
+    end = timers.last
+    if end is not None and (last is None or last.queue_offset != timers.stop - 1):
+        passed = read_time - precision_ms
+        yield _Entry(passed, timer.MAGIC_DEFAULT, end.physical_offset, end.size, "")
+
+
+def _write_log(
+    disk: Disk, folder: Path, entries: list[_Entry], begin: int, file_size: int
+) -> dict[int, list[int]]:
+    """Write the timer log; returns for each slot its time, first, last and count."""
+    room = (file_size - _LEAST_BLANK) // timer.ENTRY.size
+    slots: dict[int, list[int]] = {}
+    for number in range(0, len(entries), room):
+        base = number // room * file_size
+        data = bytearray()
+        for one in entries[number : number + room]:
+            place = base + len(data)
+            change = -1 if one.magic & timer.MAGIC_DELETE else 1
+            known = slots.setdefault(one.slot, [place, timer.NONE, 0])
+            written = min(begin, one.slot)
+            data += timer.ENTRY.struct.pack(
+                timer.ENTRY.size,
+                known[1],
+                one.magic,
+                written,
+                one.slot - written,
+                one.physical_offset,
+                one.size,
+                java.hash_code(one.topic),
+                0,
+            )
+            known[1:] = place, known[2] + change
+        if number + room < len(entries):
+            data += timer.BLANK.struct.pack(file_size - len(data), 0, timer.MAGIC_BLANK)
+        _write(disk, folder / f"{base:0{NAME_DIGITS}d}", file_size, {0: bytes(data)})
+    return slots
+
+
+def _write_wheel(disk: Disk, path: Path, slots: dict[int, list[int]], precision_ms: int) -> None:
+    parts = {
+        time // precision_ms % timer.SLOTS * timer.SLOT.size: timer.SLOT.struct.pack(
+            time // precision_ms, *numbers, 0
+        )
+        for time, numbers in slots.items()
+    }
+    _write(disk, path, timer.WHEEL_SIZE, parts)
+
+
+def _write(disk: Disk, path: Path, size: int, parts: dict[int, bytes]) -> None:
+    """Write a file with holes, durably."""
+    disk.make_folders(path.parent)
+    try:
+        descriptor = disk.open(path, create=True, exclusive=True)
+        try:
+            disk.write_all(descriptor, b"\0", size - 1)
+            for place, data in parts.items():
+                disk.write_all(descriptor, data, place)
+            disk.sync(descriptor, path)
+        finally:
+            disk.let_go(descriptor)
+    except OSError as error:
+        raise disk.refused(path, error) from error
+    disk.sync_names(path.parent)
+
+
+def _remove(disk: Disk, root: Path, aside: Path | None) -> None:
+    """Remove wheel, its snapshots and timer log: ``timercheck`` does not need them any more."""
+    folder = root / timer.LOG
+    paths = sorted(root.glob(f"{timer.WHEEL}*"))
+    paths += [folder / name for name in disk.names_in(folder)] if folder.is_dir() else []
+    for path in paths:
+        if aside is None:
+            disk.remove(path)
+        else:
+            disk.set_aside(path, aside / path.parent.relative_to(root))
