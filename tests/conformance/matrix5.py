@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -284,8 +285,8 @@ def run_cell(store: Store, command: str, work: Path) -> Result:
     except (UnsupportedStore, _Refused) as error:
         if state_of(work / "store") != before:
             return Result(store.name, command, FAILED, f"refused, but changed the store: {error}")
-        reason = getattr(error, "feature", "") or str(error)[:200]
-        return Result(store.name, command, REFUSED, reason)
+        found = re.search(r"cannot .*?: (\w+) \(", str(error))
+        return Result(store.name, command, REFUSED, found[1] if found else str(error)[:200])
     except (BrokerFailure, Wrong, LogquarryError) as error:
         return Result(store.name, command, FAILED, str(error)[:300])
 
@@ -302,8 +303,8 @@ def _run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedPro
 def _changed(found: subprocess.CompletedProcess[str]) -> None:
     """Raise if a command did not do its work; exit code 1 means that it found something."""
     if found.returncode == 4:
-        lines = (found.stderr or found.stdout).strip().splitlines()
-        raise _Refused(lines[-1] if lines else "")
+        lines = (found.stdout + found.stderr).splitlines()
+        raise _Refused(next((line for line in lines if ": it cannot " in line), lines[-1]))
     if found.returncode not in (0, 1):
         raise Wrong(f"exit code {found.returncode}: {found.stderr.strip()[-200:]}")
 
