@@ -53,7 +53,7 @@ _FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         (index.HEADER, index.SLOT, index.ENTRY),
         "The file has the header, then the slots, then the entries. Entry 0 is not used.",
     ),
-    ("Checkpoint", (checkpoint.LAYOUT,), "The file has 4,096 bytes; the rest is zeros."),
+    ("Checkpoint", (checkpoint.LAYOUT, checkpoint.OFFSETS), "The file has 4,096 bytes; the rest is zeros."),
     (
         "Batch wire form, each message",
         (batch.HEAD,),

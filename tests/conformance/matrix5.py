@@ -144,6 +144,9 @@ def _read(store: Store, work: Path) -> Result:
 
 
 def _get(store: Store, work: Path) -> Result:
+    if store.state == "killed":
+        # Its queues lack the last messages, as in the broker before its recovery.
+        _run("recover", work / "store", "--apply")
     config = broker_truth.config_of(work)
     with lq.MessageStore.open(work / "store", config=config) as found:
         truth = Truth.read(store.truth)

@@ -83,6 +83,11 @@ class FileState(NamedTuple):
     modified: int
 
 
+def stores5() -> Path:
+    """The folder with all stores that the oracle can make (``matrix5.py``); it may be missing."""
+    return Path(os.environ.get("LOGQUARRY_STORES5", "stores5"))
+
+
 def unpack_rocketmq5(target: Path) -> Path:
     """Unpacks the stores; the folder that holds 5.5.0-plain/ and so on."""
     unpack(ARCHIVE, target)

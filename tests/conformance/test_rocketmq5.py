@@ -205,15 +205,26 @@ def test_plans_say_that_they_would_be_refused(name: str, stores: Path) -> None:
 
 
 @pytest.mark.parametrize("name", UNDERSTOOD)
-def test_recovery_of_4_9_is_not_for_5(name: str, copied: Callable[[str], Path]) -> None:
+def test_recovery_as_rocketmq_keeps_all_of_5(name: str, copied: Callable[[str], Path]) -> None:
     root = copied(name)
-    before = state_of(root)
-    with pytest.raises(UnsupportedStore, match="cuts the log") as raised:
-        lq.recover(root, mode="rocketmq", apply=True)
-    assert raised.value.feature == "recovery_mode"
-    with pytest.raises(UnsupportedStore, match="cuts the log"):
-        lq.MessageStore.open(root, mode="rw", config=StoreConfig(recovery="rocketmq"))
-    assert state_of(root) == before
+    lq.recover(root, mode="rocketmq", apply=True)
+    with lq.MessageStore.open(root) as store:
+        before = [message.physical_offset for message in store.scan()]
+    config = StoreConfig(recovery="rocketmq")
+    with lq.MessageStore.open(root, mode="rw", config=config) as store:
+        ours = store.put(lq.Message("Orders", b"new", keys="new"))
+        assert [m.physical_offset for m in store.scan()] == [*before, ours.physical_offset]
+    if name != "5.5.0-lmq":
+        assert len(before) > 100
+
+
+def test_recovery_as_rocketmq_knows_only_queue_files(copied: Callable[[str], Path]) -> None:
+    for name in ("5.5.0-batchcq", "5.5.0-rocksdb-more", "5.5.0-multipath"):
+        root = copied(name)
+        before = state_of(root)
+        with pytest.raises(UnsupportedStore):
+            lq.recover(root, mode="rocketmq", apply=True)
+        assert state_of(root) == before
 
 
 def test_the_error_survives_pickling() -> None:

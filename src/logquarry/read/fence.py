@@ -107,6 +107,14 @@ _USUAL_OUT: Final = (
     "`logquarry salvage --into`, which makes a plain store and lists what it leaves behind"
 )
 _ROCKETMQ_MODE: Final = "recovery_mode"
+_NOT_AS_ROCKETMQ: Final = frozenset(
+    {
+        *(names.BATCH_QUEUES, names.INNER_BATCHES, names.ROCKSDB_QUEUES, names.ROCKSDB_STORE),
+        *(names.QUEUE_EXT, names.CONTROLLER, names.TIERED, names.LOG_PATH, names.DLEDGER),
+        *(names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHERE),
+    }
+)
+"""Features whose recovery in RocketMQ the mode ``rocketmq`` does not follow."""
 
 
 def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
@@ -115,7 +123,7 @@ def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
     Args:
         layout: the store's files.
         action: the action of the caller.
-        mode: ``rocketmq`` if the recovery is to be that of RocketMQ 4.9.3.
+        mode: ``rocketmq`` if the recovery is to be RocketMQ's own.
 
     Raises:
         UnsupportedStore: if a feature forbids the action.
@@ -133,7 +141,7 @@ def refusal(
     Args:
         layout: the store's files.
         action: the action of the caller.
-        mode: ``rocketmq`` if the recovery is to be that of RocketMQ 4.9.3.
+        mode: ``rocketmq`` if the recovery is to be RocketMQ's own.
         may_lack_log: whether the action is allowed if all files of the log are missing.
 
     Raises:
@@ -149,23 +157,24 @@ def refusal(
             layout.require_right_names()
     except UnsupportedStore as error:
         return error
-    # Only the version of the writer depends on the index, which is read again for the settings.
-    found = find_features(layout, index=mode == "rocketmq")
+    # The settings show later whether the index has tags.
+    found = find_features(layout, index=False)
     is_missing = may_lack_log and not layout.commit_log.files and not layout.log_folders.feature
     for feature in _forbidding(found, layout.config, action):
         if is_missing and feature.name == names.LOG_ELSEWHERE:
             continue
         return _error(layout.root, feature, action)
     # Opening a store for writing recovers it if it was not shut down cleanly.
-    if mode == "rocketmq" and action in (Action.WRITE, Action.RECOVER) and found.writer.is_5:
-        shown = ", ".join(found.writer.evidence)
-        return UnsupportedStore(
-            f"{layout.root}: RocketMQ {found.writer} wrote it ({shown}); recovery mode rocketmq is "
-            "that of 4.9.3, which cuts the log at the first frame of a kind that it does not know. "
-            "Nothing was changed. Use mode safe",
-            feature=_ROCKETMQ_MODE,
-            evidence=found.writer.evidence,
-        )
+    if mode == "rocketmq" and action in (Action.WRITE, Action.RECOVER):
+        other = next((one for one in found.features if one.name in _NOT_AS_ROCKETMQ), None)
+        if other is not None:
+            return UnsupportedStore(
+                f"{layout.root}: it cannot {action.value}: {other.name} "
+                f"({', '.join(other.evidence)}): {other.detail}. Recovery mode rocketmq knows only "
+                "a log in commitlog/ and queue files. Nothing was changed. Use mode safe",
+                feature=_ROCKETMQ_MODE,
+                evidence=other.evidence,
+            )
     return None
 
 

@@ -264,6 +264,7 @@ class StoreEngine:
             )
         if found.recovered is not None:
             self._dispatched_timestamp = found.recovered.dispatched_timestamp
+            self.files.checkpoint.offsets = found.recovered.plan.offsets
 
     def _next_offsets(self, found: StoreFound) -> dict[QueueKey, int]:
         """The next offset of each queue, with which the log's writer starts."""
@@ -271,8 +272,8 @@ class StoreEngine:
         levels = range(len(self.config.delay_levels_ms))
         offsets = {(delay.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
-        if found.recovered is not None:
-            # QUIRK: as in Java, queues of multi-dispatch start again at 0.
+        if found.recovered is not None and not found.recovered.plan.rules.is_5:
+            # QUIRK: as in 4.9, queues of multi-dispatch start again at 0.
             offsets = {key: offsets[key] for key in offsets if not is_lmq(key[0], self.config)}
         return offsets
 
