@@ -89,8 +89,9 @@ def test_killed_stores_as_the_broker(version: str, scenario: str, tmp_path: Path
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(CUTS))
 def test_cut_stores_as_the_broker(seed: int, tmp_path: Path) -> None:
-    version, scenario = "5.5.0", ("plain", "lmq", "ipv6")[seed % 3]
-    folder = STORES / version / scenario
+    version = "5.5.0"
+    # Timers, transactions or delays would make the broker put messages when it starts.
+    folder = STORES / version / SCENARIOS[seed % len(SCENARIOS)] / "after"
     if not folder.exists():
         pytest.skip(f"no store {folder}")
     java = tmp_path / "java"
