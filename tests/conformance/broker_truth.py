@@ -158,7 +158,7 @@ def differences_of_queues(store: lq.MessageStore, truth: Truth, *, below: int) -
         found, offset = [], least
         while offset < most:
             answer = store.get(topic, int(number), offset)
-            found += answer.messages
+            found.extend(answer.messages)
             if answer.next_offset <= offset:
                 break
             offset = answer.next_offset

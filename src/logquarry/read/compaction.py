@@ -11,12 +11,13 @@ messages after the last one there are still complete in ``commitlog/``, and come
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from logquarry.disk.open_files import OpenFiles
+from logquarry.format.frame import Frame
 from logquarry.log.file_sequence import FileSequence
-from logquarry.log.layout import COMPACTED_QUEUE, StoreLayout
+from logquarry.log.layout import COMPACTED_LOG, COMPACTED_QUEUE, StoreLayout
 from logquarry.message import StoredMessage
 from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.commit_log import CommitLog
@@ -110,7 +111,7 @@ class CompactedGets:
         Raises:
             CorruptFrame: if the first message is damaged.
         """
-        compacted, log = self._opened((queue.topic, queue.queue_id))
+        compacted, log = self._opened(queue)
         end = compacted.max_offset
         if offset >= end:
             return None
@@ -123,20 +124,66 @@ class CompactedGets:
             if found.messages or not offset < found.next_offset < end:
                 break
             offset = found.next_offset
-        low, high = queue.min_offset, max(end, queue.max_offset)
-        return found._replace(
-            min_offset=min(low, compacted.min_offset) if queue.max_offset else compacted.min_offset,
-            max_offset=high,
-            status=found.status if found.messages else GetMessageStatus.NO_MATCHED_MESSAGE,
-        )
+        low, high = self.bounds(queue)
+        status = found.status if found.messages else GetMessageStatus.NO_MATCHED_MESSAGE
+        return found._replace(min_offset=low, max_offset=high, status=status)
 
-    def _opened(self, key: QueueKey) -> tuple[CompactedQueue, CompactedLog]:
+    def bounds(self, queue: Queue) -> tuple[int, int]:
+        """The first queue offset of a compaction topic, and one past its last."""
+        compacted, _ = self._opened(queue)
+        low, high = queue.bounds()
+        if compacted.max_offset:
+            low = min(low, compacted.min_offset) if high else compacted.min_offset
+        return low, max(high, compacted.max_offset)
+
+    def queue_at(self, queue: Queue, offset: int) -> Queue:
+        """The queue whose entries name the messages that a get at an offset returns."""
+        compacted, _ = self._opened(queue)
+        return compacted if offset < compacted.max_offset else queue
+
+    def _opened(self, queue: Queue) -> tuple[CompactedQueue, CompactedLog]:
+        key = queue.topic, queue.queue_id
         if key not in self._known:
-            queue = CompactedQueue(self._layout, *key, log_min_offset=0, files=self._files)
-            self._known[key] = queue, CompactedLog(self._layout, key, self._files)
+            found = CompactedQueue(self._layout, *key, log_min_offset=0, files=self._files)
+            self._known[key] = found, CompactedLog(self._layout, key, self._files)
         return self._known[key]
 
     def release(self) -> None:
         """Forget the files: the broker replaces them when it compacts."""
         self._known = {}
         self._files = OpenFiles(self._layout)
+
+
+class CompactionFault(NamedTuple):
+    """A message of a compacted log that cannot be read: its place, and the reason."""
+
+    path: str
+    offset: int
+    size: int
+    reason: str
+
+
+def compaction_faults(layout: StoreLayout) -> Iterator[CompactionFault]:
+    """The messages in ``compaction/`` that an entry names and that are damaged or missing."""
+    files = OpenFiles(layout)
+    for topic in sorted(compacted_topics(layout)):
+        for folder in layout.filesystem.list(f"{COMPACTED_QUEUE}/{topic}"):
+            if not (folder.is_dir and folder.name.isdecimal()):
+                continue
+            key = topic, int(folder.name)
+            log = CompactedLog(layout, key, files)
+            queue = CompactedQueue(layout, *key, log_min_offset=0, files=files)
+            for offset, units in queue.runs(0, queue.max_offset):
+                for number, (place, size, _) in enumerate(units.tolist()):
+                    found = log.outcome_at(place)
+                    wanted = offset + number
+                    if isinstance(found, Frame):
+                        if (found.size, found.queue_offset) == (size, wanted):
+                            continue
+                        reason = f"a message of {found.size} bytes with offset {found.queue_offset}"
+                    else:
+                        reason = getattr(found, "reason", "a blank")
+                    file = log.files.at(place)
+                    path = f"{COMPACTED_LOG}/{topic}/{folder.name}" if file is None else file.path
+                    reason += f" (offset {wanted} of queue {key[1]} points here)"
+                    yield CompactionFault(path, place, size, reason)

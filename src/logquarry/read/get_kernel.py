@@ -271,6 +271,7 @@ class MessageGetter:
     Attributes:
         log: as given.
         kernel: answers the common gets.
+        compacted: answers those of compaction topics.
     """
 
     def __init__(
@@ -281,7 +282,7 @@ class MessageGetter:
         self._limits = limits
         self._layout = layout
         self._read = partial(read_message, broker, layout.delay_levels_ms)
-        self._compacted = CompactedGets(layout, limits, self._read)
+        self.compacted = CompactedGets(layout, limits, self._read)
 
     @cached_property
     def _known_damage(self) -> DamageMap:
@@ -296,8 +297,8 @@ class MessageGetter:
             CorruptFrame: if the first of them is damaged.
         """
         found = None
-        if queue.topic in self._compacted.topics:
-            found = self._compacted.get(queue, offset, max_count, tags)
+        if queue.topic in self.compacted.topics:
+            found = self.compacted.get(queue, offset, max_count, tags)
         if found is None:
             found = self.kernel.get(queue, offset, max_count, tags)
         return self.reference(queue, offset, max_count, tags) if found is None else found
@@ -320,4 +321,4 @@ class MessageGetter:
     def release(self) -> None:
         """Release the views of all files."""
         self.kernel.release()
-        self._compacted.release()
+        self.compacted.release()

@@ -86,6 +86,10 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
         "state table with RocketMQ's own errors: missing entries, missed ends, restarted numbers",
     ),
     "redo_log_wrong": ("damage", "the redo log of 3.x does not match the log"),
+    "compaction_wrong": (
+        "damage",
+        "a message of a compaction topic in compaction/ that is damaged or missing",
+    ),
     "bad_config": ("damage", "an invalid file in config/"),
     "bad_settings": ("note", "the record of the settings cannot be read"),
     "checkpoint_missing": ("note", "there is no checkpoint"),
