@@ -36,7 +36,7 @@ REFUSED: dict[str, frozenset[str]] = {
     "5.5.0-no-mmap": NONE,
     "5.5.0-plain": NONE,
     "5.5.0-pop-kv": NONE,
-    "5.5.0-propcrc": frozenset({WRITE}),
+    "5.5.0-propcrc": NONE,
     "5.5.0-rocksdb": ALL - {INDEX},
     "5.5.0-rocksdb-config-v2": ALL - {INDEX},
     "5.5.0-rocksdb-double": ALL - {INDEX},

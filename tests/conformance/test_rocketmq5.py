@@ -265,7 +265,6 @@ def test_what_is_understood_is_written(name: str, copied: Callable[[str], Path])
         ({"storeType": "defaultRocksDB"}, "rocksdb_queues"),
         ({"storePathCommitLog": "/a,/b"}, "several_log_paths"),
         ({"storePathCommitLog": "/elsewhere/log"}, "log_path"),
-        ({"enabledAppendPropCRC": "true"}, "property_crc"),
         ({"enableControllerMode": True}, "controller"),
         ({"enableConsumeQueueExt": True}, "queue_ext"),
         ({"messageStorePlugIn": "org.apache.rocketmq.tieredstore.TieredMessageStore"}, "tiered"),

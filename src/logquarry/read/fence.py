@@ -32,6 +32,7 @@ class Action(Enum):
     """What a call would do to a store; the value completes "cannot ..."."""
 
     WRITE = "be opened to write"
+    LOAD = "get the rows of a Spark job"
     RECOVER = "be recovered"
     REBUILD_QUEUES = "get new queues"
     REBUILD_INDEX = "get a new index"
@@ -40,6 +41,10 @@ class Action(Enum):
 
 
 _EACH: Final = frozenset(Action) - {Action.SALVAGE}
+_IMPLIED: Final = {
+    Action.WRITE: (Action.RECOVER,),
+    Action.LOAD: (Action.WRITE, Action.RECOVER),
+}
 _QUEUES: Final = frozenset({Action.WRITE, Action.RECOVER, Action.REBUILD_QUEUES})
 _LOG: Final = frozenset({Action.WRITE, Action.RECOVER, Action.RETAIN})
 
@@ -50,7 +55,7 @@ _REFUSED: Final = {
     names.ROCKSDB_STORE: _EACH,
     names.COMPACTION: _LOG,
     names.TIERED: _EACH,
-    names.PROPERTY_CRC: frozenset({Action.WRITE}),
+    names.PROPERTY_CRC: frozenset({Action.LOAD}),
     names.QUEUE_EXT: _QUEUES,
     names.CONTROLLER: _LOG,
     names.LOG_PATH: _EACH,
@@ -100,6 +105,7 @@ _OUT: Final = {
     names.LOG_PATH: "if commitlog/ holds the whole log, leave storePathCommitLog out of --config",
     names.CONTROLLER: "copy the store without epochFileCheckpoint and change the copy",
     names.QUEUE_EXT: "start the broker over the store; it recovers it",
+    names.PROPERTY_CRC: "write the rows with `logquarry import`, or with put() in Python",
 }
 """Feature -> the way out."""
 _USUAL_OUT: Final = (
@@ -165,7 +171,7 @@ def refusal(
             continue
         return _error(layout.root, feature, action)
     # Opening a store for writing recovers it if it was not shut down cleanly.
-    if mode == "rocketmq" and action in (Action.WRITE, Action.RECOVER):
+    if mode == "rocketmq" and action in (Action.WRITE, Action.LOAD, Action.RECOVER):
         other = next((one for one in found.features if one.name in _NOT_AS_ROCKETMQ), None)
         if other is not None:
             return UnsupportedStore(
@@ -249,7 +255,7 @@ def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterabl
 
 def _forbidding(found: StoreFeatures, config: StoreConfig, action: Action) -> Iterator[Feature]:
     # A store that is opened to write may have to be recovered first.
-    actions = {action, Action.RECOVER} if action is Action.WRITE else {action}
+    actions = {action, *_IMPLIED.get(action, ())}
     for feature in found.features:
         refused = _REFUSED.get(feature.name, frozenset())
         if feature.name == names.MULTI_DISPATCH and config.enable_multi_dispatch is False:
