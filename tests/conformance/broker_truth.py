@@ -155,7 +155,8 @@ def differences_of_queues(store: lq.MessageStore, truth: Truth, *, below: int) -
     """Where our gets differ from what the broker's queues and an ordinary client give."""
     for name, (least, most) in truth.bounds.items():
         topic, _, number = name.rpartition("/")
-        found, offset = [], least
+        offset = least
+        found: list[lq.StoredMessage] = []
         while offset < most:
             answer = store.get(topic, int(number), offset)
             found.extend(answer.messages)

@@ -47,7 +47,7 @@ def differences(store: Path, recovered: Path) -> Iterator[str]:
     for folder in ("commitlog", "consumequeue", "index"):
         ours, theirs = _contents(store / folder), _contents(recovered / "store" / folder)
         if folder == "index":  # The names are times.
-            ours, theirs = (dict(enumerate(files.values())) for files in (ours, theirs))
+            ours, theirs = _numbered(ours), _numbered(theirs)
         for name in sorted(ours.keys() | theirs.keys(), key=str):
             if ours.get(name) != theirs.get(name):
                 yield f"{folder}/{name} differs"
@@ -62,6 +62,10 @@ def differences(store: Path, recovered: Path) -> Iterator[str]:
         java_offsets = java_offsets._replace(logics_physical=0)
     if my_offsets != java_offsets:
         yield f"checkpoint {my_offsets}, and in Java {java_offsets}"
+
+
+def _numbered(files: dict[object, bytes]) -> dict[object, bytes]:
+    return dict(enumerate(files.values()))
 
 
 def _contents(folder: Path) -> dict[object, bytes]:

@@ -133,8 +133,8 @@ class StoreEngine:
             unsupported = None
             self._has_property_crc = is_on(config, "enabledAppendPropCRC")
         else:
-            found = find_features(layout, index=False)
-            self._has_property_crc = found.get(PROPERTY_CRC) is not None
+            features = find_features(layout, index=False)
+            self._has_property_crc = features.get(PROPERTY_CRC) is not None
             unsupported = refusal(
                 layout, Action.WRITE, mode=config.recovery, may_lack_log=accept_loss is not None
             )

@@ -50,5 +50,4 @@ def rules_for(writer: Writer) -> JavaRules:
     if not writer.is_5:
         return V4_9
     assert writer.at_least is not None
-    found = (int(part) for part in writer.at_least.split(".")[:2])
-    return {(5, 4): V5_4, (5, 5): V5_5}.get(tuple(found), V5_3)
+    return {"5.4.0": V5_4, "5.5.0": V5_5}.get(writer.at_least, V5_3)
