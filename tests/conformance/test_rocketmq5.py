@@ -207,15 +207,13 @@ def test_plans_say_that_they_would_be_refused(name: str, stores: Path) -> None:
 @pytest.mark.parametrize("name", UNDERSTOOD)
 def test_recovery_as_rocketmq_keeps_all_of_5(name: str, copied: Callable[[str], Path]) -> None:
     root = copied(name)
-    lq.recover(root, mode="rocketmq", apply=True)
     with lq.MessageStore.open(root) as store:
         before = [message.physical_offset for message in store.scan()]
+    lq.recover(root, mode="rocketmq", apply=True)
     config = StoreConfig(recovery="rocketmq")
     with lq.MessageStore.open(root, mode="rw", config=config) as store:
         ours = store.put(lq.Message("Orders", b"new", keys="new"))
         assert [m.physical_offset for m in store.scan()] == [*before, ours.physical_offset]
-    if name != "5.5.0-lmq":
-        assert len(before) > 100
 
 
 def test_recovery_as_rocketmq_knows_only_queue_files(copied: Callable[[str], Path]) -> None:
