@@ -18,6 +18,7 @@ from logquarry.format import (
 from logquarry.format.fields import Layout
 from logquarry.log import schema
 from logquarry.repair.verify import findings
+from tools import compatibility
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -68,7 +69,11 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "`timerwheel` has 1,209,600 slots. A file of `timerlog/` has entries, and a blank if the "
         "next entry does not fit. `config/timercheck` has 4,096 bytes; the rest is zeros.",
     ),
-    ("Checkpoint", (checkpoint.LAYOUT,), "The file has 4,096 bytes; the rest is zeros."),
+    (
+        "Checkpoint",
+        (checkpoint.LAYOUT, checkpoint.OFFSETS),
+        "The file has 4,096 bytes; the rest is zeros. A broker 4.9 leaves the offsets 0.",
+    ),
     (
         "Batch wire form, each message",
         (batch.HEAD,),
@@ -107,7 +112,20 @@ def command_line() -> str:
     return f"{before}<!-- exit codes -->\n{exit_codes.markdown()}\n<!-- end -->{after}"
 
 
-PAGES = {"command-line.md": command_line, "formats.md": formats, "verify.md": verify}
+def compatibility_page() -> str:
+    """Return docs/compatibility.md with new tables of results."""
+    text = (DOCS / "compatibility.md").read_text("utf-8")
+    before, rest = text.split("<!-- results -->\n", 1)
+    _, after = rest.split("<!-- end -->", 1)
+    return f"{before}<!-- results -->\n{compatibility.results()}\n<!-- end -->{after}"
+
+
+PAGES = {
+    "command-line.md": command_line,
+    "compatibility.md": compatibility_page,
+    "formats.md": formats,
+    "verify.md": verify,
+}
 
 
 def main() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +36,7 @@ REFUSED: dict[str, frozenset[str]] = {
     "5.5.0-no-mmap": NONE,
     "5.5.0-plain": NONE,
     "5.5.0-pop-kv": NONE,
-    "5.5.0-propcrc": frozenset({WRITE}),
+    "5.5.0-propcrc": NONE,
     "5.5.0-rocksdb": ALL - {INDEX},
     "5.5.0-rocksdb-config-v2": ALL - {INDEX},
     "5.5.0-rocksdb-double": ALL - {INDEX},
@@ -78,6 +81,11 @@ class FileState(NamedTuple):
     data: bytes | None
     mode: int
     modified: int
+
+
+def stores5() -> Path:
+    """The folder with all stores that the oracle can make (``matrix5.py``); it may be missing."""
+    return Path(os.environ.get("LOGQUARRY_STORES5", "stores5"))
 
 
 def unpack_rocketmq5(target: Path) -> Path:
@@ -132,3 +140,48 @@ def broker_queues(scenario: Path) -> dict[tuple[str, int], dict[str, Any]]:
         topic, _, queue_id = name.rpartition("/")
         found[topic, int(queue_id)] = queue
     return found
+
+
+Row = dict[str, Any]
+
+
+def broker_messages(scenario: Path) -> list[Row]:
+    """Each message as an ordinary client receives it, taken apart without the package's code."""
+    return [row for frame in expected_frames(scenario) for row in _messages(frame)]
+
+
+def _messages(frame: Row) -> Iterator[Row]:
+    body = base64.b64decode(frame["body"])
+    if frame["sysFlag"] & 0xC0 != 0xC0:
+        yield {**_shared(frame, 0), "body": body, "flag": frame["flag"], **_named(frame)}
+        return
+    at = number = 0
+    while at < len(body):
+        size, _, _, flag, length = struct.unpack_from(">iiiii", body, at)
+        (properties_length,) = struct.unpack_from(">h", body, at + 20 + length)
+        text = body[at + 22 + length : at + 22 + length + properties_length].decode()
+        properties = dict(pair.split("\x01") for pair in text.split("\x02") if pair)
+        yield {
+            **_shared(frame, number),
+            "body": body[at + 20 : at + 20 + length],
+            "flag": flag,
+            "properties": properties,
+        }
+        at, number = at + size, number + 1
+
+
+def _named(frame: Row) -> Row:
+    return {"properties": frame["properties"]}
+
+
+def _shared(frame: Row, number: int) -> Row:
+    return {
+        "topic": frame["topic"],
+        "queue_id": frame["queueId"],
+        "queue_offset": frame["queueOffset"] + number,
+        "physical_offset": frame["physicalOffset"],
+        "store_timestamp": frame["storeTimestamp"],
+        "born_timestamp": frame["bornTimestamp"],
+        "born_host": frame["bornHost"],
+        "store_host": frame["storeHost"],
+    }

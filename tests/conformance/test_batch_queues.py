@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import shutil
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,12 @@ from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.verify.verify import verify_store
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.tasks import plan_tasks, read_batches
-from tests.conformance.rocketmq5 import broker_queues, expected_frames, unpack_rocketmq5
+from tests.conformance.rocketmq5 import (
+    broker_messages,
+    broker_queues,
+    expected_frames,
+    unpack_rocketmq5,
+)
 from tests.helpers.command import run
 
 STORES = ("5.1.4-batchcq", "5.5.0-batchcq")
@@ -34,48 +37,6 @@ Row = dict[str, Any]
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpack_rocketmq5(tmp_path_factory.mktemp("batchqueues"))
-
-
-def broker_messages(scenario: Path) -> list[Row]:
-    """Each message as an ordinary client receives it, taken apart without the package's code."""
-    return [row for frame in expected_frames(scenario) for row in _messages(frame)]
-
-
-def _messages(frame: Row) -> Iterator[Row]:
-    body = base64.b64decode(frame["body"])
-    if frame["sysFlag"] & 0xC0 != 0xC0:
-        yield {**_shared(frame, 0), "body": body, "flag": frame["flag"], **_named(frame)}
-        return
-    at = number = 0
-    while at < len(body):
-        size, _, _, flag, length = struct.unpack_from(">iiiii", body, at)
-        (properties_length,) = struct.unpack_from(">h", body, at + 20 + length)
-        text = body[at + 22 + length : at + 22 + length + properties_length].decode()
-        properties = dict(pair.split("\x01") for pair in text.split("\x02") if pair)
-        yield {
-            **_shared(frame, number),
-            "body": body[at + 20 : at + 20 + length],
-            "flag": flag,
-            "properties": properties,
-        }
-        at, number = at + size, number + 1
-
-
-def _named(frame: Row) -> Row:
-    return {"properties": frame["properties"]}
-
-
-def _shared(frame: Row, number: int) -> Row:
-    return {
-        "topic": frame["topic"],
-        "queue_id": frame["queueId"],
-        "queue_offset": frame["queueOffset"] + number,
-        "physical_offset": frame["physicalOffset"],
-        "store_timestamp": frame["storeTimestamp"],
-        "born_timestamp": frame["bornTimestamp"],
-        "born_host": frame["bornHost"],
-        "store_host": frame["storeHost"],
-    }
 
 
 def _row(message: lq.StoredMessage, like: Row) -> Row:

@@ -115,8 +115,8 @@ class PageFile:
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #
-# The 24 bytes lie in one sector and are overwritten in place, as in RocketMQ: a power cut leaves
-# either the old or the new times.
+# The 24 bytes (48 in a 5.x store) lie in one sector and are overwritten in place, as in RocketMQ: a
+# power cut leaves either the old or the new times.
 
 
 class CheckpointFile:
@@ -130,6 +130,7 @@ class CheckpointFile:
         physic_timestamp: store time up to which the log is on the disk, in ms.
         logics_timestamp: likewise for all queues.
         index_timestamp: likewise for the index. RocketMQ sets it only when an index file is full.
+        offsets: the offsets of RocketMQ 5; nothing but a recovery changes them.
         before_write: called with the times on the disk and the new times before each write.
 
     Raises:
@@ -141,7 +142,9 @@ class CheckpointFile:
         self._writing = threading.Lock()
         self._file = PageFile(disk, path, checkpoint.FILE_SIZE)
         with self._file.opening():
-            found = checkpoint.decode(self._file.read(checkpoint.FILE_SIZE))
+            data = self._file.read(checkpoint.FILE_SIZE)
+            found = checkpoint.decode(data)
+        self.offsets = checkpoint.decode_offsets(data)
         self.physic_timestamp, self.logics_timestamp, self.index_timestamp = found
         self._on_disk = found
         self.before_write: Callable[[Checkpoint, Checkpoint], None] = lambda *_: None
@@ -161,7 +164,10 @@ class CheckpointFile:
         with self._writing:
             times = self.times
             self.before_write(self._on_disk, times)
-            self._file.write_durably(checkpoint.LAYOUT.struct.pack(*times))
+            data = checkpoint.LAYOUT.struct.pack(*times)
+            if any(self.offsets):
+                data += checkpoint.OFFSETS.struct.pack(*self.offsets)
+            self._file.write_durably(data)
             self._on_disk = times
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
-"""The rules by which RocketMQ 4.9.3 recognises a message (``checkMessageAndReturnSize``).
+"""The rules by which RocketMQ recognises a message (``checkMessageAndReturnSize``).
 
 Recovery mode ``rocketmq`` uses them. They differ from those of :mod:`logquarry.format.frame`: Java
 does not compare PHYSICALOFFSET with the frame's offset, accepts a blank of any size, and rejects a
 frame whose DELAY is no number or whose lengths reach past its buffer.
 
-Java accepts every frame that :func:`logquarry.format.frame.decode_at` finds sound, except frames
-with RocketMQ 5's magic and frames with such a DELAY.
+4.9.3 accepts every frame that :func:`logquarry.format.frame.decode_at` finds sound, except V2
+frames and frames with such a DELAY; 5.x also accepts V2 frames.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def check_message(
     levels_ms: tuple[int, ...],
     check_crc: bool,
     read_body: bool = True,
+    is_5: bool = False,
 ) -> JavaVerdict:
     """Java's verdict on the bytes at one position.
 
@@ -76,12 +77,14 @@ def check_message(
         check_crc: whether to compare a body that is not empty with BODYCRC.
         read_body: whether Java reads the body, as in a recovery. Dispatching skips the body, and
             accepts a BODYLEN that is larger than the frame.
+        is_5: whether to use the rules of 5.3 and later: these read V2 frames, and reject a frame or
+            blank that reaches past the buffer.
 
     Raises:
         JavaMemoryError: if Java would request an array that is too large.
     """
     try:
-        return _check(data, position, levels_ms, check_crc, read_body)
+        return _check(data, position, levels_ms, check_crc, read_body, is_5)
     except (struct.error, _Bad):
         return JavaVerdict(-1, False, position)
 
@@ -91,12 +94,20 @@ class _Bad(Exception):
 
 
 def _check(
-    data: memoryview, position: int, levels_ms: tuple[int, ...], check_crc: bool, read_body: bool
+    data: memoryview,
+    position: int,
+    levels_ms: tuple[int, ...],
+    check_crc: bool,
+    read_body: bool,
+    is_5: bool,
 ) -> JavaVerdict:
     size, magic = frame.BLANK.struct.unpack_from(data, position)
+    if is_5 and size > len(data) - position:
+        raise _Bad
     if magic == frame.MAGIC_BLANK:
         return JavaVerdict(0, True, position + frame.BLANK.size)
-    if magic != frame.MAGIC_V1 or size < 0:
+    is_v2 = is_5 and magic == frame.MAGIC_V2
+    if (magic != frame.MAGIC_V1 and not is_v2) or size < 0:
         raise _Bad
     if size > LARGEST_ARRAY:
         raise JavaMemoryError(f"an array of {size} bytes")
@@ -118,8 +129,9 @@ def _check(
     if check_crc and read_body and body and java.body_crc(zlib.crc32(body)) != crc:
         raise _Bad
     at += body_length
-    (topic_length,) = frame.TOPIC_LENGTH_V1.struct.unpack_from(data, at)
-    at += frame.TOPIC_LENGTH_V1.size
+    topic_layout = frame.TOPIC_LENGTH_V2 if is_v2 else frame.TOPIC_LENGTH_V1
+    (topic_length,) = topic_layout.struct.unpack_from(data, at)
+    at += topic_layout.size
     topic = _text(data, at, topic_length, size)
     at += topic_length
     (properties_length,) = frame.PROPERTIES_LENGTH.struct.unpack_from(data, at)

@@ -40,6 +40,27 @@ def encode(frame: bytes | memoryview) -> bytes:
     return PREFIX + f"{crc:0{_DIGITS}d}"[::-1].encode() + _END
 
 
+def with_room(properties: bytes) -> bytes:
+    """A property string with room for the CRC at its end; a CRC that it has is removed."""
+    at = properties.find(PREFIX)
+    if at == 0 or (at > 0 and properties[at - 1 : at] == _END):
+        end = properties.find(_END, at)
+        properties = properties[:at] + (b"" if end < 0 else properties[end + 1 :])
+    glue = b"" if not properties or properties.endswith(_END) else _END
+    return properties + glue + bytes(SIZE)
+
+
+def fill_in(frame: bytearray, start: int, end: int) -> None:
+    """Write the CRC of a frame into the room at its end.
+
+    Args:
+        frame: bytes with the frame.
+        start: where the frame starts in them.
+        end: where it ends.
+    """
+    frame[end - SIZE : end] = encode(memoryview(frame)[start : end - SIZE])
+
+
 def is_sound(frame: bytes | memoryview) -> bool | None:
     """Whether a frame's property CRC matches its bytes; None if the frame has none."""
     view = memoryview(frame)

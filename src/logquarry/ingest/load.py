@@ -159,7 +159,7 @@ def plan_load(plan: LoadPlan) -> LoadPlan:
         except StoreNotFound:
             layout = None
         if layout is not None:
-            require(layout, Action.WRITE, mode=plan.config.recovery)
+            require(layout, Action.LOAD, mode=plan.config.recovery)
         found = with_sizes(plan.config, layout)
         if sizes is None or _log_size(found) < _log_size(sizes):
             sizes = found

@@ -71,6 +71,8 @@ logger = logging.getLogger(__name__)
 COMMIT_LOG = "commitlog"
 CONSUME_QUEUE = "consumequeue"
 BATCH_QUEUE = "batchconsumequeue"
+COMPACTED_LOG = "compaction/compactionLog"
+COMPACTED_QUEUE = "compaction/compactionCq"
 INDEX = "index"
 TRANSACTION = "transaction"
 """Folder of 3.x with its state table and redo log."""
@@ -395,6 +397,16 @@ class StoreLayout:
         """The files of a batch queue; none if there is no such queue."""
         files = self._queue_files(BATCH_QUEUE, topic, queue_id)
         return of_entries(files, batch_entry.ENTRY_SIZE, batch_queue_file_size(self.config))
+
+    def compacted_queue(self, topic: str, queue_id: int) -> FileSequence:
+        """The files of a compaction topic's queue in ``compaction/``; none without such a queue."""
+        files = self._queue_files(COMPACTED_QUEUE, topic, queue_id)
+        return of_entries(files, batch_entry.ENTRY_SIZE, None)
+
+    def compacted_log(self, topic: str, queue_id: int) -> FileSequence:
+        """The files of a compaction topic's compacted log; none without one."""
+        files = self._queue_files(COMPACTED_LOG, topic, queue_id)
+        return FileSequence(files, size_of(files))
 
     def _queue_files(self, root: str, topic: str, queue_id: int) -> tuple[StoreFile, ...]:
         # The topic may come from a message; it must not lead to a path outside the store.

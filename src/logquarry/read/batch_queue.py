@@ -146,7 +146,10 @@ class BatchQueue(Queue):
         self._tail: tuple[int, int] | None = None
         self._spans: dict[int, Spans] = {}
         self._firsts: dict[int, int | None] = {}
-        self._use(layout.batch_queue(topic, queue_id))
+        self._use(self._listed())
+
+    def _listed(self) -> FileSequence:
+        return self._layout.batch_queue(self.topic, self.queue_id)
 
     def _use(self, sequence: FileSequence) -> None:
         files = tuple(file for file in sequence.files if file.base % ENTRY_SIZE == 0)
@@ -157,7 +160,7 @@ class BatchQueue(Queue):
         known = self._tail
         before = self.files
         base = before[known[0]].base if known is not None and before else None
-        self._use(self._layout.batch_queue(self.topic, self.queue_id))
+        self._use(self._listed())
         for file in set(self.files) ^ set(before):
             self._reader.forget(file.path)
         self._spans, self._firsts, self._tail = {}, {}, None

@@ -26,6 +26,7 @@ from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import BATCH_QUEUE as BATCH_FOLDER
 from logquarry.log.layout import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, SIDECAR, StoreLayout
+from logquarry.log.layout import COMPACTED_LOG as COMPACTION_FOLDER
 from logquarry.log.log_place import is_on, setting
 from logquarry.read import timer_wheel
 from logquarry.read.commit_log import CommitLog
@@ -65,9 +66,9 @@ EXT_FOLDER: Final = "consumequeue_ext"
 
 _CURRENT: Final = "CURRENT"
 _QUEUE_TYPE: Final = "queue.type"
-_CLEANUP: Final = "cleanup.policy"
+CLEANUP: Final = "cleanup.policy"
+COMPACTION_POLICY: Final = "COMPACTION"
 _LMQ: Final = "%LMQ%"
-_CLOSED: Final = b"\x02"
 _MOST_FRAMES: Final = 64
 _MOST_NAMES: Final = 8
 _EPOCHS: Final = "epochFileCheckpoint"
@@ -216,6 +217,20 @@ def rocksdb_config(layout: StoreLayout) -> Feature | None:
     return Feature(ROCKSDB_CONFIG, evidence, "topics, groups and consumer offsets are in RocksDB")
 
 
+def topic_attributes(layout: StoreLayout) -> Mapping[str, Mapping[str, Any]]:
+    """Topic -> attributes, by ``config/topics.json``; none if it cannot be read."""
+    path = f"{CONFIG}/{broker_config.TOPICS_FILE}"
+    try:
+        table = fastjson.decode(layout.filesystem.read(path))["topicConfigTable"]
+        return {
+            str(name): found if isinstance(found := topic.get("attributes"), dict) else {}
+            for name, topic in table.items()
+        }
+    except (FileNotFoundError, ValueError, TypeError, LookupError, AttributeError):
+        # verify reports a file that cannot be read.
+        return {}
+
+
 class _Finder:
     """Collects the features of one store."""
 
@@ -292,17 +307,7 @@ class _Finder:
 
     @cached_property
     def _topics(self) -> Mapping[str, Mapping[str, Any]]:
-        """Topic -> attributes, by ``config/topics.json``; none if it cannot be read."""
-        path = f"{CONFIG}/{broker_config.TOPICS_FILE}"
-        try:
-            table = fastjson.decode(self._layout.filesystem.read(path))["topicConfigTable"]
-            return {
-                str(name): found if isinstance(found := topic.get("attributes"), dict) else {}
-                for name, topic in table.items()
-            }
-        except (FileNotFoundError, ValueError, TypeError, LookupError, AttributeError):
-            # verify reports a file that cannot be read.
-            return {}
+        return topic_attributes(self._layout)
 
     # -------------------------------------------------------------------------------- RocksDB
     def _rocksdb(self) -> None:
@@ -362,12 +367,12 @@ class _Finder:
             self._add(TIMERS, pending.evidence, pending.detail)
 
     def _compaction(self) -> None:
-        folder = "compaction/compactionLog"
+        folder = COMPACTION_FOLDER
         there = {entry.name for entry in self._list(folder) if entry.is_dir}
         stated = {
             topic
             for topic, attributes in self._topics.items()
-            if attributes.get(_CLEANUP) == "COMPACTION"
+            if attributes.get(CLEANUP) == COMPACTION_POLICY
         }
         if there or stated:
             evidence: tuple[str, ...] = (f"{folder}/",) if there else ()

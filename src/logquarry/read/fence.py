@@ -32,6 +32,7 @@ class Action(Enum):
     """What a call would do to a store; the value completes "cannot ..."."""
 
     WRITE = "be opened to write"
+    LOAD = "get the rows of a Spark job"
     RECOVER = "be recovered"
     REBUILD_QUEUES = "get new queues"
     REBUILD_INDEX = "get a new index"
@@ -40,6 +41,10 @@ class Action(Enum):
 
 
 _EACH: Final = frozenset(Action) - {Action.SALVAGE}
+_IMPLIED: Final = {
+    Action.WRITE: (Action.RECOVER,),
+    Action.LOAD: (Action.WRITE, Action.RECOVER),
+}
 _QUEUES: Final = frozenset({Action.WRITE, Action.RECOVER, Action.REBUILD_QUEUES})
 _LOG: Final = frozenset({Action.WRITE, Action.RECOVER, Action.RETAIN})
 
@@ -50,7 +55,7 @@ _REFUSED: Final = {
     names.ROCKSDB_STORE: _EACH,
     names.COMPACTION: _LOG,
     names.TIERED: _EACH,
-    names.PROPERTY_CRC: frozenset({Action.WRITE}),
+    names.PROPERTY_CRC: frozenset({Action.LOAD}),
     names.QUEUE_EXT: _QUEUES,
     names.CONTROLLER: _LOG,
     names.LOG_PATH: _EACH,
@@ -100,6 +105,7 @@ _OUT: Final = {
     names.LOG_PATH: "if commitlog/ holds the whole log, leave storePathCommitLog out of --config",
     names.CONTROLLER: "copy the store without epochFileCheckpoint and change the copy",
     names.QUEUE_EXT: "start the broker over the store; it recovers it",
+    names.PROPERTY_CRC: "write the rows with `logquarry import`, or with put() in Python",
 }
 """Feature -> the way out."""
 _USUAL_OUT: Final = (
@@ -107,6 +113,14 @@ _USUAL_OUT: Final = (
     "`logquarry salvage --into`, which makes a plain store and lists what it leaves behind"
 )
 _ROCKETMQ_MODE: Final = "recovery_mode"
+_NOT_AS_ROCKETMQ: Final = frozenset(
+    {
+        *(names.BATCH_QUEUES, names.INNER_BATCHES, names.ROCKSDB_QUEUES, names.ROCKSDB_STORE),
+        *(names.QUEUE_EXT, names.CONTROLLER, names.TIERED, names.LOG_PATH, names.DLEDGER),
+        *(names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHERE),
+    }
+)
+"""Features whose recovery in RocketMQ the mode ``rocketmq`` does not follow."""
 
 
 def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
@@ -115,7 +129,7 @@ def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
     Args:
         layout: the store's files.
         action: the action of the caller.
-        mode: ``rocketmq`` if the recovery is to be that of RocketMQ 4.9.3.
+        mode: ``rocketmq`` if the recovery is to be RocketMQ's own.
 
     Raises:
         UnsupportedStore: if a feature forbids the action.
@@ -133,7 +147,7 @@ def refusal(
     Args:
         layout: the store's files.
         action: the action of the caller.
-        mode: ``rocketmq`` if the recovery is to be that of RocketMQ 4.9.3.
+        mode: ``rocketmq`` if the recovery is to be RocketMQ's own.
         may_lack_log: whether the action is allowed if all files of the log are missing.
 
     Raises:
@@ -149,23 +163,24 @@ def refusal(
             layout.require_right_names()
     except UnsupportedStore as error:
         return error
-    # Only the version of the writer depends on the index, which is read again for the settings.
-    found = find_features(layout, index=mode == "rocketmq")
+    # The settings show later whether the index has tags.
+    found = find_features(layout, index=False)
     is_missing = may_lack_log and not layout.commit_log.files and not layout.log_folders.feature
     for feature in _forbidding(found, layout.config, action):
         if is_missing and feature.name == names.LOG_ELSEWHERE:
             continue
         return _error(layout.root, feature, action)
     # Opening a store for writing recovers it if it was not shut down cleanly.
-    if mode == "rocketmq" and action in (Action.WRITE, Action.RECOVER) and found.writer.is_5:
-        shown = ", ".join(found.writer.evidence)
-        return UnsupportedStore(
-            f"{layout.root}: RocketMQ {found.writer} wrote it ({shown}); recovery mode rocketmq is "
-            "that of 4.9.3, which cuts the log at the first frame of a kind that it does not know. "
-            "Nothing was changed. Use mode safe",
-            feature=_ROCKETMQ_MODE,
-            evidence=found.writer.evidence,
-        )
+    if mode == "rocketmq" and action in (Action.WRITE, Action.LOAD, Action.RECOVER):
+        other = next((one for one in found.features if one.name in _NOT_AS_ROCKETMQ), None)
+        if other is not None:
+            return UnsupportedStore(
+                f"{layout.root}: it cannot {action.value}: {other.name} "
+                f"({', '.join(other.evidence)}): {other.detail}. Recovery mode rocketmq knows only "
+                "a log in commitlog/ and queue files. Nothing was changed. Use mode safe",
+                feature=_ROCKETMQ_MODE,
+                evidence=other.evidence,
+            )
     return None
 
 
@@ -240,7 +255,7 @@ def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterabl
 
 def _forbidding(found: StoreFeatures, config: StoreConfig, action: Action) -> Iterator[Feature]:
     # A store that is opened to write may have to be recovered first.
-    actions = {action, Action.RECOVER} if action is Action.WRITE else {action}
+    actions = {action, *_IMPLIED.get(action, ())}
     for feature in found.features:
         refused = _REFUSED.get(feature.name, frozenset())
         if feature.name == names.MULTI_DISPATCH and config.enable_multi_dispatch is False:

@@ -20,6 +20,7 @@ from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import codec
 from logquarry.log.layout import StoreLayout
 from logquarry.read.commit_log import CommitLog
+from logquarry.read.compaction import CompactedGets
 from logquarry.read.consume_queue import UNIT_DTYPE, Queue, Units
 from logquarry.read.get_message import (
     LEAST_UNITS,
@@ -270,6 +271,7 @@ class MessageGetter:
     Attributes:
         log: as given.
         kernel: answers the common gets.
+        compacted: answers those of compaction topics.
     """
 
     def __init__(
@@ -280,6 +282,7 @@ class MessageGetter:
         self._limits = limits
         self._layout = layout
         self._read = partial(read_message, broker, layout.delay_levels_ms)
+        self.compacted = CompactedGets(layout, limits, self._read)
 
     @cached_property
     def _known_damage(self) -> DamageMap:
@@ -293,7 +296,11 @@ class MessageGetter:
         Raises:
             CorruptFrame: if the first of them is damaged.
         """
-        found = self.kernel.get(queue, offset, max_count, tags)
+        found = None
+        if queue.topic in self.compacted.topics:
+            found = self.compacted.get(queue, offset, max_count, tags)
+        if found is None:
+            found = self.kernel.get(queue, offset, max_count, tags)
         return self.reference(queue, offset, max_count, tags) if found is None else found
 
     def reference(
@@ -314,3 +321,4 @@ class MessageGetter:
     def release(self) -> None:
         """Release the views of all files."""
         self.kernel.release()
+        self.compacted.release()

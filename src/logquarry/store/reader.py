@@ -240,10 +240,7 @@ class BaseReader(StoreReads):
         if queue is None:
             queue = no_queue(topic, queue_id)
         wanted = None if tag is None else parse_tags(tag)
-        result = self._getter.kernel.get(queue, offset, max_count, wanted)
-        if result is None:
-            result = self._getter.reference(queue, offset, max_count, wanted)
-        return result
+        return self._getter.get(queue, offset, max_count, wanted)
 
     def _may_have_grown(self, queue: Queue | None, offset: int) -> bool:
         """Whether a writer may have added an offset since the files were listed."""

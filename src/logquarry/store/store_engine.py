@@ -36,6 +36,8 @@ from logquarry.format import delay
 from logquarry.log import codec
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import COMMIT_LOG, INDEX, StoreLayout
+from logquarry.log.log_place import is_on
+from logquarry.read.features import PROPERTY_CRC, find_features
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_queues import QueueKey, is_lmq
 from logquarry.repair.recover.apply import apply_safe, note_end
@@ -62,6 +64,7 @@ from logquarry.write.append31 import AppendRules31
 from logquarry.write.dispatcher import ArrivalListeners, Dispatcher, DispatchService, Groups
 from logquarry.write.flush import FlushServices
 from logquarry.write.flush_wait import FlushWait, ReplicaWait
+from logquarry.write.log_appender import AppendRules, PropertyCrcRules
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +131,10 @@ class StoreEngine:
         except StoreNotFound:
             # The folder holds no store yet, or other files: check_folder decides.
             unsupported = None
+            self._has_property_crc = is_on(config, "enabledAppendPropCRC")
         else:
+            features = find_features(layout, index=False)
+            self._has_property_crc = features.get(PROPERTY_CRC) is not None
             unsupported = refusal(
                 layout, Action.WRITE, mode=config.recovery, may_lack_log=accept_loss is not None
             )
@@ -264,6 +270,7 @@ class StoreEngine:
             )
         if found.recovered is not None:
             self._dispatched_timestamp = found.recovered.dispatched_timestamp
+            self.files.checkpoint.offsets = found.recovered.plan.offsets
 
     def _next_offsets(self, found: StoreFound) -> dict[QueueKey, int]:
         """The next offset of each queue, with which the log's writer starts."""
@@ -271,8 +278,8 @@ class StoreEngine:
         levels = range(len(self.config.delay_levels_ms))
         offsets = {(delay.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
-        if found.recovered is not None:
-            # QUIRK: as in Java, queues of multi-dispatch start again at 0.
+        if found.recovered is not None and not found.recovered.plan.rules.is_5:
+            # QUIRK: as in 4.9, queues of multi-dispatch start again at 0.
             offsets = {key: offsets[key] for key in offsets if not is_lmq(key[0], self.config)}
         return offsets
 
@@ -332,11 +339,11 @@ class StoreEngine:
             rules=self._append_rules(),
         )
 
-    def _append_rules(self) -> AppendRules31 | None:
-        """The object that changes appends in dialect 3.1; None in another dialect."""
+    def _append_rules(self) -> AppendRules | None:
+        """The object that changes appends in dialect 3.1, or for property CRCs; else None."""
         table = self.files.transactions
         if table is None:
-            return None
+            return PropertyCrcRules() if self._has_property_crc else None
         scratch = scratch_of(self.root, self.config, self.log.wrote_offset)
         return AppendRules31(scratch, lambda: table.next_number)
 

@@ -91,7 +91,9 @@ class CommitLogWriter(LogAppender):
             settle=settle,
             rules=rules,
         )
-        self.encoder = MessageEncoder(config, clock)
+        self.encoder = MessageEncoder(
+            config, clock, has_property_crc=rules is not None and rules.has_property_crc
+        )
         self._topic_check = config.topic_check
         self._store_host = config.store_host
         self._largest = min(config.max_message_size, files.file_size - _BLANK)

@@ -19,7 +19,7 @@ from typing import Final
 from logquarry import arguments
 from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, UsageError
-from logquarry.format import delay, frame, java, sys_flag, timer
+from logquarry.format import delay, frame, java, property_crc, sys_flag, timer
 from logquarry.format import properties as props
 from logquarry.format.java import crc32
 from logquarry.message import Message
@@ -156,9 +156,14 @@ class MessageEncoder:
     Args:
         config: the store's settings.
         clock: the born time of messages that have none, in milliseconds.
+        has_property_crc: whether each frame ends with room for a property CRC
+            (:mod:`logquarry.format.property_crc`), which the writer fills in.
     """
 
-    def __init__(self, config: StoreConfig, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, config: StoreConfig, clock: Callable[[], int], *, has_property_crc: bool = False
+    ) -> None:
+        self.has_property_crc = has_property_crc
         self._config = config
         self._clock = clock
         self._levels = len(config.delay_levels_ms)
@@ -284,6 +289,8 @@ class MessageEncoder:
             # len() of a view counts its items, which may be larger than bytes.
             body = bytes(body)
         queue_id, flag, born, reconsume_times, prepared_offset = numbers
+        if self.has_property_crc:
+            properties = property_crc.with_room(properties)
         body_length, properties_length = len(body), len(properties)
         if properties_length > LONGEST_PROPERTIES:
             raise refusal(

@@ -100,7 +100,7 @@ def encode_batch(
         )
     most = config.max_message_size
     made = None
-    if codec.kernels_enabled():
+    if codec.kernels_enabled() and not encoder.has_property_crc:
         made = _frames_kernel(most, wire, hosts, topic_data, numbers, shared)
     if made is None:
         made = _frames_reference(encoder, most, wire, hosts, topic_data, numbers, shared)

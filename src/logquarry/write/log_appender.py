@@ -27,7 +27,7 @@ from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Health, RunningFlags
 from logquarry.errors import StoreUnavailable
-from logquarry.format import frame
+from logquarry.format import frame, property_crc
 from logquarry.read.log_queues import QueueKey
 from logquarry.units import Clock
 from logquarry.write.encode import Encoded
@@ -57,6 +57,12 @@ class AppendRules:
     def own_offset(self, encoded: Encoded) -> int:
         """QUEUEOFFSET of a frame that takes no queue offset."""
         return encoded.own_offset
+
+    has_property_crc = False
+    """Whether each frame ends with room for a property CRC."""
+
+    def placed(self, encoded: Encoded) -> None:
+        """Complete frames whose offsets and store time are known."""
 
     def end_file(self, file: MappedFile) -> int:
         """Fill the rest of a file with a blank. Returns the bytes that it takes."""
@@ -188,6 +194,7 @@ class LogAppender:
         at = file.wrote
         physical_offset = file.base + at
         encoded.place(queue_offset, physical_offset, now)
+        self._rules.placed(encoded)
         copying = _monotonic()
         try:
             file.append(data)
@@ -341,6 +348,18 @@ class LogAppender:
                 self.queue_offsets.update(next_offsets())
                 self._rules.adopted()
                 self.bar = None
+
+
+class PropertyCrcRules(AppendRules):
+    """Appends frames with a property CRC, as RocketMQ 5 with ``enabledAppendPropCRC``."""
+
+    has_property_crc = True
+
+    def placed(self, encoded: Encoded) -> None:
+        """See :meth:`AppendRules.placed`."""
+        starts, data = encoded.starts, encoded.data
+        for start, end in zip(starts, (*starts[1:], len(data)), strict=True):
+            property_crc.fill_in(data, start, end)
 
 
 def require_fit(encoded: Encoded, file_size: int) -> None:

@@ -142,6 +142,8 @@ class _Work:
                 # An empty log: later readers must not take it for one whose files are missing.
                 times = checkpoint.index_timestamp = 0
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
+            # A broker of 5.5 dispatches from there after a crash.
+            checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
             checkpoint.flush()
             self._disk.remove(self._kept_path)
         finally:

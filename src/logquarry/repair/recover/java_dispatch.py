@@ -1,4 +1,4 @@
-"""Dispatches a message to queues and index as RocketMQ 4.9.3 does (``doDispatch``)."""
+"""Dispatches a message to queues and index as RocketMQ does (``doDispatch``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from logquarry.config import StoreConfig
-from logquarry.format import index, java, sys_flag
+from logquarry.format import delay, index, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.java_frame import JavaRequest, check_message
 from logquarry.format.rows import POSITION
@@ -18,6 +18,7 @@ from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
 from logquarry.read.log_queues import MULTI_SEPARATOR, QueueKey, copy_key
 from logquarry.repair.recover.java_queues import JavaQueue, JavaRefusal, Target
+from logquarry.repair.recover.java_version import V4_9, JavaRules
 from logquarry.write.index_writer import IndexWriter
 from logquarry.write.message_rules import LONGEST_NAME, name_fault
 from logquarry.write.queue_writer import parts_of, units_of
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _QUEUED: Final = (sys_flag.TRANSACTION_NOT, sys_flag.TRANSACTION_COMMIT)
 _LONGEST_NUMBER: Final = 40
+_NEVER_COPIED: Final = ("%RETRY%", "rmq_sys_", delay.SCHEDULE_TOPIC)
+"""Topics whose messages 5.x dispatches to their own queue alone."""
 
 
 class JavaDispatch:
@@ -36,11 +39,13 @@ class JavaDispatch:
         config: the store's settings, with all sizes.
         target: changes the queues' files.
         open_index: returns the index, None for none; called for the first message.
+        rules: the rules of the store's version.
 
     Attributes:
         queues: the queues (``consumeQueueTable``).
         messages: number of dispatched messages.
         store_timestamp: store time of the last message that a queue got, None without one.
+        physical_offset: physical offset of that message.
     """
 
     def __init__(
@@ -49,10 +54,13 @@ class JavaDispatch:
         config: StoreConfig,
         target: Target,
         open_index: Callable[[], IndexWriter | None],
+        rules: JavaRules = V4_9,
     ) -> None:
         self.queues = queues
         self.messages = 0
         self.store_timestamp: int | None = None
+        self.physical_offset: int | None = None
+        self._rules = rules
         self._config = config
         self._target = target
         self._open_index = open_index
@@ -69,7 +77,9 @@ class JavaDispatch:
             # Copies go to queues of other messages of the run: keep the log's order.
             data = window.data.data
             for position in run.rows[:, POSITION].tolist():
-                found = check_message(data, position, levels_ms=levels_ms, check_crc=False)
+                found = check_message(
+                    data, position, levels_ms=levels_ms, check_crc=False, is_5=self._rules.is_5
+                )
                 assert found.request is not None
                 self.one(found.request)
             return
@@ -80,6 +90,7 @@ class JavaDispatch:
         queued = np.flatnonzero(requests.is_dispatched)
         if len(queued):
             self.store_timestamp = int(requests.store_timestamp[queued[-1]])
+            self.physical_offset = int(requests.physical_offset[queued[-1]])
         self.messages += len(requests.size)
         if self._index is not None:
             self._index.put(
@@ -100,11 +111,15 @@ class JavaDispatch:
         if kind in _QUEUED:
             self._put((request.topic, request.queue_id), request.queue_offset, request)
             self.store_timestamp = request.store_timestamp
+            self.physical_offset = request.physical_offset
             for key, offset in self._copies(request):
                 self._put(key, offset, request)
         if self._index is not None:
             keys = [] if kind == sys_flag.TRANSACTION_ROLLBACK else _keys(request)
             hashes = [index.key_hash(request.topic, key) for key in keys]
+            tag = (request.properties or {}).get(props.TAGS)
+            if self._config.index_tags and tag and kind != sys_flag.TRANSACTION_ROLLBACK:
+                hashes.append(java.positive_hash_code(index.tag_text(request.topic, tag)))
             self._index.put(
                 np.array([request.physical_offset], np.int64),
                 np.array([request.store_timestamp], np.int64),
@@ -138,6 +153,8 @@ class JavaDispatch:
     def _copies(self, request: JavaRequest) -> Iterator[tuple[QueueKey, int]]:
         """The further queues that a message names (``multiDispatchLmqQueue``)."""
         if not self._config.enable_multi_dispatch:
+            return
+        if self._rules.is_5 and (not request.properties or request.topic.startswith(_NEVER_COPIED)):
             return
         if request.properties is None:
             # QUIRK: checkMultiDispatchQueue dereferences null properties.

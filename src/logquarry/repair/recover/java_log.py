@@ -1,4 +1,4 @@
-"""Reads the log as RocketMQ 4.9.3 does when it starts, quirks included.
+"""Reads the log as RocketMQ does when it starts, quirks included.
 
 Java's recovery reads the log from one file on. The log ends at the first place without a message.
 Then ``ReputMessageService`` dispatches the messages that are in no queue, by other rules: it checks
@@ -15,15 +15,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from logquarry.config import IndexKeys
 from logquarry.errors import StoreUnavailable
 from logquarry.format import frame
-from logquarry.format.checkpoint import Checkpoint
-from logquarry.format.java_frame import JavaMemoryError, JavaVerdict, check_message
+from logquarry.format.checkpoint import Checkpoint, Offsets
+from logquarry.format.java_frame import JavaMemoryError, JavaRequest, JavaVerdict, check_message
+from logquarry.format.rows import POSITION
 from logquarry.log.codec import Window
 from logquarry.log.filesystem import whole_file
 from logquarry.log.follow import Followed, Follower
 from logquarry.repair.recover.java_dispatch import JavaDispatch
 from logquarry.repair.recover.java_queues import RECOVERED_FILES, JavaFile, JavaRefusal
+from logquarry.repair.recover.java_version import V4_9, JavaRules
 
 _MOST_BYTES: Final = 8 << 20
 _GRACE_MS: Final = 3_000
@@ -41,9 +44,12 @@ class JavaLog:
         file_size: bytes of each file.
         levels_ms: delay of each level in milliseconds.
         after_run: called after each run of frames that was dispatched.
+        rules: the rules of the store's version.
+        keys: which keys the index takes.
 
     Attributes:
         files: the log's files.
+        last_message: physical offset of the last message that :meth:`find_end` read, None without.
         stopped_by: the bytes at which the log ends, in words; None if there are only zeros.
     """
 
@@ -54,8 +60,13 @@ class JavaLog:
         file_size: int,
         levels_ms: tuple[int, ...],
         after_run: AfterRun = lambda: None,
+        rules: JavaRules = V4_9,
+        keys: IndexKeys = "4.9",
     ) -> None:
         self.files = files
+        self.last_message: int | None = None
+        self._rules = rules
+        self._keys = keys
         self.stopped_by: str | None = None
         self._root = root
         self._file_size = file_size
@@ -84,19 +95,69 @@ class JavaLog:
         return self._open[1]
 
     # --------------------------------------------------------------------------------- recover
-    def third_last(self) -> int:
-        """Index of the file at which a normal recovery begins."""
-        return max(0, len(self.files) - RECOVERED_FILES)
+    def first_normally(self, known: int, *, index_limit: int | None, check_crc: bool) -> int:
+        """Index of the file at which a normal recovery begins.
 
-    def recent(self, checkpoint: Checkpoint, *, index_safe: bool) -> int:
+        Args:
+            known: physical offset up to which the queues point to messages.
+            index_limit: no frame of the file may be newer, in ms; None for no limit.
+            check_crc: whether to compare bodies with their CRC.
+        """
+        if not self._rules.is_5:
+            return max(0, len(self.files) - RECOVERED_FILES)
+        if not self._rules.starts_by_frame:
+            return max((n for n, file in enumerate(self.files) if file.base <= known), default=0)
+        return self._first_matched(
+            lambda first: first.physical_offset <= known, index_limit, check_crc=check_crc, least=0
+        )
+
+    def recent(
+        self, checkpoint: Checkpoint, offsets: Offsets, *, index_safe: bool, check_crc: bool
+    ) -> int:
         """Index of the file where an abnormal recovery begins (``isMappedFileMatchedRecover``)."""
         limit = min(checkpoint.physic_timestamp, checkpoint.logics_timestamp) - _GRACE_MS
         limit = max(0, limit)
-        if index_safe:
-            limit = min(limit, checkpoint.index_timestamp)
+        index_limit = checkpoint.index_timestamp if index_safe else None
+        if self._rules.starts_by_frame:
+            by_offset = self._rules.starts_by_offset and offsets.logics_physical > 0
+            if self._rules.starts_by_offset:
+                limit = checkpoint.logics_timestamp
+            return self._first_matched(
+                lambda first: (
+                    first.physical_offset <= offsets.logics_physical
+                    if by_offset
+                    else first.store_timestamp <= limit
+                ),
+                index_limit,
+                check_crc=check_crc,
+                least=-1,
+            )
+        if index_limit is not None:
+            limit = min(limit, index_limit)
         for number in range(len(self.files) - 1, -1, -1):
             first = self._first_timestamp(self.files[number])
             if first and first <= limit:
+                return number
+        return 0
+
+    def _first_matched(
+        self,
+        matches: Callable[[JavaRequest], bool],
+        index_limit: int | None,
+        *,
+        check_crc: bool,
+        least: int,
+    ) -> int:
+        """The last file whose first frame matches, among the last ``most_files`` (from 5.4 on)."""
+        left = self._rules.most_files or 1
+        for number in range(len(self.files) - 1, least, -1):
+            left -= 1
+            file = self.files[number]
+            first = self._ask(file, self._view(file), 0, self._levels, check_crc=check_crc).request
+            is_known = first is not None and first.store_timestamp != 0 and matches(first)
+            if is_known and first is not None and index_limit is not None:
+                is_known = first.store_timestamp <= index_limit
+            if is_known or left <= 0:
                 return number
         return 0
 
@@ -106,30 +167,40 @@ class JavaLog:
         if len(data) < least:
             return 0
         head = frame.HEAD.struct.unpack_from(data, 0)
-        if head[1] != frame.MAGIC_V1:
+        if head[1] != frame.MAGIC_V1 and not (self._rules.is_5 and head[1] == frame.MAGIC_V2):
             return 0
         born, _ = frame.host_sizes(head[7])
         (timestamp,) = frame.STORE_TIME.struct.unpack_from(data, frame.HEAD.size + born)
         return int(timestamp)
 
-    def find_end(self, start: int, dispatch: JavaDispatch | None, *, check_crc: bool) -> int:
+    def find_end(
+        self, start: int, dispatch: JavaDispatch | None, *, check_crc: bool, known: int = -1
+    ) -> int:
         """Find the log's end (``recoverNormally``, ``recoverAbnormally``).
 
         Args:
             start: index of the first file to read.
-            dispatch: gets each message; None for a normal recovery.
+            dispatch: gets each message; None for a normal recovery of 4.9.
             check_crc: whether to compare bodies with their CRC.
+            known: only messages after this physical offset are dispatched.
 
         Raises:
             JavaRefusal: if RocketMQ would fail.
         """
-        # QUIRK: Java reads the delay levels after this. So a delayed message that is dispatched
+        # QUIRK: 4.9 reads the delay levels after this. So a delayed message that is dispatched
         # here gets the hash of its tags, not its delivery time.
-        with _Runs((), check_crc=check_crc) as runs:
-            return self._find_end(start, dispatch, runs, check_crc=check_crc)
+        levels = self._levels if self._rules.is_5 else ()
+        with _Runs(levels, check_crc=check_crc, keys=self._keys) as runs:
+            return self._find_end(start, dispatch, runs, levels, check_crc, known)
 
     def _find_end(
-        self, start: int, dispatch: JavaDispatch | None, runs: _Runs, *, check_crc: bool
+        self,
+        start: int,
+        dispatch: JavaDispatch | None,
+        runs: _Runs,
+        levels: tuple[int, ...],
+        check_crc: bool,
+        known: int,
     ) -> int:
         index, at = start, 0
         while True:
@@ -137,14 +208,22 @@ class JavaLog:
             data = self._view(file)
             run, count, window = runs.at(file, data, at)
             if run is not None:
-                if dispatch is not None:
-                    dispatch.run(window, run, ())
+                self.last_message = window.base + int(run.rows[-1, POSITION])
+                if dispatch is not None and known < window.base:
+                    dispatch.run(window, run, levels)
                     self._after_run()
+                elif dispatch is not None and known < self.last_message:
+                    for position in run.rows[:, POSITION].tolist():
+                        found = self._ask(file, data, at + position, levels, check_crc=False)
+                        # QUIRK: the message that begins at the queues' end is left out.
+                        if found.request is not None and window.base + position > known:
+                            dispatch.one(found.request)
                 at += count
                 continue
-            verdict = self._ask(file, data, at, (), check_crc=check_crc)
+            verdict = self._ask(file, data, at, levels, check_crc=check_crc)
             if verdict.request is not None:
-                if dispatch is not None:
+                self.last_message = file.base + at
+                if dispatch is not None and verdict.request.physical_offset > known:
                     dispatch.one(verdict.request)
                 at += verdict.size
             elif not verdict.is_success:
@@ -169,7 +248,12 @@ class JavaLog:
     ) -> JavaVerdict:
         try:
             return check_message(
-                data, at, levels_ms=levels_ms, check_crc=check_crc, read_body=read_body
+                data,
+                at,
+                levels_ms=levels_ms,
+                check_crc=check_crc,
+                read_body=read_body,
+                is_5=self._rules.is_5,
             )
         except JavaMemoryError as error:
             raise JavaRefusal(
@@ -197,7 +281,7 @@ class JavaLog:
             JavaRefusal: if RocketMQ would fail, or wait for ever.
         """
         offset = start
-        with _Runs(self._levels, check_crc=False) as runs:
+        with _Runs(self._levels, check_crc=False, keys=self._keys) as runs:
             while offset < self.max_offset:
                 offset = self._dispatch_file(max(offset, self.min_offset), runs, dispatch)
 
@@ -245,11 +329,14 @@ class _Runs:
     Args:
         levels_ms: delay of each level in milliseconds.
         check_crc: whether to compare bodies with their CRC.
+        keys: which keys the index takes.
     """
 
-    def __init__(self, levels_ms: tuple[int, ...], *, check_crc: bool) -> None:
+    def __init__(self, levels_ms: tuple[int, ...], *, check_crc: bool, keys: IndexKeys) -> None:
         # Two followers: the result of one stays valid while the other reads.
-        self._followers = [Follower(levels_ms, check_crc=check_crc, as_java=True) for _ in range(2)]
+        self._followers = [
+            Follower(levels_ms, check_crc=check_crc, as_java=True, keys=keys) for _ in range(2)
+        ]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="recovery")
         self._ahead: tuple[tuple[str, int, int], Future[_Found]] | None = None
 
@@ -299,4 +386,4 @@ def _stop_reason(window: Window, check_crc: bool) -> str | None:
     outcome = window.decode(0, check_crc=check_crc)
     if isinstance(outcome, frame.Damage):
         return None if outcome.kind is frame.DamageKind.ZEROED else outcome.reason
-    return "a frame that RocketMQ 4.9.3 does not know"
+    return "a frame that this version of RocketMQ does not accept"

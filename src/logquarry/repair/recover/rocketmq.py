@@ -1,9 +1,11 @@
-"""Recovery in the mode ``rocketmq``: does to a store what load() and start() of RocketMQ 4.9.3 do.
+"""Recovery in the mode ``rocketmq``: does to a store what load() and start() of RocketMQ do.
 
-This mode follows RocketMQ's own code, bugs included, and shares no rule with the safe recovery. It
-cuts off the messages after a bad one, and queues may end with gaps. Files that Java destroys are
-moved to quarantine. The recovery refuses stores on which Java fails. As in Java, the log is cut in
-memory only: none of its bytes changes.
+The version is the one that wrote the store, as far as its files show it; 4.9.3 for older stores
+(:mod:`.java_version`).
+
+This mode follows RocketMQ's own code, bugs included: it cuts off the messages after a bad one, and
+queues may end with gaps. Files that Java destroys are moved to quarantine. The recovery refuses
+stores on which Java fails. As in Java, the log is cut in memory only: none of its bytes changes.
 
 The parts are :mod:`.java_log`, :mod:`.java_queues` and :mod:`.java_dispatch`. One code makes the
 plan and applies it, over two kinds of files.
@@ -22,7 +24,7 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint, index, java
-from logquarry.format.checkpoint import Checkpoint
+from logquarry.format.checkpoint import Checkpoint, Offsets
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import (
     ABORT,
@@ -35,6 +37,7 @@ from logquarry.log.layout import (
     NAME_DIGITS,
     StoreLayout,
 )
+from logquarry.read.features import find_features
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import note_end
@@ -51,6 +54,7 @@ from logquarry.repair.recover.java_queues import (
     Target,
     WrittenFiles,
 )
+from logquarry.repair.recover.java_version import JavaRules, rules_for
 from logquarry.repair.recover.kept_entries import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files
 from logquarry.repair.recover.plan import RecoveryPlan, Step, StepKind
@@ -64,14 +68,18 @@ class RocketmqPlan(RecoveryPlan):
 
     Attributes:
         config: the store's settings, with all sizes.
+        rules: the rules of the version that wrote the store.
         queue_ends: one past the last queue offset of each queue, as Java counts.
         checkpoint: the checkpoint after a shutdown.
+        offsets: its offsets, of a store of RocketMQ 5.
         has_log: whether any file of the log is left.
     """
 
     config: StoreConfig
+    rules: JavaRules
     queue_ends: Mapping[QueueKey, int]
     checkpoint: Checkpoint
+    offsets: Offsets
     has_log: bool
 
 
@@ -135,6 +143,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     file = CheckpointFile(disk, root / CHECKPOINT)
     try:
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
+        file.offsets = result.plan.offsets
         if not result.plan.has_log:
             # Later readers must not take the empty log for one whose files are missing.
             file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
@@ -202,7 +211,8 @@ class _Recovery:
         layout = StoreLayout.open(root, config)
         refuse_wrong_names(layout)
         self._is_clean = not layout.has_abort if is_clean is None else is_clean
-        # RocketMQ 4.9.3 opens a store of 3.x as one of 4.x.
+        self._rules = rules_for(find_features(layout).writer)
+        # RocketMQ 4.9 opens a store of 3.x as one of 4.x.
         self.config = with_sizes(config.in_dialect(config.dialect or DIALECTS[0]), layout)
         self.root = root
         self._layout = layout
@@ -215,8 +225,9 @@ class _Recovery:
         self._steps: list[Step] = []
         self._log = JavaLog(root, [], 1, ())
         self._dispatch_from = 0
-        self._dispatch = JavaDispatch({}, self.config, target, self._index)
+        self._dispatch = JavaDispatch({}, self.config, target, self._index, self._rules)
         self._times = Checkpoint()
+        self._offsets = Offsets()
 
     def plan(self) -> RocketmqPlan:
         """Run, and return the plan."""
@@ -242,10 +253,12 @@ class _Recovery:
             # An applied plan has changed the queues already.
             loss=None if refused or self._disk else find_loss(self._layout, end=end, damage=gaps),
             config=self.config,
+            rules=self._rules,
             queue_ends={
                 key: queue.wrote_offset // UNIT_SIZE for key, queue in sorted(queues.items())
             },
             checkpoint=self._times,
+            offsets=self._offsets,
             has_log=bool(self._log.files),
         )
 
@@ -272,8 +285,9 @@ class _Recovery:
         for topic, queue_id in self._layout.queue_names:
             found = self._load(f"{CONSUME_QUEUE}/{topic}/{queue_id}", queue_size)
             queues[topic, queue_id] = JavaQueue((topic, queue_id), found, queue_size, target)
+        rules = self._rules, config.index_keys
         log = self._log = JavaLog(
-            self.root, files, log_size, config.delay_levels_ms, self._after_run
+            self.root, files, log_size, config.delay_levels_ms, self._after_run, *rules
         )
         self._times = self._read_checkpoint()
         is_clean = self._is_clean
@@ -284,7 +298,7 @@ class _Recovery:
         self._load_index(is_clean)
         for queue in queues.values():
             queue.recover()
-        known = max((queue.max_physical for queue in queues.values()), default=-1)
+        known = self._known
         self._say(
             f"the queues ({len(queues)}) point to messages up to physical offset {max(0, known)}"
         )
@@ -294,7 +308,10 @@ class _Recovery:
             self._say("there is no log: all queues are set aside")
             for queue in queues.values():
                 queue.destroy()
-        start = max([0, log.min_offset, *(queue.max_physical for queue in queues.values())])
+        start = max([0, log.min_offset, self._known])
+        if self._rules.is_5:
+            # QUIRK: 5.x dispatches nothing afterwards, even if the queues end before the log.
+            start = log.max_offset
         if is_clean or not files:
             self._dispatch_from = min(start, log.max_offset)
         if start < log.max_offset:
@@ -303,16 +320,37 @@ class _Recovery:
         self._after_run()
         if self._dispatch.store_timestamp is not None:
             self._times = self._times._replace(logics_timestamp=self._dispatch.store_timestamp)
+        if self._rules.is_5:
+            self._offsets = self._new_offsets()
+
+    def _new_offsets(self) -> Offsets:
+        """The offsets of the checkpoint after a shutdown."""
+        log, last = self._log, self._dispatch.physical_offset
+        found = self._offsets.limited(log.max_offset)
+        if log.files and log.last_message is not None:
+            found = found._replace(confirm=log.last_message)
+        if self._rules.starts_by_offset and last is not None:
+            found = found._replace(logics_physical=last)
+        return found
+
+    @property
+    def _known(self) -> int:
+        """Physical offset up to which the queues point to messages, -1 without an entry."""
+        return max((queue.max_physical for queue in self._dispatch.queues.values()), default=-1)
 
     def _recover_log(self, is_clean: bool, known: int) -> None:
         """Find the log's end, and cut it there (``recoverNormally``, ``recoverAbnormally``)."""
-        config, log = self.config, self._log
+        config, log, rules = self.config, self._log, self._rules
+        by_index = bool(config.message_index_enable and config.message_index_safe)
+        check_crc = config.check_crc_on_recover
         if is_clean:
-            start = log.third_last()
-            self._say(f"the log is read from {log.files[start].base} on, its third-last file")
+            limit = self._times.index_timestamp if by_index else None
+            start = log.first_normally(known, index_limit=limit, check_crc=check_crc)
+            self._say(
+                f"the log is read from {log.files[start].base} on, as RocketMQ {rules.name} does"
+            )
         else:
-            by_index = bool(config.message_index_enable and config.message_index_safe)
-            start = log.recent(self._times, index_safe=by_index)
+            start = log.recent(self._times, self._offsets, index_safe=by_index, check_crc=check_crc)
             base = self._dispatch_from = log.files[start].base
             times = ", ".join(map(str, self._times))
             covered = f"the messages before {base}" if start else "no whole file"
@@ -321,7 +359,10 @@ class _Recovery:
                 f"{base}"
             )
         end = log.find_end(
-            start, None if is_clean else self._dispatch, check_crc=config.check_crc_on_recover
+            start,
+            self._dispatch if rules.is_5 or not is_clean else None,
+            check_crc=check_crc,
+            known=known if is_clean else -1,
         )
         if log.stopped_by is not None:
             self._say(f"the log ends at {end}: {log.stopped_by}")
@@ -330,7 +371,7 @@ class _Recovery:
         for file in reversed(log.cut(end)):
             self._target.set_aside(file.path)
             self._step(StepKind.SET_ASIDE, file.path, f"it lies behind the log's end at {end}")
-        if known >= end:
+        if (self._known if rules.starts_by_frame else known) >= end:
             for queue in self._dispatch.queues.values():
                 queue.truncate_dirty(end)
 
@@ -349,6 +390,12 @@ class _Recovery:
         files = []
         for name, length, entry in found:
             path = f"{folder}/{name}"
+            if self._rules.is_5 and entry.is_dir():
+                continue
+            if self._rules.is_5 and not length and entry is found[-1][-1]:
+                self._target.set_aside(path)
+                self._step(StepKind.SET_ASIDE, path, "the last file is empty")
+                continue
             if length != size or not entry.is_file():
                 what = f"{length} bytes" if entry.is_file() else "not a file"
                 raise JavaRefusal(f"{path}: {what}, instead of a file of {size} bytes")
@@ -365,6 +412,7 @@ class _Recovery:
         except FileNotFoundError:
             self._say("there is no checkpoint")
             return Checkpoint()
+        self._offsets = checkpoint.decode_offsets(data)
         return checkpoint.decode(
             data[: checkpoint.LAYOUT.size].ljust(checkpoint.LAYOUT.size, b"\0")
         )

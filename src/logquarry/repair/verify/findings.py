@@ -90,6 +90,10 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     "timer_check_ahead": ("note", "timercheck is ahead of the queue of rmq_sys_wheel_timer"),
     "timer_entry_wrong": ("damage", "a slot of the timer wheel leads to no timer message"),
     "timer_missing": ("damage", "a message waits for its time, and the timer wheel lacks it"),
+    "compaction_wrong": (
+        "damage",
+        "a message of a compaction topic in compaction/ that is damaged or missing",
+    ),
     "bad_config": ("damage", "an invalid file in config/"),
     "bad_settings": ("note", "the record of the settings cannot be read"),
     "checkpoint_missing": ("note", "there is no checkpoint"),

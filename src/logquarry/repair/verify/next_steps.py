@@ -35,6 +35,10 @@ STEPS: Final[Mapping[str, tuple[Action, str]]] = {
     "wrong_file_size": (Action.RECOVER, ""),
     "bad_property_crc": (Action.READ, ""),
     "suspect_text": (Action.READ, ""),
+    "compaction_wrong": (
+        Action.NOTHING,
+        "read the topic with `messages`: the log may still have the message",
+    ),
     "queue_missing": (Action.QUEUES, ""),
     "queue_behind": (Action.QUEUES, ""),
     "queue_ahead": (Action.RECOVER, ""),

@@ -35,6 +35,7 @@ from logquarry.log.places import guided
 from logquarry.log.readable import UNREADABLE
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
+from logquarry.read.compaction import compaction_faults
 from logquarry.read.log_end import known_damage, log_bound
 from logquarry.read.lost_messages import LostMessages, lost_messages
 from logquarry.read.store_sizes import require_own_settings, with_entry_rules
@@ -147,6 +148,8 @@ class _Verification:
                 file, offset, reason = fault.file, fault.offset, fault.reason
                 explained = fault.is_explained
                 self.report.add(fault.kind, file, offset, reason, is_explained=explained)
+            for path, offset, size, reason in compaction_faults(self.layout):
+                self.report.add("compaction_wrong", path, offset, reason, size)
         self._state()
         self._sidecar()
         self._unreadable()

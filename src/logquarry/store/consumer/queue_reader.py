@@ -77,7 +77,10 @@ class LiveQueueReader:
         """See :class:`logquarry.store.consumer.source.QueueReader`."""
         with self._lock:
             queue = self._store.queue(topic, queue_id)
-            return (0, 0) if queue is None else queue.bounds()
+            if queue is None:
+                return 0, 0
+            compacted = self._getter.compacted
+            return compacted.bounds(queue) if topic in compacted.topics else queue.bounds()
 
     def read(
         self, topic: str, queue_id: int, offset: int, max_count: int, tags: frozenset[str] | None
@@ -87,7 +90,10 @@ class LiveQueueReader:
             queue = self._ready_queue(topic, queue_id, offset, max_count)
             if queue is None:
                 return QueueBatch((), (), offset)
-            return batch_of(queue, offset, self._getter.get(queue, offset, max_count, tags))
+            found = self._getter.get(queue, offset, max_count, tags)
+            if topic in self._getter.compacted.topics:
+                queue = self._getter.compacted.queue_at(queue, offset)
+            return batch_of(queue, offset, found)
 
     def _ready_queue(self, topic: str, queue_id: int, offset: int, max_count: int) -> Queue | None:
         """A queue whose messages from an offset on can be read."""

@@ -1,0 +1,189 @@
+"""Gets messages of compaction topics of RocketMQ 5 (``CompactionStore.getMessage``).
+
+The broker keeps the newest message of each key of such a topic in ``compaction/``::
+
+    compactionLog/TOPIC/QUEUE/   frames, with offsets of this log as PHYSICALOFFSET
+    compactionCq/TOPIC/QUEUE/    entries of batch queues; a file has the name of its log file
+
+A get answers from these files, also for messages whose frames in ``commitlog/`` have expired. The
+messages after the last one there are still complete in ``commitlog/``, and come from the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from logquarry.disk.open_files import OpenFiles
+from logquarry.format.frame import Frame
+from logquarry.log.file_sequence import FileSequence
+from logquarry.log.layout import COMPACTED_LOG, COMPACTED_QUEUE, StoreLayout
+from logquarry.message import StoredMessage
+from logquarry.read.batch_queue import BatchQueue
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.features import CLEANUP, COMPACTION_POLICY, topic_attributes
+from logquarry.read.get_message import GetMessageStatus, GetResult, TransferLimits, get_message
+
+if TYPE_CHECKING:
+    from logquarry.format.frame import Damage
+    from logquarry.read.consume_queue import Queue
+
+QueueKey = tuple[str, int]
+
+
+def compacted_topics(layout: StoreLayout) -> frozenset[str]:
+    """The compaction topics that have files in ``compaction/``.
+
+    A topic whose policy was changed back leaves its files there, and the broker reads its queue.
+    """
+    if COMPACTED_QUEUE.partition("/")[0] not in layout.folders:
+        return frozenset()
+    names = {entry.name for entry in layout.filesystem.list(COMPACTED_QUEUE) if entry.is_dir}
+    stated = topic_attributes(layout) if names else {}
+    return frozenset(
+        name
+        for name in names
+        if stated.get(name, {}).get(CLEANUP, COMPACTION_POLICY) == COMPACTION_POLICY
+    )
+
+
+class CompactedLog(CommitLog):
+    """The compacted log of one queue.
+
+    Args:
+        layout: the store's files.
+        key: topic and queue id.
+        files: reads the files.
+    """
+
+    def __init__(self, layout: StoreLayout, key: QueueKey, files: OpenFiles) -> None:
+        super().__init__(layout, files=files)
+        self._sequence = layout.compacted_log(*key)
+
+    @property
+    def files(self) -> FileSequence:
+        """The files of the compacted log."""
+        return self._sequence
+
+    @property
+    def max_offset(self) -> int:
+        """The end of its last file."""
+        return self._sequence.end
+
+
+class CompactedQueue(BatchQueue):
+    """The entries of one queue in ``compactionCq/``."""
+
+    def _listed(self) -> FileSequence:
+        return self._layout.compacted_queue(self.topic, self.queue_id)
+
+
+class CompactedGets:
+    """Answers the gets of compaction topics.
+
+    Args:
+        layout: the store's files.
+        limits: maximum number of messages and bytes of one answer.
+        read: makes a message, as :func:`~logquarry.read.messages.read_message` does.
+
+    Attributes:
+        topics: the compaction topics that have files.
+    """
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        limits: TransferLimits,
+        read: Callable[[bytes, int], StoredMessage | Damage | None],
+    ) -> None:
+        self.topics = compacted_topics(layout)
+        self._layout = layout
+        self._limits = limits
+        self._read = read
+        self._files = OpenFiles(layout)
+        self._known: dict[QueueKey, tuple[CompactedQueue, CompactedLog]] = {}
+
+    def get(
+        self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None
+    ) -> GetResult | None:
+        """The messages from a queue offset on; None if the compacted log ends before it.
+
+        Raises:
+            CorruptFrame: if the first message is damaged.
+        """
+        compacted, log = self._opened(queue)
+        end = compacted.max_offset
+        if offset >= end:
+            return None
+        # The broker goes on to the next entry, however far it is, also before the first one.
+        offset = max(offset, compacted.min_offset)
+        while True:
+            found = get_message(
+                log, compacted, offset, max_count, tags=tags, limits=self._limits, read=self._read
+            )
+            if found.messages or not offset < found.next_offset < end:
+                break
+            offset = found.next_offset
+        low, high = self.bounds(queue)
+        status = found.status if found.messages else GetMessageStatus.NO_MATCHED_MESSAGE
+        return found._replace(min_offset=low, max_offset=high, status=status)
+
+    def bounds(self, queue: Queue) -> tuple[int, int]:
+        """The first queue offset of a compaction topic, and one past its last."""
+        compacted, _ = self._opened(queue)
+        low, high = queue.bounds()
+        if compacted.max_offset:
+            low = min(low, compacted.min_offset) if high else compacted.min_offset
+        return low, max(high, compacted.max_offset)
+
+    def queue_at(self, queue: Queue, offset: int) -> Queue:
+        """The queue whose entries name the messages that a get at an offset returns."""
+        compacted, _ = self._opened(queue)
+        return compacted if offset < compacted.max_offset else queue
+
+    def _opened(self, queue: Queue) -> tuple[CompactedQueue, CompactedLog]:
+        key = queue.topic, queue.queue_id
+        if key not in self._known:
+            found = CompactedQueue(self._layout, *key, log_min_offset=0, files=self._files)
+            self._known[key] = found, CompactedLog(self._layout, key, self._files)
+        return self._known[key]
+
+    def release(self) -> None:
+        """Forget the files: the broker replaces them when it compacts."""
+        self._known = {}
+        self._files = OpenFiles(self._layout)
+
+
+class CompactionFault(NamedTuple):
+    """A message of a compacted log that cannot be read: its place, and the reason."""
+
+    path: str
+    offset: int
+    size: int
+    reason: str
+
+
+def compaction_faults(layout: StoreLayout) -> Iterator[CompactionFault]:
+    """The messages in ``compaction/`` that an entry names and that are damaged or missing."""
+    files = OpenFiles(layout)
+    for topic in sorted(compacted_topics(layout)):
+        for folder in layout.filesystem.list(f"{COMPACTED_QUEUE}/{topic}"):
+            if not (folder.is_dir and folder.name.isdecimal()):
+                continue
+            key = topic, int(folder.name)
+            log = CompactedLog(layout, key, files)
+            queue = CompactedQueue(layout, *key, log_min_offset=0, files=files)
+            for offset, units in queue.runs(0, queue.max_offset):
+                for number, (place, size, _) in enumerate(units.tolist()):
+                    found = log.outcome_at(place)
+                    wanted = offset + number
+                    if isinstance(found, Frame):
+                        if (found.size, found.queue_offset) == (size, wanted):
+                            continue
+                        reason = f"a message of {found.size} bytes with offset {found.queue_offset}"
+                    else:
+                        reason = getattr(found, "reason", "a blank")
+                    file = log.files.at(place)
+                    path = f"{COMPACTED_LOG}/{topic}/{folder.name}" if file is None else file.path
+                    reason += f" (offset {wanted} of queue {key[1]} points here)"
+                    yield CompactionFault(path, place, size, reason)

@@ -1,0 +1,117 @@
+"""Puts into a store with property CRCs: each frame has one, and it is right."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import logquarry as lq
+from logquarry.config import StoreConfig
+from logquarry.errors import UnsupportedStore
+from logquarry.format import property_crc
+from logquarry.ingest.load import plan_load
+from logquarry.ingest.staging import LoadPlan
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.verify.verify import verify_store
+from tests.conformance.rocketmq5 import unpack_rocketmq5
+
+_END = "\x02"
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack_rocketmq5(tmp_path_factory.mktemp("crc")) / "5.5.0-propcrc" / "store"
+
+
+@pytest.fixture
+def root(stored: Path, tmp_path: Path) -> Path:
+    ignored = shutil.ignore_patterns("timerwheel")
+    return Path(shutil.copytree(stored, tmp_path / "store", ignore=ignored))
+
+
+def frames(root: Path) -> Iterator[bytes]:
+    layout = StoreLayout.open(root)
+    with lq.MessageStore.open(root) as store:
+        for message in store.scan():
+            file = layout.commit_log.at(message.physical_offset)
+            assert file is not None
+            at = message.physical_offset - file.base
+            yield (root / file.path).read_bytes()[at : at + message.size]
+
+
+def messages() -> list[lq.Message]:
+    own = f"a\x01b{_END}"
+    stale = f"__CRC32#\x010123456789{_END}"
+    return [
+        lq.Message("Orders", b"tags and keys", keys="k", tags="t"),
+        lq.Message("Orders", b"no properties"),
+        lq.Message("Orders", b"", properties_string=own),
+        lq.Message("Orders", b"open", properties_string=own[:-1]),
+        lq.Message("Orders", b"a CRC of another place", properties_string=own + stale),
+        lq.Message("Orders", b"only a CRC", properties_string=stale),
+        lq.Message("Orders", b"delayed", delay_level=3, keys="d"),
+        lq.Message("Orders", b"not waiting", wait_store_ok=False),
+    ]
+
+
+def put_all(store: lq.StoreWriter) -> int:
+    for message in messages():
+        store.put(message)
+    store.put_batch([lq.Message("Orders", b"%d" % n, keys=str(n)) for n in range(5)])
+    store.put_many(messages())
+    rows = [{"topic": "Orders", "body": b"arrow", "keys": f"a{n}"} for n in range(40)]
+    store.put_many(pa.Table.from_pylist(rows))
+    return 2 * len(messages()) + 5 + 40
+
+
+@pytest.mark.parametrize("kernels", ["kernels", "none"])
+def test_each_frame_has_a_right_crc(
+    root: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernels == "none":
+        monkeypatch.setenv("LOGQUARRY_KERNELS", "off")
+    before = len(list(frames(root)))
+    with lq.MessageStore.open(root, mode="rw") as store:
+        count = put_all(store)
+    found = list(frames(root))
+    assert len(found) == before + count
+    assert all(property_crc.is_sound(frame) for frame in found)
+    assert all(frame.count(property_crc.PREFIX) == 1 for frame in found)
+    assert not verify_store(StoreLayout.open(root)).has_damage
+    with lq.MessageStore.open(root) as store:
+        assert [m.body for m in store.query("Orders", "k")] == [b"tags and keys"] * 2
+
+
+def test_a_new_store_by_its_configuration(tmp_path: Path) -> None:
+    config = StoreConfig.from_mapping({"enabledAppendPropCRC": "true"})
+    with lq.MessageStore.open(tmp_path / "new", mode="rw", config=config) as store:
+        put_all(store)
+    # Later without the configuration: the frames show it.
+    with lq.MessageStore.open(tmp_path / "new", mode="rw") as store:
+        store.put(lq.Message("Orders", b"more"))
+    assert all(property_crc.is_sound(frame) for frame in frames(tmp_path / "new"))
+
+
+def test_other_stores_get_none(tmp_path: Path) -> None:
+    with lq.MessageStore.open(tmp_path / "new", mode="rw") as store:
+        store.put(lq.Message("Orders", b"plain", tags="t"))
+    assert [property_crc.is_sound(frame) for frame in frames(tmp_path / "new")] == [None]
+
+
+def test_too_long_with_the_crc(root: Path) -> None:
+    text = "a\x01" + "b" * (32_767 - 2 - 1)
+    message = lq.Message("Orders", b"x", properties_string=text + _END)
+    with (
+        lq.MessageStore.open(root, mode="rw") as store,
+        pytest.raises(lq.errors.MessageRejected, match="32787 bytes"),
+    ):
+        store.put(message)
+
+
+def test_loads_of_spark_are_refused(root: Path) -> None:
+    with pytest.raises(UnsupportedStore, match="logquarry import"):
+        plan_load(LoadPlan(path=str(root)))
