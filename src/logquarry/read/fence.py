@@ -17,6 +17,7 @@ from typing import Final
 from logquarry.config import StoreConfig
 from logquarry.errors import UnsupportedStore
 from logquarry.log.layout import StoreLayout
+from logquarry.log.rocksdb import is_installed, needs_package
 from logquarry.read import features as names
 from logquarry.read.features import (
     Feature,
@@ -214,7 +215,7 @@ def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
 
 
 def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterable[str]) -> None:
-    """Refuse to consume topics whose queues or offsets are not read.
+    """Refuse to consume topics whose queues or offsets cannot be read.
 
     Args:
         layout: the store's files.
@@ -222,20 +223,15 @@ def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterabl
         topics: the topics that are to be consumed.
 
     Raises:
-        UnsupportedStore: if one has queues that :func:`require_queue` refuses, or if the offsets
-            of the groups are in RocksDB: each group would begin at a wrong offset.
+        UnsupportedStore: if one has queues that :func:`require_queue` refuses.
+        UsageError: if the offsets of the groups are in RocksDB, and the package ``rocksdict`` is
+            not installed.
     """
     for topic in topics:
         require_queue(layout, others, topic)
-    found = rocksdb_config(layout)
-    if found is not None:
-        raise UnsupportedStore(
-            f"{layout.root}: the offsets of its consumer groups are in RocksDB "
-            f"({', '.join(found.evidence)}), which is not read: a group would begin anywhere. Read "
-            "queues with get(), or the log with scan()",
-            feature=found.name,
-            evidence=found.evidence,
-        )
+    # A group would begin at a wrong offset.
+    if rocksdb_config(layout) is not None and not is_installed():
+        raise needs_package(f"{layout.root}: the offsets of its consumer groups are")
 
 
 def _forbidding(found: StoreFeatures, config: StoreConfig, action: Action) -> Iterator[Feature]:
