@@ -36,6 +36,7 @@ STEPS: Final[Mapping[str, tuple[Action, str]]] = {
     "bad_property_crc": (Action.READ, ""),
     "suspect_text": (Action.READ, ""),
     "queue_missing": (Action.QUEUES, ""),
+    "bad_rocksdb": (Action.QUEUES, ""),
     "queue_behind": (Action.QUEUES, ""),
     "queue_ahead": (Action.RECOVER, ""),
     "queue_hole": (Action.QUEUES, ""),
