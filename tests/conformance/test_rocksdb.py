@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 import logquarry as lq
-from logquarry.errors import CorruptFile, UsageError
+from logquarry.errors import CorruptFile, StoreUnavailable, UnsupportedStore, UsageError
 from logquarry.format import rocksdb_queue as table
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb
 from logquarry.read.log_queues import LogQueue
-from logquarry.read.rocksdb_queue import RocksQueue, open_queues
+from logquarry.read.rocksdb_queue import RocksQueue, open_queues, rocksdb_folders
+from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.verify.verify import verify_store
 from tests.conformance.rocketmq5 import broker_queues, state_of, unpack_rocksdb
 from tests.helpers.command import run
@@ -315,3 +316,108 @@ def test_verify_without_the_package(stores: dict[str, Path]) -> None:
     found = verify_store(StoreLayout.open(stores["5.5.0-rocksdb"] / "store"))
     assert found.by_kind == {"bad_rocksdb": 1} and not found.has_damage
     assert "logquarry[rocksdb]" in found.findings[0].reason
+
+
+# --------------------------------------------------------------------------- rebuild
+@pytest.mark.parametrize("name", QUEUES)
+def test_rebuilt_queues_are_those_of_the_broker(
+    name: str, stores: dict[str, Path], tmp_path: Path
+) -> None:
+    """oracle/v5 has shown that brokers 5.3.3 to 5.5.0 serve each message of such queues."""
+    root = tmp_path / "store"
+    shutil.copytree(stores[name] / "store", root)
+    (folder,) = rocksdb_folders(StoreLayout.open(root))
+    before = _records(root, folder)
+    report = rebuild(root, apply=True)
+    queues = broker_queues(stores[name])
+    assert report.is_applied and report.quarantine is not None
+    assert {(q.topic, q.queue_id, q.min_offset, q.max_offset) for q in report.queues or ()} == {
+        (*key, one["minOffset"], one["maxOffset"]) for key, one in queues.items() if one["units"]
+    }
+    assert not verify_store(StoreLayout.open(root)).has_damage
+    with lq.MessageStore.open(root) as store:
+        for key, one in queues.items():
+            assert _entries(store, *key) == [unit[:4] for unit in one["units"]]
+    after = _records(root, folder)
+    if "kill" not in name:
+        assert after[table.ENTRIES] == before[table.ENTRIES]
+        # The broker notes the min of the queues that clients have asked for, empty ones too.
+        old, new = before[table.OFFSETS], after[table.OFFSETS]
+        for key in new.keys() & old.keys():
+            # Of a queue that was empty then, it notes where the log began.
+            shown = slice(8, None) if table.MIN in key else slice(None)
+            assert new[key][shown] == old[key][shown]
+        assert all(table.MIN in key for key in new.keys() ^ old.keys())
+    names = {path.name.rstrip("0123456789") for path in (root / folder).iterdir()}
+    assert not names & {"LOG", "rocksdict-config.json"}
+
+
+def _records(root: Path, folder: str) -> dict[str, dict[bytes, bytes]]:
+    database = RocksDb(StoreLayout.open(root).filesystem, folder)
+    return {family: dict(database.items(family)) for family in (table.ENTRIES, table.OFFSETS)}
+
+
+def test_rebuild_keeps_the_ends_of_expired_queues(stores: dict[str, Path], tmp_path: Path) -> None:
+    rocksdict = pytest.importorskip("rocksdict")
+    root = tmp_path / "store"
+    shutil.copytree(stores["5.5.0-kill-rocksdb"] / "store", root)
+    rebuild(root, apply=True, index=False)
+    families = {name: rocksdict.Options(raw_mode=True) for name in ("default", "offset")}
+    options = rocksdict.Options(raw_mode=True)
+    with rocksdict.Rdict(str(root / "consumequeue"), options, families) as database:
+        gone = table.bound_key("Gone", table.MAX, 3)
+        database.get_column_family("offset")[gone] = table.BOUND.struct.pack(5, 9)
+    # Retention has deleted the first file of the log.
+    (root / "commitlog" / ("0" * 20)).unlink()
+    with lq.MessageStore.open(root) as store:
+        ends = {key: store.queue_offsets(*key) for key in store.queues()}
+        lows = [store.queue_offsets(*key).min for key in store.queues()]
+    assert ends["Gone", 3] == (10, 10) and all(lows)
+    rebuild(root, apply=True, index=False)
+    with lq.MessageStore.open(root) as store:
+        assert {key: store.queue_offsets(*key) for key in store.queues()} == ends
+    assert not verify_store(StoreLayout.open(root)).has_damage
+
+
+def test_rebuild_refuses_what_rocksdb_cannot_show(stores: dict[str, Path], tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(stores["5.5.0-rocksdb"] / "store", root)
+    with lq.MessageStore.open(root) as store:
+        lost = store.get("Orders", 0, 7).messages[0]
+    path = root / "commitlog" / ("0" * 20)
+    data = bytearray(path.read_bytes())
+    data[lost.physical_offset + 4] ^= 0xFF
+    path.write_bytes(data)
+    (root / "abort").touch()
+    before = state_of(root)
+    with pytest.raises(UnsupportedStore, match="begins again at offset 0"):
+        rebuild(root, apply=True, index=False)
+    after = state_of(root)
+    assert {k: v for k, v in after.items() if k not in ("lock", ".", ".logquarry")} == {
+        k: v for k, v in before.items() if k not in ("lock", ".", ".logquarry")
+    }
+
+
+def test_rebuild_refuses_a_log_that_ends_before_its_queues(
+    stores: dict[str, Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(stores["5.5.0-rocksdb"] / "store", root)
+    with lq.MessageStore.open(root) as store:
+        last = [message.physical_offset for message in store.scan()][-3]
+    path = root / "commitlog" / ("0" * 20)
+    data = bytearray(path.read_bytes())
+    data[last:] = bytes(len(data) - last)
+    path.write_bytes(data)
+    (root / "abort").touch()
+    with pytest.raises(StoreUnavailable, match="RocksDB has the messages up to"):
+        rebuild(root, apply=True, index=False)
+
+
+@pytest.mark.usefixtures("no_package")
+def test_rebuild_without_the_package(stores: dict[str, Path], tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(stores["5.5.0-rocksdb"] / "store", root)
+    with pytest.raises(UsageError, match=r"pip install 'logquarry\[rocksdb\]'"):
+        rebuild(root, apply=True)
+    assert rocksdb_folders(StoreLayout.open(root)) == ("consumequeue",)

@@ -17,7 +17,7 @@ from typing import Final
 from logquarry.config import StoreConfig
 from logquarry.errors import UnsupportedStore
 from logquarry.log.layout import StoreLayout
-from logquarry.log.rocksdb import is_installed, needs_package
+from logquarry.log.rocksdb import CURRENT, is_installed, needs_package
 from logquarry.read import features as names
 from logquarry.read.features import (
     Feature,
@@ -241,8 +241,16 @@ def _forbidding(found: StoreFeatures, config: StoreConfig, action: Action) -> It
         refused = _REFUSED.get(feature.name, frozenset())
         if feature.name == names.MULTI_DISPATCH and config.enable_multi_dispatch is False:
             refused = _QUEUES
+        if feature.name == names.ROCKSDB_QUEUES and _are_all_in_rocksdb(found, feature):
+            refused -= {Action.REBUILD_QUEUES}
         if actions & refused:
             yield feature
+
+
+def _are_all_in_rocksdb(found: StoreFeatures, feature: Feature) -> bool:
+    """Whether the store has one RocksDB, and no queue outside of it."""
+    kinds = {*found.queue_kinds.values()} - {"rocksdb"}
+    return not kinds and len(feature.evidence) == 1 and feature.evidence[0].endswith(CURRENT)
 
 
 def _error(root: str, feature: Feature, action: Action) -> UnsupportedStore:
