@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import logquarry as lq
+from logquarry.disk.config_file import consumer_offsets
 from logquarry.errors import CorruptFile, StoreUnavailable, UnsupportedStore, UsageError
 from logquarry.format import rocksdb_queue as table
 from logquarry.log.layout import StoreLayout
@@ -19,6 +20,7 @@ from logquarry.log.rocksdb import RocksDb
 from logquarry.read.log_queues import LogQueue
 from logquarry.read.rocksdb_queue import RocksQueue, open_queues, rocksdb_folders
 from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify.verify import verify_store
 from tests.conformance.rocketmq5 import broker_queues, state_of, unpack_rocksdb
 from tests.helpers.command import run
@@ -421,3 +423,35 @@ def test_rebuild_without_the_package(stores: dict[str, Path], tmp_path: Path) ->
     with pytest.raises(UsageError, match=r"pip install 'logquarry\[rocksdb\]'"):
         rebuild(root, apply=True)
     assert rocksdb_folders(StoreLayout.open(root)) == ("consumequeue",)
+
+
+# --------------------------------------------------------------------------- salvage
+@pytest.mark.parametrize("name", CONFIGS)
+def test_salvage_keeps_topics_and_offsets(
+    name: str, stores: dict[str, Path], tmp_path: Path
+) -> None:
+    source, root = stores[name] / "store", tmp_path / "new"
+    before = state_of(source)
+    left = {one.feature for one in salvage(StoreLayout.open(source), root).left_behind}
+    assert left <= {"rocksdb_queues", "timers"}
+    assert state_of(source) == before
+    with lq.MessageStore.open(source) as old, lq.MessageStore.open(root) as new:
+        assert not {"rocksdb_queues", "rocksdb_config"} & {f.name for f in new.features.features}
+        assert new.layout.read_topics() == old.layout.read_topics()
+        assert consumer_offsets(new.layout) == consumer_offsets(old.layout)
+    document = json.loads((root / "config" / "consumerOffset.json").read_text("utf-8"))
+    assert ("pullOffsetTable" in document) == name.endswith("v2")
+    # The store is plain: it can be written, and its groups continue.
+    with lq.MessageStore.open(root, mode="rw") as store:
+        store.put(lq.Message("Orders", b"new"))
+        assert store.wait_dispatched(timeout=20)
+        with store.consumer("cg", "Orders", timeout=0) as consumer:
+            assert [message.body for message in consumer] == [b"new"]
+
+
+@pytest.mark.usefixtures("no_package")
+def test_salvage_without_the_package(stores: dict[str, Path], tmp_path: Path) -> None:
+    found = salvage(StoreLayout.open(stores["5.4.0-rocksdb"] / "store"), tmp_path / "new")
+    reasons = {one.feature: one.reason for one in found.left_behind}
+    assert "install logquarry[rocksdb]" in reasons["rocksdb_config"]
+    assert (tmp_path / "new" / "config" / "topics" / "CURRENT").exists()

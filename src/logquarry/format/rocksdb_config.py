@@ -30,11 +30,13 @@ _TABLES: Final = {
 }
 _KEY: Final = struct.Struct(">BHB")
 _TABLE, _DATA = 1, 2
+_PULLED: Final = 2
 _IDS: Final = {
-    broker_config.CONSUMER_OFFSET_FILE: 1,
-    broker_config.TOPICS_FILE: 3,
-    broker_config.SUBSCRIPTION_GROUP_FILE: 4,
+    broker_config.CONSUMER_OFFSET_FILE: (1, _PULLED),
+    broker_config.TOPICS_FILE: (3,),
+    broker_config.SUBSCRIPTION_GROUP_FILE: (4,),
 }
+_PULL_OFFSETS: Final = "pullOffsetTable"
 _JSON: Final = b"\x01"
 """``SerializationType.JSON``: the first byte of a topic or group."""
 _LENGTH: Final = struct.Struct(">H")
@@ -44,9 +46,9 @@ _OFFSET: Final = struct.Struct(">q")
 Items = Iterable[tuple[bytes, bytes]]
 
 
-def prefix_v2(file: str) -> bytes:
-    """What the keys of one table begin with in version 2."""
-    return _KEY.pack(_TABLE, _IDS[file], _DATA)
+def prefixes(file: str, version: int) -> tuple[bytes, ...]:
+    """What the keys of one table begin with."""
+    return (b"",) if version == 1 else tuple(_KEY.pack(_TABLE, n, _DATA) for n in _IDS[file])
 
 
 def document(file: str, items: Items, *, version: int) -> bytes:
@@ -61,6 +63,7 @@ def document(file: str, items: Items, *, version: int) -> bytes:
         ValueError: if a key or a value has another layout.
     """
     table: dict[str, Any] = {}
+    pulled: dict[str, Any] = {}
     offsets = file == broker_config.CONSUMER_OFFSET_FILE
     for key, value in items:
         if version == 1:
@@ -68,13 +71,15 @@ def document(file: str, items: Items, *, version: int) -> bytes:
             table[_text(key)] = _offsets_v1(member) if offsets else member
         elif offsets:
             name, queue_id, offset = _offset_v2(key, value)
-            table.setdefault(name, {})[queue_id] = offset
+            is_pulled = _KEY.unpack_from(key)[1] == _PULLED
+            (pulled if is_pulled else table).setdefault(name, {})[queue_id] = offset
         else:
             name, rest = _name(key[_KEY.size :])
             if rest or not value.startswith(_JSON):
                 raise ValueError(f"the record {key!r} is not JSON")
             table[name] = fastjson.decode(value[len(_JSON) :])
-    return json.dumps({_TABLES[file]: table, broker_config.DATA_VERSION: {}}).encode()
+    found = {_TABLES[file]: table, broker_config.DATA_VERSION: {}}
+    return json.dumps(found | ({_PULL_OFFSETS: pulled} if pulled else {})).encode()
 
 
 def _offsets_v1(member: Any) -> Any:

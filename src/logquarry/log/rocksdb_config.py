@@ -6,16 +6,14 @@ that the broker exported.
 
 from __future__ import annotations
 
-import logging
+from itertools import chain
 from typing import Final
 
-from logquarry.errors import CorruptFile
+from logquarry.errors import CorruptFile, UsageError
 from logquarry.format import rocksdb_config
 from logquarry.format.rocksdb_config import FOLDER_V2, FOLDERS_V1
 from logquarry.log.filesystem import FileSystem
 from logquarry.log.rocksdb import RocksDb, is_there
-
-logger = logging.getLogger(__name__)
 
 _CONFIG: Final = "config"
 _FAMILY: Final = "default"
@@ -46,9 +44,18 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
         return filesystem.read(f"{_CONFIG}/{file}")
     database = RocksDb(filesystem, folder)
     version = 2 if folder.endswith(FOLDER_V2) else 1
-    prefix = rocksdb_config.prefix_v2(file) if version == 2 else b""
+    prefixes = rocksdb_config.prefixes(file, version)
     try:
-        items = database.prefixed(_FAMILY, prefix)
+        items = chain.from_iterable(database.prefixed(_FAMILY, prefix) for prefix in prefixes)
         return rocksdb_config.document(file, items, version=version)
     except ValueError as error:
         raise CorruptFile(database.path, 0, str(error)) from error
+
+
+def tables_in_rocksdb(filesystem: FileSystem) -> dict[str, bytes] | None:
+    """JSON file -> document, of each table in RocksDB; None if one of them cannot be read."""
+    found = [file for file in FOLDERS_V1 if place_of(filesystem, file) is not None]
+    try:
+        return {file: read_config(filesystem, file) for file in found}
+    except (CorruptFile, UsageError):
+        return None

@@ -94,6 +94,9 @@ _HARM: Final = {
 _OUT: Final = {
     names.BATCH_QUEUES: "start the broker over the store, it recovers it; `logquarry rebuild` "
     "makes new batch queues; or copy the messages with `logquarry export` and `logquarry import`",
+    names.ROCKSDB_QUEUES: "start the broker over the store, it recovers it; `logquarry rebuild` "
+    "makes new queues in RocksDB if no queue is in files; or copy the messages with `logquarry "
+    "salvage --into`, which makes a plain store",
     names.MULTI_DISPATCH: "leave enableMultiDispatch out of the configuration: the files show it",
     names.SEVERAL_LOG_PATHS: _CONVERT,
     names.LOG_ELSEWHERE: f"make commitlog/ a link to that folder; or {_CONVERT}",
