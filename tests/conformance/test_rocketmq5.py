@@ -525,9 +525,7 @@ def test_salvage_carries_what_it_can_and_lists_the_rest(
     assert "tags" not in name or not verify_store(StoreLayout.open(into)).has_damage
 
 
-LEFT_BEHIND = {
-    *("rocksdb_queues", "rocksdb_config", "rocksdb_store", "queue_ext", "tiered", "controller")
-}
+LEFT_BEHIND = {"rocksdb_queues", "rocksdb_store", "queue_ext", "tiered", "controller"}
 LEAVES = dict.fromkeys((name for name in REFUSED if FEATURES[name] & LEFT_BEHIND), 1)
 
 

@@ -84,7 +84,7 @@ def decode_bound_key(key: bytes) -> BoundKey | None:
 
 
 def _topic(topic: str) -> bytes:
-    name = topic.encode("utf-8", java.UTF8_ERRORS)
+    name = topic.encode()
     return _SEPARATOR.join((_LENGTH.pack(len(name)), name))
 
 
