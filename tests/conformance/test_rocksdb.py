@@ -345,11 +345,11 @@ def test_rebuilt_queues_are_those_of_the_broker(
         assert after[table.ENTRIES] == before[table.ENTRIES]
         # The broker notes the min of the queues that clients have asked for, empty ones too.
         old, new = before[table.OFFSETS], after[table.OFFSETS]
-        for key in new.keys() & old.keys():
+        for record in new.keys() & old.keys():
             # Of a queue that was empty then, it notes where the log began.
-            shown = slice(8, None) if table.MIN in key else slice(None)
-            assert new[key][shown] == old[key][shown]
-        assert all(table.MIN in key for key in new.keys() ^ old.keys())
+            shown = slice(8, None) if table.MIN in record else slice(None)
+            assert new[record][shown] == old[record][shown]
+        assert all(table.MIN in record for record in new.keys() ^ old.keys())
     names = {path.name.rstrip("0123456789") for path in (root / folder).iterdir()}
     assert not names & {"LOG", "rocksdict-config.json"}
 

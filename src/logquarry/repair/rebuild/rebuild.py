@@ -458,8 +458,8 @@ class _Rebuild:
         """
         taken = []
         if isinstance(queues, RocksFiles):
-            for key, stop in queues.take_over(layout).items():
-                taken.append(QueueReport(*key, stop, stop, 0, 0, is_taken_over=True))
+            for name, end in queues.take_over(layout).items():
+                taken.append(QueueReport(*name, end, end, 0, 0, is_taken_over=True))
         for queue in consume_queues(layout, OpenFiles(layout)):
             key: QueueKey = queue.topic, queue.queue_id
             stop = queue.max_offset
