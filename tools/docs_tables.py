@@ -12,6 +12,7 @@ from logquarry.format import (
     frame,
     index,
     queue_entry,
+    rocksdb_queue,
     state_table,
     timer,
 )
@@ -50,6 +51,15 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "Batch queue entry (5.x)",
         (batch_entry.LAYOUT,),
         "The place of an entry is no queue offset: readers search the base.",
+    ),
+    (
+        "Consume queues in RocksDB (5.x)",
+        (rocksdb_queue.ENTRY, rocksdb_queue.BOUND, rocksdb_queue.DISPATCHED_END),
+        "These are values. The key of an entry is the length of the topic (4 bytes), 01, the "
+        "topic, 01, the queue id (4 bytes), 01 and the queue offset (8 bytes). The key of a bound, "
+        "in the column family `offset`, is the length of the topic, 01, the topic, 01, `min` or "
+        "`max`, 01 and the queue id. The dispatched end is the `max` of queue 0 of the topic "
+        "CHECKPOINT_TOPIC.",
     ),
     (
         "State table entry (3.x)",

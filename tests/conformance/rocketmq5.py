@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from tests.helpers.golden_data import unpack
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq5.tar.xz"
+ROCKSDB_ARCHIVE = ARCHIVE.with_name("rocketmq5-rocksdb.tar.xz")
+"""More stores with RocksDB, with ``pulled.json``; ``-live`` was copied while the broker ran."""
 
 WRITE, RECOVER, QUEUES, INDEX, RETAIN = "write", "recover", "queues", "index", "retain"
 ALL = frozenset({WRITE, RECOVER, QUEUES, INDEX, RETAIN})
@@ -23,7 +25,7 @@ REFUSED: dict[str, frozenset[str]] = {
     "5.1.4-plain": NONE,
     "5.3.3-kill": NONE,
     "5.3.3-plain": NONE,
-    "5.3.3-rocksdb": ALL - {INDEX},
+    "5.3.3-rocksdb": ALL - {QUEUES, INDEX},
     "5.4.0-plain": NONE,
     "5.5.0-batchcq": ALL - {QUEUES, INDEX},
     "5.5.0-compaction": ALL - {QUEUES, INDEX},
@@ -37,8 +39,8 @@ REFUSED: dict[str, frozenset[str]] = {
     "5.5.0-plain": NONE,
     "5.5.0-pop-kv": NONE,
     "5.5.0-propcrc": NONE,
-    "5.5.0-rocksdb": ALL - {INDEX},
-    "5.5.0-rocksdb-config-v2": ALL - {INDEX},
+    "5.5.0-rocksdb": ALL - {QUEUES, INDEX},
+    "5.5.0-rocksdb-config-v2": ALL - {QUEUES, INDEX},
     "5.5.0-rocksdb-double": ALL - {INDEX},
     "5.5.0-rocksdb-more": ALL,
     "5.5.0-tiered": ALL,
@@ -92,6 +94,14 @@ def unpack_rocketmq5(target: Path) -> Path:
     """Unpacks the stores; the folder that holds 5.5.0-plain/ and so on."""
     unpack(ARCHIVE, target)
     return target / "rocketmq5"
+
+
+def unpack_rocksdb(target: Path) -> dict[str, Path]:
+    """Unpacks the stores with queues or configuration in RocksDB; name -> folder of the store."""
+    unpack(ROCKSDB_ARCHIVE, target)
+    more = {path.name: path for path in (target / "rocketmq5-rocksdb").iterdir()}
+    folder, wanted = unpack_rocketmq5(target), {"rocksdb_queues", "rocksdb_config"}
+    return more | {name: folder / name for name in FEATURES if FEATURES[name] & wanted}
 
 
 def state_of(root: Path) -> dict[str, FileState]:

@@ -339,14 +339,6 @@ def test_queues_of_multi_dispatch_in_rocksdb(stores: Path) -> None:
         assert store.queue_offsets("%LMQ%any", 0) == (0, 0)
 
 
-def test_consumers_do_not_begin_where_rocksdb_knows_better(stores: Path) -> None:
-    with (
-        lq.MessageStore.open(stores / "5.5.0-rocksdb" / "store") as store,
-        pytest.raises(UnsupportedStore, match="offsets of its consumer groups"),
-    ):
-        store.consumer("g", "Orders")
-
-
 def test_several_log_folders_are_one_log(copied: Callable[[str], Path], stores: Path) -> None:
     root = copied("5.5.0-multipath")
     stated = StoreConfig.from_mapping({"storePathCommitLog": "store/clA,store/clB"})
@@ -543,9 +535,7 @@ def test_salvage_carries_what_it_can_and_lists_the_rest(
     assert "tags" not in name or not verify_store(StoreLayout.open(into)).has_damage
 
 
-LEFT_BEHIND = {
-    *("rocksdb_queues", "rocksdb_config", "rocksdb_store", "queue_ext", "tiered", "controller")
-}
+LEFT_BEHIND = {"rocksdb_queues", "rocksdb_store", "queue_ext", "tiered", "controller"}
 LEAVES = dict.fromkeys((name for name in REFUSED if FEATURES[name] & LEFT_BEHIND), 1)
 
 

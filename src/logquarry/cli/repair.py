@@ -26,6 +26,7 @@ _MOST_LISTED: Final = 40
 _NAMES: Final = {
     "consumequeue": "consume queues",
     "batchconsumequeue": "batch queues",
+    "consumequeue_rocksdb": "queues in RocksDB",
     "index": "index",
 }
 

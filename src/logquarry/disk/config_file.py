@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreNotFound
 from logquarry.format import broker_config, fastjson
+from logquarry.log import rocksdb_config
 from logquarry.log.layout import CONFIG, StoreLayout, quarantine
 
 logger = logging.getLogger(__name__)
@@ -339,9 +340,26 @@ def consumer_offsets(
     Args:
         layout: the store's files.
         level: log level for an invalid file.
+
+    Raises:
+        UsageError: if they are in RocksDB, and the package ``rocksdict`` is not installed.
+        CorruptFile: if they are in RocksDB, and RocksDB cannot read them.
     """
+    found = offsets_in_rocksdb(layout)
+    if found is not None:
+        return found
     decode = broker_config.decode_consumer_offsets
     return _read(layout, broker_config.CONSUMER_OFFSET_FILE, decode, level) or {}
+
+
+def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, int]] | None:
+    """The same of a broker that keeps them in RocksDB; None if it does not."""
+    name = broker_config.CONSUMER_OFFSET_FILE
+    if rocksdb_config.place_of(layout.filesystem, name) is None:
+        return None
+    return broker_config.decode_consumer_offsets(
+        rocksdb_config.read_config(layout.filesystem, name)
+    )
 
 
 def delay_offsets(layout: StoreLayout, level: int = logging.WARNING) -> dict[int, int] | None:

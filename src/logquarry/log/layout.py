@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from logquarry.config import StoreConfig, settings_of
-from logquarry.errors import StoreNotFound, UsageError
+from logquarry.errors import CorruptFile, StoreNotFound, UsageError
 from logquarry.format import (
     batch_entry,
     broker_config,
@@ -65,6 +65,7 @@ from logquarry.log.log_place import (
     setting,
 )
 from logquarry.log.near_store import not_a_store
+from logquarry.log.rocksdb_config import read_config
 
 logger = logging.getLogger(__name__)
 
@@ -531,14 +532,13 @@ class StoreLayout:
             return None
 
     def read_topics(self) -> dict[str, broker_config.TopicConfig]:
-        """Topics by ``config/topics.json``; empty if the file is missing or not readable."""
+        """Topics by ``config/topics.json`` or RocksDB; empty if they are missing or unreadable."""
         try:
-            return broker_config.decode_topics(
-                self.filesystem.read(f"{CONFIG}/{broker_config.TOPICS_FILE}")
-            )
+            document = read_config(self.filesystem, broker_config.TOPICS_FILE)
+            return broker_config.decode_topics(document)
         except FileNotFoundError:
             return {}
-        except (ValueError, TypeError) as error:
+        except (CorruptFile, ValueError, TypeError) as error:
             logger.warning("%s: %s: %s", self.root, broker_config.TOPICS_FILE, error)
             return {}
 

@@ -19,20 +19,24 @@ from itertools import islice
 from typing import Any, Final, Literal
 
 from logquarry.disk.open_files import OpenFiles
-from logquarry.errors import StoreNotFound, UnreadableFile
+from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
 from logquarry.format import broker_config, fastjson, java, property_crc, sys_flag
 from logquarry.format.frame import MAGIC_V2, Frame
+from logquarry.format.rocksdb_config import FOLDER_V2, FOLDERS_V1
 from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import BATCH_QUEUE as BATCH_FOLDER
 from logquarry.log.layout import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, SIDECAR, StoreLayout
 from logquarry.log.layout import COMPACTED_LOG as COMPACTION_FOLDER
 from logquarry.log.log_place import is_on, setting
+from logquarry.log.rocksdb import CURRENT
+from logquarry.log.rocksdb_config import read_config
 from logquarry.read import timer_wheel
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.index_tags import ROCKSDB_STORE as INDEX_TAGS_SINCE
 from logquarry.read.index_tags import find_tag_entries
+from logquarry.read.rocksdb_queue import rocksdb_folders
 
 QueueKind = Literal["simple", "batch", "rocksdb"]
 
@@ -57,14 +61,8 @@ SEVERAL_LOG_PATHS: Final = log_place.SEVERAL_LOG_PATHS
 LOG_ELSEWHERE: Final = log_place.LOG_ELSEWHERE
 UNKNOWN: Final = "unknown"
 
-ROCKSDB_FOLDERS: Final = (CONSUME_QUEUE, "consumequeue_rocksdb")
-"""Folders that hold the queues in RocksDB, if there is a file ``CURRENT`` in them."""
-CONFIG_V1: Final = ("topics", "subscriptionGroups", "consumerOffsets")
-CONFIG_V2: Final = "rdb"
-
 EXT_FOLDER: Final = "consumequeue_ext"
 
-_CURRENT: Final = "CURRENT"
 _QUEUE_TYPE: Final = "queue.type"
 CLEANUP: Final = "cleanup.policy"
 COMPACTION_POLICY: Final = "COMPACTION"
@@ -88,7 +86,7 @@ _KNOWN_CONFIG: Final = frozenset(
         *("consumerFilter.json", "consumerOrderInfo.json", "messageRequestMode.json"),
         *("topicQueueMapping.json", "lmqConsumerOffset.json", "transactionMetrics"),
         *("timermetrics", "timercheck", "tieredStoreMetadata.json"),
-        *(*CONFIG_V1, CONFIG_V2),
+        *(*FOLDERS_V1.values(), FOLDER_V2),
     }
 )
 
@@ -211,22 +209,23 @@ def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool
 def rocksdb_config(layout: StoreLayout) -> Feature | None:
     """The feature of a configuration in RocksDB, None if the store has none. Reads names only."""
     there = {entry.name for entry in layout.filesystem.list(CONFIG) if entry.is_dir}
-    evidence = tuple(f"{CONFIG}/{name}/" for name in (*CONFIG_V1, CONFIG_V2) if name in there)
+    folders = (*FOLDERS_V1.values(), FOLDER_V2)
+    evidence = tuple(f"{CONFIG}/{name}/" for name in folders if name in there)
     if not evidence:
         return None
     return Feature(ROCKSDB_CONFIG, evidence, "topics, groups and consumer offsets are in RocksDB")
 
 
 def topic_attributes(layout: StoreLayout) -> Mapping[str, Mapping[str, Any]]:
-    """Topic -> attributes, by ``config/topics.json``; none if it cannot be read."""
-    path = f"{CONFIG}/{broker_config.TOPICS_FILE}"
+    """Topic -> attributes, by ``config/topics.json`` or RocksDB; none if they cannot be read."""
     try:
-        table = fastjson.decode(layout.filesystem.read(path))["topicConfigTable"]
+        document = read_config(layout.filesystem, broker_config.TOPICS_FILE)
+        table = fastjson.decode(document)["topicConfigTable"]
         return {
             str(name): found if isinstance(found := topic.get("attributes"), dict) else {}
             for name, topic in table.items()
         }
-    except (FileNotFoundError, ValueError, TypeError, LookupError, AttributeError):
+    except (OSError, CorruptFile, ValueError, TypeError, LookupError, AttributeError):
         # verify reports a file that cannot be read.
         return {}
 
@@ -277,11 +276,7 @@ class _Finder:
         """The kinds, and the features that they imply."""
         kinds: dict[str, QueueKind] = {}
         kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
-        in_rocksdb = tuple(
-            f"{folder}/{_CURRENT}"
-            for folder in ROCKSDB_FOLDERS
-            if any(entry.name == _CURRENT for entry in self._list(folder))
-        )
+        in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in rocksdb_folders(self._layout))
         if in_rocksdb:
             self._add(ROCKSDB_QUEUES, in_rocksdb, "the queues are in RocksDB")
             # The topics with files as well are those of rocksdbCQDoubleWriteEnable.

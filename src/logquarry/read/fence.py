@@ -17,6 +17,7 @@ from typing import Final
 from logquarry.config import StoreConfig
 from logquarry.errors import UnsupportedStore
 from logquarry.log.layout import StoreLayout
+from logquarry.log.rocksdb import CURRENT, is_installed, needs_package
 from logquarry.read import features as names
 from logquarry.read.features import (
     Feature,
@@ -98,6 +99,9 @@ _HARM: Final = {
 _OUT: Final = {
     names.BATCH_QUEUES: "start the broker over the store, it recovers it; `logquarry rebuild` "
     "makes new batch queues; or copy the messages with `logquarry export` and `logquarry import`",
+    names.ROCKSDB_QUEUES: "start the broker over the store, it recovers it; `logquarry rebuild` "
+    "makes new queues in RocksDB if no queue is in files; or copy the messages with `logquarry "
+    "salvage --into`, which makes a plain store",
     names.MULTI_DISPATCH: "leave enableMultiDispatch out of the configuration: the files show it",
     names.SEVERAL_LOG_PATHS: _CONVERT,
     names.LOG_ELSEWHERE: f"make commitlog/ a link to that folder; or {_CONVERT}",
@@ -229,7 +233,7 @@ def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
 
 
 def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterable[str]) -> None:
-    """Refuse to consume topics whose queues or offsets are not read.
+    """Refuse to consume topics whose queues or offsets cannot be read.
 
     Args:
         layout: the store's files.
@@ -237,20 +241,15 @@ def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterabl
         topics: the topics that are to be consumed.
 
     Raises:
-        UnsupportedStore: if one has queues that :func:`require_queue` refuses, or if the offsets
-            of the groups are in RocksDB: each group would begin at a wrong offset.
+        UnsupportedStore: if one has queues that :func:`require_queue` refuses.
+        UsageError: if the offsets of the groups are in RocksDB, and the package ``rocksdict`` is
+            not installed.
     """
     for topic in topics:
         require_queue(layout, others, topic)
-    found = rocksdb_config(layout)
-    if found is not None:
-        raise UnsupportedStore(
-            f"{layout.root}: the offsets of its consumer groups are in RocksDB "
-            f"({', '.join(found.evidence)}), which is not read: a group would begin anywhere. Read "
-            "queues with get(), or the log with scan()",
-            feature=found.name,
-            evidence=found.evidence,
-        )
+    # A group would begin at a wrong offset.
+    if rocksdb_config(layout) is not None and not is_installed():
+        raise needs_package(f"{layout.root}: the offsets of its consumer groups are")
 
 
 def _forbidding(found: StoreFeatures, config: StoreConfig, action: Action) -> Iterator[Feature]:
@@ -260,8 +259,16 @@ def _forbidding(found: StoreFeatures, config: StoreConfig, action: Action) -> It
         refused = _REFUSED.get(feature.name, frozenset())
         if feature.name == names.MULTI_DISPATCH and config.enable_multi_dispatch is False:
             refused = _QUEUES
+        if feature.name == names.ROCKSDB_QUEUES and _are_all_in_rocksdb(found, feature):
+            refused -= {Action.REBUILD_QUEUES}
         if actions & refused:
             yield feature
+
+
+def _are_all_in_rocksdb(found: StoreFeatures, feature: Feature) -> bool:
+    """Whether the store has one RocksDB, and no queue outside of it."""
+    kinds = {*found.queue_kinds.values()} - {"rocksdb"}
+    return not kinds and len(feature.evidence) == 1 and feature.evidence[0].endswith(CURRENT)
 
 
 def _error(root: str, feature: Feature, action: Action) -> UnsupportedStore:

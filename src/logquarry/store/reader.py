@@ -2,8 +2,8 @@
 
 The reader makes, locks and changes nothing, so it can run beside a live broker. It lists the
 folders when it opens the store, and again on :meth:`BaseReader.refresh` or when you request an
-offset beyond the files that it knows. If a store has no queue files, the reader makes the queues
-from the log, in memory.
+offset beyond the files that it knows. If a store has no queue files, the reader takes the queues
+from RocksDB, and makes from the log, in memory, what RocksDB lacks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from logquarry.units import now_ms
 
 if TYPE_CHECKING:
     from logquarry.log.walk import LogReader
-    from logquarry.read.log_queues import LogQueue, QueueKey
+    from logquarry.read.log_queues import QueueKey
     from logquarry.store.consumer.registry import Consumers
     from logquarry.store.stats import StoreStats
     from logquarry.write.put_result import PutResult
@@ -156,7 +156,7 @@ class BaseReader(StoreReads):
         """(topic, queue id) of each queue, sorted."""
         self._require_open()
         names = {*self.layout.queue_names, *self.layout.batch_queue_names}
-        if not self.has_queue_files:
+        if self._found.has_other_queues:
             names |= self._found.log_queues[0].keys()
         return tuple(sorted(names))
 
@@ -167,8 +167,11 @@ class BaseReader(StoreReads):
         if not self._found.has_queue_files:
             return self._found.log_queues[0].get((topic, queue_id))
         found = self._batch_queue(topic, queue_id) or self._file_queue(topic, queue_id)
-        if found is None and self._found.other_queues.has_rocksdb:
-            return self._found.log_queues[0].get((topic, queue_id))
+        if self._found.has_other_queues:
+            other = self._found.log_queues[0].get((topic, queue_id))
+            # Files that a broker wrote before its queues moved to RocksDB end earlier.
+            if other is not None and (found is None or found.max_offset < other.max_offset):
+                return other
         return found
 
     def _readable_queue(self, topic: str, queue_id: int) -> Queue | None:
@@ -210,16 +213,26 @@ class BaseReader(StoreReads):
     def _last_entries(self) -> list[QueueEntry]:
         return last_entries(self.layout, self._file_queues())
 
-    def _queues_from_log(self) -> tuple[Mapping[QueueKey, LogQueue], int]:
-        """Read the whole log: the queues that its messages make, and the log's end."""
+    def _queues_from_log(self) -> tuple[Mapping[QueueKey, Queue], int]:
+        """The queues in RocksDB and those that the messages behind them make, and the log's end.
+
+        Without RocksDB, this reads the whole log.
+        """
         from logquarry.read.log_queues import QueueBuilder
+        from logquarry.read.rocksdb_queue import open_queues
         from logquarry.read.store_sizes import with_entry_rules
 
         config = with_entry_rules(self.layout).config
-        builder = QueueBuilder(config, self.layout.delay_levels_ms).add(self._log_reader().events())
+        database = open_queues(self.layout)
+        start = None
+        if database is not None and self.layout.commit_log.at(database.dispatched_end) is not None:
+            start = database.dispatched_end
+        builder = QueueBuilder(config, self.layout.delay_levels_ms)
+        builder.add(self._log_reader().events(start))
         end = self._log.min_offset if builder.log_end is None else builder.log_end
         self._log.set_end(end)
-        return builder.queues(), end
+        made = builder.queues()
+        return made if database is None else database.queues(made, self._log.min_offset), end
 
     def get(
         self,
@@ -253,9 +266,11 @@ class BaseReader(StoreReads):
         return offset < queue.max_offset
 
     def _make_consumers(self) -> Consumers:
+        from logquarry.disk.config_file import offsets_in_rocksdb
         from logquarry.store.consumer.queue_reader import consumers_of_a_reader
 
-        return consumers_of_a_reader(self, self._bulk_getter, Path(self.root), self._refuse)
+        known = offsets_in_rocksdb(self.layout)
+        return consumers_of_a_reader(self, self._bulk_getter, Path(self.root), self._refuse, known)
 
     def _refuse(self, _: Message) -> PutResult:
         raise ReadOnlyStore.of(self.root)
@@ -276,6 +291,11 @@ class _Found:
         return any(queue.last_entry is not None for queue in queues)
 
     @cached_property
+    def has_other_queues(self) -> bool:
+        """Whether a queue may be in no file: in RocksDB, or only in the log."""
+        return not self.has_queue_files or self.other_queues.has_rocksdb
+
+    @cached_property
     def other_queues(self) -> OtherQueues:
         """Queues that are not files of 20-byte entries."""
         return other_queues(self._store.layout)
@@ -286,6 +306,6 @@ class _Found:
         return sound_bound(layout, log_bound(layout, self._store._file_queues()))
 
     @cached_property
-    def log_queues(self) -> tuple[Mapping[QueueKey, LogQueue], int]:
-        """The queues made from the log, and the log's end."""
+    def log_queues(self) -> tuple[Mapping[QueueKey, Queue], int]:
+        """The queues in RocksDB or made from the log, and the log's end."""
         return self._store._queues_from_log()

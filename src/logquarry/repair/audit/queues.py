@@ -11,32 +11,24 @@ Memory does not grow with the log.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
-from logquarry.format import properties as props
-from logquarry.format import rows as r
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.log import columns
 from logquarry.log.follow import Followed
 from logquarry.log.layout import CONSUME_QUEUE, NAME_DIGITS, StoreLayout
-from logquarry.log.places import runs_at
-from logquarry.log.walk import Run
-from logquarry.read.consume_queue import ConsumeQueue, Units, has_message, is_written
+from logquarry.read.consume_queue import ConsumeQueue, Queue, Units, is_written
 from logquarry.read.fence import other_queues
 from logquarry.read.log_end import consume_queues
-from logquarry.read.log_queues import MULTI_SEPARATOR, QueueKey
+from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.batch_queues import BatchQueuesAudit, batch_entries_of
 from logquarry.repair.audit.differences import (
     MOST_GAPS,
-    MOST_STRETCHES,
     Bools,
     Difference,
     EntryGroup,
@@ -47,22 +39,12 @@ from logquarry.repair.audit.differences import (
     file_differences,
     queue_name,
     same_entries,
-    within,
 )
+from logquarry.repair.audit.spare_entries import SpareEntries
 from logquarry.write.dispatcher import queue_name_fault
 from logquarry.write.queue_writer import QueuePart, units_of
 
 _COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
-_CHUNK: Final = 1 << 16
-_SEPARATOR: Final = MULTI_SEPARATOR.encode()
-_COPIES: Final = re.compile(
-    rf"(?:^|{props.PROPERTY_SEPARATOR}){props.INNER_MULTI_DISPATCH}"
-    rf"{props.NAME_VALUE_SEPARATOR}([^{props.PROPERTY_SEPARATOR}]*)".encode()
-)
-_OWN, _COPY, _FOREIGN = range(3)
-"""Owner of a message: this queue, this queue by multi-dispatch, or another queue."""
-_FITS, _MOVED, _STRANGE = range(3)
-"""An entry fits its message, has another queue offset, or points to another queue's message."""
 
 
 @dataclass(slots=True)
@@ -74,7 +56,7 @@ class _Seen:
     store time.
     """
 
-    queue: ConsumeQueue | None
+    queue: Queue | None
     next_offset: int
     first_offset: int
     messages: int = 0
@@ -111,7 +93,7 @@ class QueuesAudit:
         self.entries = 0
         self._files = OpenFiles(layout)
         self._seen: dict[QueueKey, _Seen] = {}
-        self._names = set(layout.queue_names)
+        self._names = self._find_names()
         self._other_queues = other_queues(layout)
         self.batch = BatchQueuesAudit(layout, self._other_queues.batch)
         # While retention removes the log's first file, it cuts the queues after that file.
@@ -158,7 +140,10 @@ class QueuesAudit:
             seen = self._seen[key] = _Seen(queue, first, first)
         return seen
 
-    def _queue(self, key: QueueKey) -> ConsumeQueue:
+    def _find_names(self) -> set[QueueKey]:
+        return set(self.layout.queue_names)
+
+    def _queue(self, key: QueueKey) -> Queue:
         start = self.layout.commit_log.start
         return ConsumeQueue(
             self.layout, *key, log_min_offset=start, files=self._files, with_stale=True
@@ -244,6 +229,12 @@ class QueuesAudit:
             lost: parts of the log that hold no readable message.
         """
         is_explained = self._is_crash(log_end)
+        yield from self._differences(log_end, lost, is_explained=is_explained)
+        yield from self.batch.finish(log_end, lost, is_crash=is_explained)
+
+    def _differences(
+        self, log_end: int, lost: LostSpans, *, is_explained: bool
+    ) -> Iterator[Difference]:
         for key in sorted({*self._seen, *self._names}):
             yield from self._file_differences(key)
             seen = self._seen.get(key)
@@ -251,7 +242,6 @@ class QueuesAudit:
                 queue = self._queue(key)
                 seen = _Seen(queue, queue.min_offset, queue.min_offset)
             yield from self._queue_differences(key, seen, log_end, lost, is_explained=is_explained)
-        yield from self.batch.finish(log_end, lost, is_crash=is_explained)
 
     def _is_crash(self, log_end: int) -> bool:
         """Whether a crash explains the messages that the queues lack at their ends.
@@ -274,6 +264,11 @@ class QueuesAudit:
                 dispatched = max(dispatched, end)
             if any(file.size != queue.sequence.file_size for file in queue.files if file.size):
                 return False
+        return self._is_dispatched(dispatched, known)
+
+    def _is_dispatched(self, dispatched: int, known: int) -> bool:
+        """Whether the queues lack no message before a place of the log, nor one stored by a
+        time."""
         behind = [seen for seen in self._seen.values() if seen.missing_from is not None]
         return all(
             seen.missing_since > known and (seen.missing_from or 0) >= dispatched for seen in behind
@@ -289,21 +284,15 @@ class QueuesAudit:
             yield Difference("new_epoch", "commitlog" if file is None else file.path, at, reason)
         queue = seen.queue
         if queue is None:
-            folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
-            reason = f"the log has {seen.messages} messages of it"
-            # The audit does not read queues in RocksDB, and the dispatcher makes no queue for a
-            # topic that cannot name a folder.
-            has_none = self._other_queues.has_rocksdb or queue_name_fault(key[0]) is not None
-            is_explained = is_explained or has_none
-            yield Difference("queue_missing", folder, 0, reason, is_explained=is_explained)
+            yield from self._missing(key, seen.messages, is_explained=is_explained)
             return
         for group in seen.groups.values():
-            yield _difference(queue, group)
+            yield self._difference(queue, group)
         if seen.messages and seen.next_offset > queue.max_offset:
             first = max(queue.max_offset, seen.first_offset)
             yield Difference(
                 "queue_behind",
-                *_entry_place(queue, first),
+                *self._place(queue, first),
                 f"ends at {queue.max_offset}, and the log has messages up to {seen.next_offset}",
                 (seen.next_offset - first) * UNIT_SIZE,
                 is_explained,
@@ -315,8 +304,27 @@ class QueuesAudit:
         spare = SpareEntries(self.layout, queue, log_end, lost)
         begin = seen.first_offset if seen.messages else stop
         for group in spare.check([(max(first, a), min(b, stop)) for a, b in ranges], begin):
-            yield _difference(queue, group)
+            yield self._difference(queue, group)
         self.entries += spare.entries
+
+    def _missing(self, key: QueueKey, messages: int, *, is_explained: bool) -> Iterator[Difference]:
+        """The difference of a queue of which the log has messages and the disk nothing."""
+        folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
+        reason = f"the log has {messages} messages of it"
+        # The dispatcher makes no queue for a topic that cannot name a folder.
+        is_explained = is_explained or queue_name_fault(key[0]) is not None
+        if not self._other_queues.has_rocksdb:
+            yield Difference("queue_missing", folder, 0, reason, is_explained=is_explained)
+
+    def _place(self, queue: Queue, offset: int) -> tuple[str, int]:
+        """The file of an entry, and its position there."""
+        room = self.layout.queue(queue.topic, queue.queue_id).file_size
+        base = offset * UNIT_SIZE // room * room
+        folder = f"{CONSUME_QUEUE}/{queue.topic}/{queue.queue_id}"
+        return f"{folder}/{base:0{NAME_DIGITS}d}", offset * UNIT_SIZE - base
+
+    def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
+        return group.at(*self._place(queue, group.number), UNIT_SIZE)
 
     def _file_differences(self, key: QueueKey) -> Iterator[Difference]:
         sequence = self.layout.queue(*key)
@@ -330,7 +338,7 @@ class QueuesAudit:
                 yield found.size_difference(0)
 
 
-def has_entries(queue: ConsumeQueue, part: QueuePart) -> bool:
+def has_entries(queue: Queue, part: QueuePart) -> bool:
     """Whether a queue has exactly these entries, byte for byte and without a gap."""
     offsets = part.offsets
     first, stop = int(offsets[0]), int(offsets[-1]) + 1
@@ -347,7 +355,7 @@ def has_entries(queue: ConsumeQueue, part: QueuePart) -> bool:
     return at == len(offsets)
 
 
-def _entries_at(queue: ConsumeQueue, offsets: Int64) -> Units:
+def _entries_at(queue: Queue, offsets: Int64) -> Units:
     """The entries at ascending queue offsets; zeros beyond the queue's ends."""
     first, stop = int(offsets[0]), int(offsets[-1]) + 1
     result = np.zeros(len(offsets), dtype=queue.units(0, 0).dtype)
@@ -355,150 +363,3 @@ def _entries_at(queue: ConsumeQueue, offsets: Int64) -> Units:
         inside = (offsets >= start) & (offsets < start + len(entries))
         result[inside] = entries[offsets[inside] - start]
     return result
-
-
-def _entry_place(queue: ConsumeQueue, offset: int) -> tuple[str, int]:
-    """The file of an entry, and its position there."""
-    room = queue.sequence.file_size
-    base = offset * UNIT_SIZE // room * room
-    folder = f"{CONSUME_QUEUE}/{queue.topic}/{queue.queue_id}"
-    return f"{folder}/{base:0{NAME_DIGITS}d}", offset * UNIT_SIZE - base
-
-
-def _difference(queue: ConsumeQueue, group: EntryGroup) -> Difference:
-    return group.at(*_entry_place(queue, group.number), UNIT_SIZE)
-
-
-# ------------------------------------------------------ entries that no message of the log asks for
-class SpareEntries:
-    """Checks entries of one queue against the frames that they point to.
-
-    Args:
-        layout: the store's files.
-        queue: the queue.
-        log_end: physical offset of the log's end.
-        lost: parts of the log that hold no readable message.
-
-    Attributes:
-        entries: number of entries that were compared with frames.
-    """
-
-    def __init__(
-        self, layout: StoreLayout, queue: ConsumeQueue, log_end: int, lost: LostSpans
-    ) -> None:
-        self.entries = 0
-        self._layout = layout
-        self._queue = queue
-        self._topic = queue.topic.encode("utf-8", "surrogateescape")
-        self._log_end = log_end
-        self._lost = lost
-        self._groups: dict[str, EntryGroup] = {}
-        self._stretches: list[EntryGroup] = []
-        self._begin = 0
-        # How the previous entry was misplaced, and by how many entries.
-        self._last = (_FITS, 0)
-
-    def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
-        """The wrong entries in some ascending ranges of queue offsets.
-
-        Fillers before ``begin`` are right: they pad the queue's first file.
-        """
-        self._begin = begin
-        for first, stop in ranges:
-            self._last = _FITS, 0
-            for start, entries in self._queue.runs(first, stop):
-                for at in range(0, len(entries), _CHUNK):
-                    self._check(start + at, entries[at : at + _CHUNK])
-        return [*self._groups.values(), *self._stretches]
-
-    def _check(self, start: int, entries: Units) -> None:
-        places = entries["physical_offset"].astype(np.int64)
-        named = has_message(entries)
-        fillers = is_written(entries) & ~named
-        fillers &= start + np.arange(len(entries)) >= self._begin
-        self._note("queue_filler", start, fillers, "is a filler: its message is lost")
-        damaged = named & within(places, self._lost)
-        self._note_places("queue_in_damage", start, places, damaged, "in a damaged part of the log")
-        named &= ~damaged
-        ahead = named & (places >= self._log_end)
-        end = f"and the log ends at {self._log_end}"
-        self._note_places("queue_ahead", start, places, ahead, end)
-        inside = np.flatnonzero(named & ~ahead & (places >= self._layout.commit_log.start))
-        if len(inside):
-            self.entries += len(inside)
-            self._check_frames(start, places, entries["size"].astype(np.int32), inside)
-
-    def _check_frames(
-        self, start: int, places: Int64, sizes: npt.NDArray[np.int32], inside: Int64
-    ) -> None:
-        order = inside[np.argsort(places[inside], kind="stable")]
-        bad: list[int] = []
-        frames: list[tuple[Int64, Int64, Int64]] = []
-        for event in runs_at(self._layout, places[order], sizes[order], check_crc=False):
-            if isinstance(event, Run):
-                frames.append(self._read(event))
-            else:
-                bad.append(event.offset)
-        dangling = np.zeros(len(places), np.bool_)
-        dangling[inside] = np.isin(places[inside], np.array(bad, np.int64))
-        self._note_places("queue_entry_dangling", start, places, dangling, "where no frame starts")
-        framed = inside[~dangling[inside]]
-        if not len(framed):
-            return
-        offsets, queue_offsets, owners = map(np.concatenate, zip(*frames, strict=True))
-        at = np.searchsorted(offsets, places[framed])
-        self._check_places(start + framed, places[framed], queue_offsets[at], owners[at])
-
-    def _read(self, run: Run) -> tuple[Int64, Int64, Int64]:
-        """Physical offset, queue offset and owner of each frame of a run."""
-        rows = run.rows
-        fields = columns.fixed_fields(run.window, rows, ("queue_id", "queue_offset"))
-        ids, topics = columns.topic_ids(run.window, rows)
-        own = np.array([topic == self._queue.topic for topic in topics], np.bool_)[ids]
-        own &= fields["queue_id"] == self._queue.queue_id
-        owners = np.where(own, _OWN, _FOREIGN)
-        foreign = np.flatnonzero(~own)
-        for number, row in zip(foreign.tolist(), rows[foreign].tolist(), strict=True):
-            at = row[r.POSITION] + row[r.PROPS_AT]
-            text = run.window.data[at : at + row[r.PROPS_LENGTH]].tobytes()
-            names = (match[1].split(_SEPARATOR) for match in _COPIES.finditer(text))
-            if any(self._topic in some for some in names):
-                owners[number] = _COPY
-        places = rows[:, r.POSITION].astype(np.int64) + run.window.base
-        return places, fields["queue_offset"].astype(np.int64), owners
-
-    def _check_places(
-        self, index: Int64, places: Int64, queue_offsets: Int64, owners: Int64
-    ) -> None:
-        """Compare the ascending queue offsets of entries with those of their messages.
-
-        The frame of a copy holds the queue offset in its topic, not the one in this queue.
-        """
-        shifts = np.where(owners == _OWN, queue_offsets - index, 0)
-        ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))
-        # A stretch ends where entries are misplaced in another way, or by another number.
-        changes = ways != np.append(self._last[0], ways[:-1])
-        changes |= shifts != np.append(self._last[1], shifts[:-1])
-        self._last = int(ways[-1]), int(shifts[-1])
-        bounds = [0, *np.flatnonzero(changes).tolist(), len(ways)]
-        for number, (at, stop) in enumerate(pairwise(bounds)):
-            if at == stop or ways[at] == _FITS:
-                continue
-            # Number 0 continues the stretch of the entries before.
-            if number and len(self._stretches) < MOST_STRETCHES:
-                what = f"whose queue offset is {queue_offsets[at]}"
-                if ways[at] == _STRANGE:
-                    what = "which belongs to another queue"
-                text = f"points to the message at {places[at]}, {what}"
-                self._stretches.append(EntryGroup("queue_misplaced", int(index[at]), text))
-            self._stretches[-1].count += stop - at
-
-    def _note_places(self, kind: str, start: int, places: Int64, which: Bools, why: str) -> None:
-        if which.any():
-            first = places[int(which.argmax())]
-            self._note(kind, start, which, f"points to a message at {first}, {why}")
-
-    def _note(self, kind: str, start: int, which: Bools, reason: str) -> None:
-        if which.any():
-            group = EntryGroup(kind, start + int(which.argmax()), reason)
-            self._groups.setdefault(kind, group).count += int(which.sum())

@@ -33,6 +33,7 @@ from logquarry.repair.audit.batch_queues import batch_entries_of
 from logquarry.repair.audit.log import LogAudit, damage_json
 from logquarry.repair.rebuild.batch_files import BatchFiles
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, QueueFiles
+from logquarry.repair.rebuild.rocksdb_files import RocksFiles
 from logquarry.units import Progress
 from logquarry.write.queue_writer import QueuePart, parts_with_copies
 
@@ -247,6 +248,7 @@ class BuildJob:
         likely_end: physical offset near the log's end.
         is_live: whether a writer has the store open.
         batch: builds the batch queues; None if the store has none, or none are wanted.
+        rocksdb: the folder of RocksDB below ``folder``, if the store has its queues there.
     """
 
     layout: StoreLayout
@@ -259,13 +261,16 @@ class BuildJob:
     likely_end: int
     is_live: bool
     batch: BatchFiles | None = None
+    rocksdb: str | None = None
 
     def queue_files(self) -> QueueFiles | None:
         """The queues to build, None if none are wanted."""
         if CONSUME_QUEUE not in self.names:
             return None
         assert self.config.queue_file_size is not None
-        return QueueFiles(self.disk, self.folder / CONSUME_QUEUE, self.config.queue_file_size)
+        kind = QueueFiles if self.rocksdb is None else RocksFiles
+        folder = self.folder / (self.rocksdb or CONSUME_QUEUE)
+        return kind(self.disk, folder, self.config.queue_file_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +313,10 @@ def build_here(job: BuildJob, progress: Progress | None) -> Built:
                     parts = parts_with_copies(window, found, job.config)
                     if job.batch is not None:
                         _add_batches(job.batch, window, found, parts)
-                    queues.add(parts)
+                    if isinstance(queues, RocksFiles):
+                        queues.add_run(found, parts)
+                    else:
+                        queues.add(parts)
             if progress is not None:
                 progress(run.end - log.start, max(run.end, job.likely_end) - log.start)
         if queues is not None:

@@ -43,6 +43,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.fence import Action, other_queues, require
 from logquarry.read.log_end import consume_queues, last_entries
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import queue_fault
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
@@ -61,6 +62,11 @@ from logquarry.repair.rebuild.build import (
     write_note,
 )
 from logquarry.repair.rebuild.queue_files import QueueFiles
+from logquarry.repair.rebuild.rocksdb_files import (
+    RocksFiles,
+    require_dispatched,
+    rocksdb_not_in_tasks,
+)
 from logquarry.repair.recover.folder_check import check_file_size
 from logquarry.repair.recover.loss import find_loss, require_consent
 from logquarry.units import Clock, Progress, now_ms
@@ -126,6 +132,10 @@ def rebuild(
         if builder is not build_here:
             raise not_in_tasks(str(root), batch)
         names.insert(1, BATCH_QUEUE)
+    if queues and (folders := rocksdb_folders(layout)):
+        if builder is not build_here:
+            raise rocksdb_not_in_tasks(str(root), folders)
+        names[:1] = dict.fromkeys((CONSUME_QUEUE, *folders))
     target = root if into is None else check_into(root, local_folder(into), names)
     for name, action in ((CONSUME_QUEUE, Action.REBUILD_QUEUES), (INDEX, Action.REBUILD_INDEX)):
         if name in names:
@@ -378,6 +388,7 @@ class _Rebuild:
             likely_end=likely_end,
             is_live=report.is_live,
             batch=self._batch_files(layout, config),
+            rocksdb=next(iter(rocksdb_folders(layout)), None),
         )
         built = self._builder(job, progress)
         queues = built.queues
@@ -387,6 +398,7 @@ class _Rebuild:
                 layout, end=log.end, damage=log.damage, last_timestamp=log.last_timestamp
             )
             require_consent(layout.root, lost, None)
+            require_dispatched(layout, log.end)
         report = dataclasses.replace(
             report, log_end=log.end, messages=log.count, damage=tuple(log.damage)
         )
@@ -396,6 +408,7 @@ class _Rebuild:
                 queues=_queue_reports(queues, self._take_over(layout, queues, queue_size)),
                 left_out=tuple(queues.left_out),
             )
+            self._disk.make_folders(self._build / CONSUME_QUEUE)
             self._disk.sync_names(self._build / CONSUME_QUEUE)
         if job.batch is not None:
             report = with_batches(layout, report, job.batch, self._copy)
@@ -449,6 +462,9 @@ class _Rebuild:
         at 0, and the progress of its consumers would lie ahead of them.
         """
         taken = []
+        if isinstance(queues, RocksFiles):
+            for name, end in queues.take_over(layout).items():
+                taken.append(QueueReport(*name, end, end, 0, 0, is_taken_over=True))
         for queue in consume_queues(layout, OpenFiles(layout)):
             key: QueueKey = queue.topic, queue.queue_id
             stop = queue.max_offset

@@ -15,8 +15,10 @@ from typing import Any, Final
 
 from logquarry.disk.disk import Disk
 from logquarry.format import timer
+from logquarry.format.rocksdb_config import FOLDER_V2, FOLDERS_V1
 from logquarry.log.layout import CONFIG, StoreLayout
 from logquarry.log.readable import UNREADABLE
+from logquarry.log.rocksdb_config import tables_in_rocksdb
 from logquarry.read import features as names
 from logquarry.read.features import Feature, find_features
 from logquarry.read.pops import KV_STORE
@@ -28,7 +30,7 @@ _ALIGNED: Final = 4096
 _LOST: Final = {
     names.ROCKSDB_QUEUES: "the queues become files: run the broker with storeType=default",
     names.ROCKSDB_CONFIG: "copied as it is, but a broker with storeType=default reads JSON files: "
-    "create the topics again",
+    "install logquarry[rocksdb] to get them, or create the topics again",
     names.ROCKSDB_STORE: "index, timers and transactions in RocksDB are not carried over",
     names.QUEUE_EXT: "the extension units of the queues; the broker then filters by the messages",
     names.TIERED: "messages that are only in the tiered storage are not read",
@@ -73,19 +75,22 @@ class OtherFiles:
 def other_files(layout: StoreLayout) -> OtherFiles:
     """Decide which files of a store are copied in addition to its log, and which are left out."""
     found = find_features(layout)
+    is_read = tables_in_rocksdb(layout.filesystem) is not None
     carried: list[str] = []
     left = [
         LeftBehind(feature.name, feature.evidence, f"{feature.detail}: {_LOST[feature.name]}")
         for feature in found.features
-        if feature.name in _LOST
+        if feature.name in _LOST and not (is_read and feature.name == names.ROCKSDB_CONFIG)
     ]
     if layout.filesystem.list(KV_STORE):
         carried.append(KV_STORE)
     compacted: Feature | None = found.get(names.COMPACTION)
     if compacted is not None and layout.filesystem.list(COMPACTED):
         carried.append(COMPACTED)
+    # The tables become JSON files. Their RocksDB would be read instead of them.
+    in_json = {FOLDER_V2, *FOLDERS_V1.values()} if is_read else set()
     for entry in layout.filesystem.list(CONFIG):
-        if entry.is_dir:
+        if entry.is_dir and entry.name not in in_json:
             carried.append(f"{CONFIG}/{entry.name}")
     return OtherFiles(tuple(carried), tuple(left))
 

@@ -37,6 +37,7 @@ from logquarry.log.layout import (
     StoreLayout,
     quarantine,
 )
+from logquarry.log.rocksdb_config import tables_in_rocksdb
 from logquarry.log.store_names import absolute
 from logquarry.read.fence import Action, require
 from logquarry.read.log_end import consume_queues
@@ -477,9 +478,11 @@ def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress]
             path = f"{CONFIG}/{entry.name}"
             with suppress(UnreadableFile):
                 documents[path] = layout.filesystem.read(path)
+    for file, document in (tables_in_rocksdb(layout.filesystem) or {}).items():
+        documents[f"{CONFIG}/{file}"] = document
     topics = f"{CONFIG}/{broker_config.TOPICS_FILE}"
     if topics not in documents:
-        # Lost, or in RocksDB: without it a broker serves no topic of the new store to clients.
+        # Without it a broker serves no topic of the new store to clients.
         documents[topics] = broker_config.encode_topics(topics_of(plan.queues)).encode()
     path = f"{CONFIG}/{broker_config.CONSUMER_OFFSET_FILE}"
     if path not in documents:

@@ -42,6 +42,7 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     ),
     "suspect_text": ("damage", "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": ("damage", "the log has messages of a queue that has no files"),
+    "bad_rocksdb": ("damage", "RocksDB cannot read the queues"),
     "queue_behind": ("damage", "the queue lacks the last messages of the log"),
     "queue_ahead": ("damage", "queue entries for messages beyond the log's end"),
     "queue_hole": ("damage", "an empty entry before entries that were written"),

@@ -40,6 +40,7 @@ STEPS: Final[Mapping[str, tuple[Action, str]]] = {
         "read the topic with `messages`: the log may still have the message",
     ),
     "queue_missing": (Action.QUEUES, ""),
+    "bad_rocksdb": (Action.QUEUES, ""),
     "queue_behind": (Action.QUEUES, ""),
     "queue_ahead": (Action.RECOVER, ""),
     "queue_hole": (Action.QUEUES, ""),

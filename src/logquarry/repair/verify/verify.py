@@ -13,8 +13,9 @@ import numpy as np
 
 from logquarry.dialect31.recovery import TransactionCheck
 from logquarry.dialect31.unit_files import transaction_frames
-from logquarry.errors import UnreadableFile
+from logquarry.errors import CorruptFile, UnreadableFile
 from logquarry.format import broker_config, durable_mark, fastjson
+from logquarry.format.rocksdb_config import FOLDERS_V1
 from logquarry.log import kept_settings
 from logquarry.log.follow import Followed, Follower, dispatch_requests
 from logquarry.log.layout import (
@@ -33,6 +34,8 @@ from logquarry.log.layout import (
 )
 from logquarry.log.places import guided
 from logquarry.log.readable import UNREADABLE
+from logquarry.log.rocksdb import is_installed
+from logquarry.log.rocksdb_config import place_of, read_config
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.read.compaction import compaction_faults
@@ -41,7 +44,7 @@ from logquarry.read.lost_messages import LostMessages, lost_messages
 from logquarry.read.store_sizes import require_own_settings, with_entry_rules
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.repair.audit.index import IndexAudit
-from logquarry.repair.audit.queues import QueuesAudit
+from logquarry.repair.audit.rocksdb_queues import StoreQueuesAudit
 from logquarry.repair.audit.runs import AuditedRun, FrameFacts, Parts, audited, runs_ahead
 from logquarry.repair.audit.stale_bytes import are_stale_bytes
 from logquarry.repair.audit.timer_files import timer_faults
@@ -113,7 +116,7 @@ class _Verification:
         self.sound = sound
         self.report = VerifyReport(layout.root)
         self.live = layout.is_live()
-        self.queues = QueuesAudit(layout)
+        self.queues = StoreQueuesAudit(layout)
         self.index = IndexAudit(layout, frozenset() if sound is None else sound.chains)
         self.follower = Follower(layout.delay_levels_ms, keys=layout.config.index_keys)
         self.damage: list[DamagedSpan] = []
@@ -170,8 +173,8 @@ class _Verification:
             "damaged_spans": len(self.damage),
             "damaged_bytes": sum(span.length for span in self.damage),
             **self._lost(end),
-            "queues": len(self.layout.queue_names) + len(self.layout.batch_queue_names),
-            "queue_entries": self.queues.entries + self.queues.batch.entries,
+            "queues": self.queues.queues,
+            "queue_entries": self.queues.entries,
             "index_files": len(self.layout.index_files),
             "index_entries": self.index.entries,
         }
@@ -397,6 +400,14 @@ class _Verification:
             broker_config.DELAY_OFFSET_FILE: broker_config.decode_delay_offsets,
             broker_config.TOPICS_FILE: broker_config.decode_topics,
         }
+        for file in FOLDERS_V1 if is_installed() else ():
+            place = place_of(self.layout.filesystem, file)
+            try:
+                _ = place is None or decoders.get(file, bytes)(
+                    read_config(self.layout.filesystem, file)
+                )
+            except (CorruptFile, ValueError, TypeError) as error:
+                self.report.add("bad_config", place or CONFIG, 0, str(error))
         for entry in self.layout.filesystem.list(CONFIG):
             if entry.is_dir or not entry.name.endswith(".json"):
                 continue

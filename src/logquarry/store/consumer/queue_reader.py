@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final, Protocol
@@ -212,6 +212,7 @@ def consumers_of_a_reader(
     getter: MessageGetter,
     root: Path,
     put: Callable[[Message], PutResult],
+    known: Mapping[tuple[str, str], Mapping[int, int]] | None,
 ) -> Consumers:
     """The consumers of a store that another process may write: their offsets stay in memory.
 
@@ -220,14 +221,16 @@ def consumers_of_a_reader(
         getter: gets messages, without the caps of a ``get``.
         root: the store's folder.
         put: refuses messages that are sent back.
+        known: the committed offsets, if the broker keeps them in RocksDB.
     """
     disk = LocalDisk()
     reader = PolledQueueReader(store, getter)
     offsets = ConsumerOffsets(disk, root)
+    offsets.update(known or {})
     made = Consumers(
         reader,
         PolledArrivals(lambda: reader.look(made.topics)),
-        _progress(offsets, reader, store, root),
+        _progress(offsets, reader, store, root, in_rocksdb=known is not None),
         put=put,
         health=disk.health,
         interval_ms=None,
@@ -236,10 +239,16 @@ def consumers_of_a_reader(
 
 
 def _progress(
-    offsets: ConsumerOffsets, reader: LiveQueueReader, store: StoreQueues, root: Path
+    offsets: ConsumerOffsets,
+    reader: LiveQueueReader,
+    store: StoreQueues,
+    root: Path,
+    *,
+    in_rocksdb: bool = False,
 ) -> Progress:
     def topics() -> set[str]:
         return {topic for topic, _ in store.queues()}
 
-    lost = LostOffsets(root, has_offsets=offsets.found is not None, topics=topics)
+    has_offsets = in_rocksdb or offsets.found is not None
+    lost = LostOffsets(root, has_offsets=has_offsets, topics=topics)
     return Progress(offsets, reader, lost)

@@ -1,0 +1,152 @@
+"""Opens a RocksDB folder of a store for reading, without a byte written to the store.
+
+The package ``rocksdict`` writes a file into the folder that it opens, in each mode. So the reader
+opens a temporary folder of symbolic links to the files; for a remote store it copies them there.
+RocksDB opens all files at once, so the temporary folder is removed before the first read.
+
+A broker keeps the newest queue entries in memory, without a log of RocksDB: the folder of a broker
+that runs or was killed lacks them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from logquarry.errors import CorruptFile, UsageError
+from logquarry.log.filesystem import FileSystem, LocalFileSystem
+
+if TYPE_CHECKING:
+    from rocksdict import Rdict
+
+CURRENT: Final = "CURRENT"
+"""The file that each RocksDB folder has."""
+_MANIFEST: Final = "MANIFEST-"
+_DATA: Final = (".sst", ".log", ".blob")
+_ATTEMPTS: Final = 3
+
+
+def is_there(filesystem: FileSystem, folder: str) -> bool:
+    """Whether a folder holds a RocksDB."""
+    return filesystem.exists(f"{folder}/{CURRENT}")
+
+
+def is_installed() -> bool:
+    """Whether the package of the extra ``logquarry[rocksdb]`` is installed."""
+    try:
+        import rocksdict  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def needs_package(what: str) -> UsageError:
+    """The error if the package is needed and missing: ``what`` is in RocksDB."""
+    return UsageError(
+        f"{what} in RocksDB, and the package rocksdict is not installed: "
+        "pip install 'logquarry[rocksdb]'"
+    )
+
+
+class RocksDb:
+    """A RocksDB, as its files were when it was opened.
+
+    Args:
+        filesystem: the store's files.
+        folder: the folder below the store's root.
+
+    Raises:
+        UsageError: if the package is not installed.
+        CorruptFile: if RocksDB cannot open the files.
+    """
+
+    def __init__(self, filesystem: FileSystem, folder: str) -> None:
+        self.path = filesystem.full_path(folder)
+        for left in reversed(range(_ATTEMPTS)):
+            before = filesystem.list(folder)
+            try:
+                self._links = tempfile.mkdtemp(prefix="logquarry-rocksdb-")
+                self._db, self.families = _open(filesystem, folder, self._links)
+                return
+            except UsageError:
+                raise
+            # rocksdict raises no narrower class.
+            except Exception as error:
+                # A live broker may have replaced files while they were linked.
+                if not left or filesystem.list(folder) == before:
+                    raise self._failed(error) from error
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """The value of a key; None without one."""
+        if family not in self.families:
+            return None
+        try:
+            found: bytes | None = self._db.get_column_family(family).get(key)
+        except Exception as error:
+            raise self._failed(error) from error
+        return found
+
+    def items(
+        self, family: str, start: bytes = b"", stop: bytes | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """The keys in ``[start, stop)`` with their values, in order.
+
+        Raises:
+            CorruptFile: if RocksDB cannot read one of them.
+        """
+        if family not in self.families:
+            return
+        try:
+            found = self._db.get_column_family(family).iter()
+            found.seek(start)
+            while found.valid():
+                key = found.key()
+                if stop is not None and key >= stop:
+                    return
+                yield key, found.value()
+                found.next()
+            # The iterator ends at damage as it does at the last key.
+            found.status()
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def prefixed(self, family: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys that begin with a prefix, with their values, in order."""
+        for key, value in self.items(family, prefix):
+            if not key.startswith(prefix):
+                return
+            yield key, value
+
+    def _failed(self, error: Exception) -> CorruptFile:
+        reason = str(error).replace(self._links, self.path)
+        return CorruptFile(self.path, 0, f"RocksDB cannot read it: {reason}")
+
+
+def _open(filesystem: FileSystem, folder: str, links: str) -> tuple[Rdict, tuple[str, ...]]:
+    try:
+        try:
+            from rocksdict import AccessType, Options, Rdict
+        except ImportError as error:
+            raise needs_package(f"{filesystem.full_path(folder)}: its data are") from error
+        # CURRENT names the manifest: it comes first, the files that the manifest names later.
+        Path(links, CURRENT).write_bytes(filesystem.read(f"{folder}/{CURRENT}"))
+        for entry in filesystem.list(folder):
+            named = entry.name.startswith(_MANIFEST) or entry.name.endswith(_DATA)
+            if named and not entry.is_dir:
+                _link(filesystem, f"{folder}/{entry.name}", Path(links, entry.name))
+        families = tuple(Rdict.list_cf(links))
+        options: Any = {name: Options(raw_mode=True) for name in families}
+        mode = AccessType.read_only(error_if_log_file_exist=False)
+        return Rdict(links, Options(raw_mode=True), options, access_type=mode), families
+    finally:
+        shutil.rmtree(links, ignore_errors=True)
+
+
+def _link(filesystem: FileSystem, path: str, link: Path) -> None:
+    if isinstance(filesystem, LocalFileSystem):
+        link.symlink_to(filesystem.open(path).path)
+    else:
+        link.write_bytes(filesystem.read(path))

@@ -1,0 +1,245 @@
+"""Reads the consume queues in RocksDB of RocketMQ 5 (``RocksDBConsumeQueueStore``).
+
+The broker keeps its newest entries in memory, and RocksDB gets them at a clean shutdown or when
+enough have gathered. So a :class:`RocksQueue` has the entries of RocksDB and after them those of
+the messages that the log has behind the dispatched end, made by
+:class:`logquarry.read.log_queues.QueueBuilder`: together all of them, also beside a live broker.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.errors import CorruptFile
+from logquarry.format import rocksdb_queue as table
+from logquarry.format.queue_entry import QueueEntry
+from logquarry.log.layout import CONSUME_QUEUE, StoreLayout
+from logquarry.log.rocksdb import RocksDb, is_installed, is_there
+from logquarry.read.consume_queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
+from logquarry.read.log_queues import LogQueue, QueueKey
+
+logger = logging.getLogger(__name__)
+
+ROCKSDB_FOLDERS: Final = (CONSUME_QUEUE, "consumequeue_rocksdb")
+"""Folders that hold the queues in RocksDB, if there is a file ``CURRENT`` in them."""
+ENTRY_DTYPE: Final = table.ENTRY.dtype()
+RocksEntries = npt.NDArray[np.void]
+"""Entries as in RocksDB: the fields of :data:`logquarry.format.rocksdb_queue.ENTRY`."""
+Int64 = npt.NDArray[np.int64]
+
+_CHUNK: Final = 1 << 13
+"""Entries that are read at once: a ``get`` reads them all."""
+
+
+def rocksdb_folders(layout: StoreLayout) -> tuple[str, ...]:
+    """The folders with queues in RocksDB. Reads names only."""
+    return tuple(one for one in ROCKSDB_FOLDERS if is_there(layout.filesystem, one))
+
+
+class QueueDb:
+    """The queues of one store in RocksDB, as they were when this object was made.
+
+    Attributes:
+        folder: the folder below the store's root.
+        dispatched_end: physical offset up to which RocksDB has the entries of all messages.
+        bounds: (topic, queue id) -> first and last queue offset, with the place of each message;
+            None for a first queue offset that the broker has not written.
+
+    Raises:
+        UsageError: if the package ``rocksdict`` is not installed.
+        CorruptFile: if RocksDB cannot read the folder.
+    """
+
+    def __init__(self, layout: StoreLayout, folder: str) -> None:
+        self.folder = folder
+        self._db = RocksDb(layout.filesystem, folder)
+        self.dispatched_end = 0
+        self.bounds: dict[QueueKey, tuple[tuple[int, int] | None, tuple[int, int]]] = {}
+        firsts: dict[QueueKey, tuple[int, int]] = {}
+        lasts: dict[QueueKey, tuple[int, int]] = {}
+        for key, value in self._db.items(table.OFFSETS):
+            if key == table.DISPATCHED and len(value) == table.DISPATCHED_END.size:
+                (self.dispatched_end,) = table.DISPATCHED_END.struct.unpack(value)
+                continue
+            name = table.decode_bound_key(key)
+            if name is None or len(value) != table.BOUND.size:
+                raise self._broken(key, value)
+            place, offset = table.BOUND.struct.unpack(value)
+            side = firsts if name.which == table.MIN else lasts
+            side[name.topic, name.queue_id] = offset, place
+        # The broker notes the first queue offset of each queue that a client asks for.
+        self.bounds = {key: (firsts.get(key), last) for key, last in sorted(lasts.items())}
+
+    def entries(
+        self, topic: str, queue_id: int, start: int, stop: int
+    ) -> Iterator[tuple[Int64, RocksEntries]]:
+        """Queue offsets and entries in ``[start, stop)``, some at a time, in order."""
+        first, end = (table.entry_key(topic, queue_id, max(0, one)) for one in (start, stop))
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        for key, value in self._db.items(table.ENTRIES, first, end):
+            if len(key) != len(first) or len(value) != table.ENTRY.size:
+                raise self._broken(key, value)
+            keys.append(key[-table.OFFSET_SIZE :])
+            values.append(value)
+            if len(keys) == _CHUNK:
+                yield _arrays(keys, values)
+                keys, values = [], []
+        if keys:
+            yield _arrays(keys, values)
+
+    def entry(self, topic: str, queue_id: int, offset: int) -> QueueEntry | None:
+        """One entry; None without one."""
+        for _, found in self.entries(topic, queue_id, offset, offset + 1):
+            return QueueEntry(*found[0].item()[:3])
+        return None
+
+    def keys(self) -> Iterator[bytes]:
+        """The keys of all entries."""
+        return (key for key, _ in self._db.items(table.ENTRIES))
+
+    def queues(
+        self, tails: Mapping[QueueKey, LogQueue], log_min_offset: int
+    ) -> dict[QueueKey, Queue]:
+        """All queues.
+
+        Args:
+            tails: the queues of the messages in the log from the dispatched end on.
+            log_min_offset: physical offset of the log's first byte.
+        """
+        found: dict[QueueKey, Queue] = dict(tails)
+        for key in self.bounds:
+            found[key] = RocksQueue(self, key, log_min_offset, tails.get(key))
+        return found
+
+    def _broken(self, key: bytes, value: bytes) -> CorruptFile:
+        reason = f"the key {key!r} with a value of {len(value)} bytes has no known layout"
+        return CorruptFile(self._db.path, 0, reason)
+
+
+def _arrays(keys: list[bytes], values: list[bytes]) -> tuple[Int64, RocksEntries]:
+    offsets = np.frombuffer(b"".join(keys), ">i8").astype(np.int64)
+    return offsets, np.frombuffer(b"".join(values), ENTRY_DTYPE)
+
+
+def open_queues(layout: StoreLayout) -> QueueDb | None:
+    """The queues of a store in RocksDB; None if only the log shows the store's queues.
+
+    That is so without RocksDB, without the package ``rocksdict``, or if RocksDB cannot read its
+    files: the log has each message, and readers make the queues from it.
+    """
+    folders = rocksdb_folders(layout)
+    if not folders or not is_installed():
+        return None
+    try:
+        found = [QueueDb(layout, folder) for folder in folders]
+    except CorruptFile as error:
+        # verify reports it.
+        logger.warning("%s: the queues are made from the log", error)
+        return None
+    return max(found, key=lambda one: one.dispatched_end)
+
+
+class RocksQueue(Queue):
+    """A queue in RocksDB, continued by the messages of the log behind the dispatched end.
+
+    Args:
+        database: the queues of the store.
+        key: topic and queue id.
+        log_min_offset: physical offset of the log's first byte.
+        tail: the messages behind the dispatched end; None without any.
+    """
+
+    # The broker reads entries without regard to files.
+    units_per_file = 1 << 62
+
+    def __init__(
+        self, database: QueueDb, key: QueueKey, log_min_offset: int, tail: LogQueue | None
+    ) -> None:
+        self.topic, self.queue_id = key
+        self._db = database
+        self._key = key
+        self._log_min_offset = log_min_offset
+        self._tail = tail
+        self._first, (last, _) = database.bounds[key]
+        # Entries behind a truncated log stay until new ones replace them.
+        self._stop = last + 1 if tail is None else min(last + 1, tail.min_offset)
+
+    @cached_property
+    def _low(self) -> int:
+        """The first offset whose message the log has, as ``getMinCqOffset`` finds it."""
+        low = 0
+        if self._first is not None:
+            low, place = self._first
+            if place >= self._log_min_offset:
+                return low
+
+        def is_kept(offset: int) -> bool:
+            entry = self._db.entry(*self._key, offset)
+            return entry is not None and entry.physical_offset >= self._log_min_offset
+
+        found = bisect_left(range(low, self._stop), True, key=is_kept)
+        return low + found
+
+    @property
+    def min_offset(self) -> int:
+        """The first offset whose message is still in the log."""
+        if self._low >= self._stop and self._tail is not None:
+            return self._tail.min_offset
+        return self._low
+
+    @property
+    def max_offset(self) -> int:
+        """The offset after the last message."""
+        return self._stop if self._tail is None else self._tail.max_offset
+
+    @property
+    def last_entry(self) -> QueueEntry | None:
+        """The last entry."""
+        if self._tail is not None:
+            return self._tail.last_entry
+        return self._db.entry(*self._key, self._stop - 1)
+
+    @property
+    def last_physical_end(self) -> int | None:
+        """Physical offset at which the last message ends."""
+        entry = self.last_entry
+        return None if entry is None else entry.physical_offset + entry.size
+
+    def segments(self) -> Iterator[QueueSegment]:
+        """The whole queue: RocksDB does not cut it into files."""
+        yield QueueSegment(self.min_offset, self.max_offset - self.min_offset)
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
+        """The entries in a range, in runs without a gap."""
+        for offsets, entries in self._db.entries(*self._key, start, min(stop, self._stop)):
+            units = np.empty(len(entries), UNIT_DTYPE)
+            for name in UNIT_DTYPE.names or ():
+                units[name] = entries[name]
+            cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
+            for begin, end in pairwise([0, *cuts.tolist(), len(offsets)]):
+                yield int(offsets[begin]), units[begin:end]
+        if self._tail is not None:
+            yield from self._tail.runs(start, stop)
+
+    def offset_by_time(
+        self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
+    ) -> int:
+        """The first offset stored at ``timestamp`` or later; after the last message's time the
+        last offset. The broker's search (``BoundaryType.LOWER``) gives the queue's end then."""
+        offsets = range(*self.bounds())
+
+        def time_of(offset: int) -> int:
+            place, size, _ = self.units(offset, offset + 1)[0].item()
+            return store_time(place, size)
+
+        at = bisect_left(offsets, timestamp, key=time_of)
+        return offsets[min(at, len(offsets) - 1)] if offsets else 0

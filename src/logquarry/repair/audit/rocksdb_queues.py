@@ -1,0 +1,160 @@
+"""Audit of all queues of a store: those in files, and those in RocksDB (RocketMQ 5).
+
+:class:`StoreQueuesAudit` compares both with the log. A store may have a queue in files and in
+RocksDB (``rocksdbCQDoubleWriteEnable``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from logquarry.errors import CorruptFile
+from logquarry.format.rocksdb_queue import ENTRY
+from logquarry.log.follow import Followed
+from logquarry.log.layout import StoreLayout
+from logquarry.log.rocksdb import is_installed
+from logquarry.read.consume_queue import Queue
+from logquarry.read.log_queues import QueueKey
+from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
+from logquarry.repair.audit.differences import Difference, EntryGroup, LostSpans, queue_name
+from logquarry.repair.audit.queues import QueuesAudit
+from logquarry.write.queue_writer import QueuePart
+
+_UNREADABLE: Final = "bad_rocksdb"
+Parts = Mapping[QueueKey, QueuePart]
+
+
+class StoreQueuesAudit:
+    """Compares all queues of a store with its log; the calls are those of :class:`QueuesAudit`."""
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self._layout = layout
+        self._files = QueuesAudit(layout)
+        self._databases: list[RocksQueuesAudit] = []
+        self._broken: list[Difference] = []
+        self._folders = rocksdb_folders(layout)
+        for folder in self._folders if is_installed() else ():
+            try:
+                self._databases.append(RocksQueuesAudit(layout, QueueDb(layout, folder)))
+            except CorruptFile as error:
+                self._broken.append(Difference(_UNREADABLE, folder, 0, error.reason))
+
+    @property
+    def entries(self) -> int:
+        """Number of entries compared."""
+        found = self._files.entries + self._files.batch.entries
+        return found + sum(one.entries for one in self._databases)
+
+    @property
+    def queues(self) -> int:
+        """Number of queues on the disk; a queue in files and in RocksDB counts once."""
+        names = {*self._layout.queue_names}.union(*(one.names for one in self._databases))
+        return len(names) + len(self._layout.batch_queue_names)
+
+    def add(self, followed: Followed, parts: Parts) -> None:
+        """Compare the frames of a run with their entries."""
+        self._files.add(followed, parts)
+        for audit in list(self._databases):
+            try:
+                audit.add(followed, parts)
+            except CorruptFile as error:
+                self._drop(audit, error)
+
+    def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
+        """Whether the work of a Spark task can be accepted: it compares files only."""
+        return not self._databases and self._files.is_next(queues)
+
+    def add_sound(self, queues: Mapping[QueueKey, tuple[int, int]]) -> None:
+        """See :meth:`QueuesAudit.add_sound`."""
+        self._files.add_sound(queues)
+
+    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
+        """See :meth:`QueuesAudit.finish`."""
+        yield from self._files.finish(log_end, lost)
+        for audit in list(self._databases):
+            try:
+                yield from audit.finish(log_end, lost)
+            except CorruptFile as error:
+                self._drop(audit, error)
+        yield from self._broken
+        if not is_installed():
+            for folder in self._folders:
+                reason = "its queues were not compared: pip install 'logquarry[rocksdb]'"
+                yield Difference(_UNREADABLE, folder, 0, reason, is_explained=True)
+
+    def _drop(self, audit: RocksQueuesAudit, error: CorruptFile) -> None:
+        self._databases.remove(audit)
+        self._broken.append(Difference(_UNREADABLE, audit.folder, 0, error.reason))
+
+
+class RocksQueuesAudit(QueuesAudit):
+    """Compares the queues in one RocksDB with the log.
+
+    Args:
+        layout: the store's files.
+        database: the queues.
+
+    Attributes:
+        folder: the folder of RocksDB.
+        names: (topic, queue id) of the queues in it.
+    """
+
+    def __init__(self, layout: StoreLayout, database: QueueDb) -> None:
+        self.folder = database.folder
+        self.names = set(database.bounds)
+        self._db = database
+        super().__init__(layout)
+        self._elsewhere = {*layout.queue_names, *layout.batch_queue_names}
+
+    def _find_names(self) -> set[QueueKey]:
+        return self.names
+
+    def _queue(self, key: QueueKey) -> Queue:
+        return RocksQueue(self._db, key, self.layout.commit_log.start, None)
+
+    def add(self, followed: Followed, parts: Parts) -> None:
+        """Compare the frames of a run with their entries, which have a store time here."""
+        super().add(followed, {k: v for k, v in parts.items() if k[0] not in self.batch.topics})
+        for key, part in parts.items():
+            seen = self._seen.get(key)
+            if (
+                seen is None
+                or not isinstance(seen.queue, RocksQueue)
+                or "queue_entry_wrong" in (seen.groups)
+            ):
+                continue
+            offsets = part.offsets
+            times = followed.requests.store_timestamp[part.rows]
+            first, stop = int(offsets.min()), min(int(offsets.max()) + 1, seen.queue.max_offset)
+            for there, entries in self._db.entries(*key, first, stop):
+                _, ours, theirs = np.intersect1d(offsets, there, return_indices=True)
+                differs = np.zeros(len(offsets), np.bool_)
+                differs[ours] = times[ours] != entries["store_timestamp"][theirs]
+                seen.note("queue_entry_wrong", offsets, differs, "has another store time")
+
+    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
+        """All differences, queue by queue, after the whole log is read."""
+        dispatched, crashed = self._db.dispatched_end, self.layout.has_abort
+        # The broker keeps its newest entries in memory, and makes them again after a crash.
+        is_explained = crashed and self._is_dispatched(dispatched, -1)
+        if dispatched > log_end:
+            reason = f"it has the messages up to {dispatched}, but the log ends at {log_end}"
+            yield Difference("queue_ahead", self.folder, 0, reason, is_explained=crashed)
+        yield from self._differences(log_end, lost, is_explained=is_explained)
+
+    def _missing(self, key: QueueKey, messages: int, *, is_explained: bool) -> Iterator[Difference]:
+        if key not in self._elsewhere:
+            reason = f"RocksDB lacks it, and the log has {messages} messages of it"
+            place = f"{self.folder}/{key[0]}/{key[1]}"
+            yield Difference("queue_missing", place, 0, reason, is_explained=is_explained)
+
+    def _place(self, queue: Queue, offset: int) -> tuple[str, int]:
+        return self.folder, 0
+
+    def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
+        found = group.at(self.folder, 0, ENTRY.size)
+        name = queue_name((queue.topic, queue.queue_id))
+        return Difference(found.kind, found.file, 0, f"{name}: {found.reason}", found.length)

@@ -1,0 +1,209 @@
+"""Builds the consume queues of a store that has them all in RocksDB (RocketMQ 5).
+
+:class:`RocksFiles` decides as :class:`~logquarry.repair.rebuild.queue_files.QueueFiles` does, and
+writes a RocksDB with the records of the broker: entries, bounds and the dispatched end. RocksDB
+writes and syncs its files itself, without the port of :mod:`logquarry.disk.disk`.
+
+If the log has lost messages of a queue between two others, the queue is not built: a consumer that
+asks the broker for such an offset is sent back to offset 0 (``RocksDBConsumeQueue.rollNextFile``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from logquarry.disk.disk import Disk
+from logquarry.errors import StoreUnavailable, UnsupportedStore
+from logquarry.format import rocksdb_queue as table
+from logquarry.log.follow import Followed
+from logquarry.log.layout import StoreLayout
+from logquarry.log.rocksdb import needs_package
+from logquarry.read.features import ROCKSDB_QUEUES
+from logquarry.read.log_queues import QueueKey
+from logquarry.read.rocksdb_queue import ENTRY_DTYPE, open_queues
+from logquarry.repair.audit.differences import queue_name
+from logquarry.repair.rebuild.queue_files import BuiltQueue, QueueFiles
+from logquarry.write.queue_writer import QueuePart
+
+_FORMAT: Final = 5
+"""Format of RocksDB's tables: the library of the brokers 5.3.3 to 5.5.0 reads it."""
+_BUFFER: Final = 128 << 20
+_NOT_OF_ROCKSDB: Final = ("rocksdict-config.json", "LOG", "LOG.old.*")
+
+
+class RocksFiles(QueueFiles):
+    """Builds the queues of one store in RocksDB.
+
+    Args:
+        disk: disk of the folder.
+        folder: gets the files of RocksDB.
+        file_size: as for queue files.
+
+    Raises:
+        UsageError: if the package ``rocksdict`` is not installed.
+    """
+
+    def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
+        super().__init__(disk, folder, file_size)
+        try:
+            import rocksdict
+        except ImportError as error:
+            raise needs_package("the queues of the store are") from error
+        disk.make_folders(folder)
+        self._batch: Any = rocksdict.WriteBatch
+        families = {table.OFFSETS: _options(rocksdict)}
+        self._db = rocksdict.Rdict(str(folder), _options(rocksdict), families)
+        self._offsets = self._db.get_column_family(table.OFFSETS)
+        self._firsts: dict[QueueKey, int] = {}
+        self._lasts: dict[QueueKey, int] = {}
+        self._end = 0
+
+    def add_run(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
+        """Add the entries of some more frames, in the log's order.
+
+        Raises:
+            UnsupportedStore: if the log lacks messages of a queue between two others.
+        """
+        timed = {}
+        for key, part in parts.items():
+            entries = np.empty(len(part.units), ENTRY_DTYPE)
+            for name in part.units.dtype.names or ():
+                entries[name] = part.units[name]
+            entries["store_timestamp"] = followed.requests.store_timestamp[part.rows]
+            timed[key] = replace(part, units=entries)
+            ends = entries["physical_offset"].astype(np.int64) + entries["size"]
+            self._end = max(self._end, int(ends.max(initial=0)))
+        self.add(timed)
+        for key in parts:
+            queue = self.queues.get(key)
+            if queue is not None and queue.gaps:
+                start, stop = queue.gaps[0]
+                raise UnsupportedStore(
+                    f"{queue_name(key)}: the log has lost its messages from queue offset {start} "
+                    f"to {stop - 1}. A consumer that asks a broker with RocksDB for one of them "
+                    "begins again at offset 0. Nothing was changed; `logquarry salvage --into` "
+                    "makes a plain store",
+                    feature=ROCKSDB_QUEUES,
+                    evidence=(str(self._folder.name),),
+                )
+
+    def _write(self, key: QueueKey, queue: BuiltQueue) -> None:
+        batch = self._batch(raw_mode=True)
+        for offset, entries in queue.parts:
+            data = entries.tobytes()
+            for at in range(len(entries)):
+                value = data[at * table.ENTRY.size : (at + 1) * table.ENTRY.size]
+                batch[table.entry_key(*key, offset + at)] = value
+            if offset == queue.first:
+                self._firsts[key] = int(entries["physical_offset"][0])
+            self._lasts[key] = int(entries["physical_offset"][-1])
+            queue.written = offset + len(entries)
+        queue.parts.clear()
+        try:
+            self._db.write(batch)
+        # rocksdict raises no narrower class.
+        except Exception as error:
+            raise StoreUnavailable(f"{self._folder}: RocksDB cannot write: {error}") from error
+
+    def _cut_files(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
+        for at in range(max(offset, queue.first), queue.written):
+            del self._db[table.entry_key(*key, at)]
+
+    def take_over(self, layout: StoreLayout) -> dict[QueueKey, int]:
+        """Keep the ends of queues of which retention has deleted all messages, and close RocksDB.
+
+        A broker continues at these ends.
+
+        Args:
+            layout: the store's files.
+
+        Raises:
+            StoreUnavailable: if RocksDB cannot write.
+        """
+        old, taken = open_queues(layout), {}
+        for key, (_, (last, place)) in (old.bounds if old is not None else {}).items():
+            if key not in self.queues and place < layout.commit_log.start:
+                self._set_bound(key, table.MAX, place, last)
+                taken[key] = last + 1
+        self._close()
+        return taken
+
+    def _set_bound(self, key: QueueKey, which: bytes, place: int, offset: int) -> None:
+        self._offsets[table.bound_key(key[0], which, key[1])] = table.BOUND.struct.pack(
+            place, offset
+        )
+
+    def finish(self) -> None:
+        """Write all entries and the bounds.
+
+        Raises:
+            StoreUnavailable: if RocksDB cannot write.
+        """
+        self._write_all()
+        for key, queue in self.queues.items():
+            self._set_bound(key, table.MIN, self._firsts[key], queue.first)
+            self._set_bound(key, table.MAX, self._lasts[key], queue.stop - 1)
+        if self._end:
+            self._offsets[table.DISPATCHED] = table.DISPATCHED_END.struct.pack(self._end)
+
+    def _close(self) -> None:
+        """Flush and close RocksDB, and remove the files that no broker writes."""
+        try:
+            self._offsets.flush()
+            self._db.flush()
+            self._offsets.close()
+            self._db.close()
+        except Exception as error:
+            raise StoreUnavailable(f"{self._folder}: RocksDB cannot write: {error}") from error
+        for pattern in _NOT_OF_ROCKSDB:
+            for path in self._folder.glob(pattern):
+                path.unlink()
+
+
+def require_dispatched(layout: StoreLayout, log_end: int) -> None:
+    """Refuse to replace queues in RocksDB that show messages which the log has lost.
+
+    Args:
+        layout: the store's files.
+        log_end: physical offset of the log's end.
+
+    Raises:
+        StoreUnavailable: if the broker had dispatched more than the log has.
+    """
+    old = open_queues(layout)
+    if old is not None and old.dispatched_end > log_end:
+        raise StoreUnavailable(
+            f"{layout.root}: RocksDB has the messages up to {old.dispatched_end}, but the log ends "
+            f"at {log_end}. New queues would not show the loss. Nothing was changed; "
+            "`logquarry salvage --into` makes a plain store, or start the broker on the store"
+        )
+
+
+def rocksdb_not_in_tasks(store: str, folders: tuple[str, ...]) -> UnsupportedStore:
+    """The error of a rebuild by Spark: its tasks do not build queues in RocksDB."""
+    return UnsupportedStore(
+        f"{store}: its queues are in RocksDB, which Spark does not build. Nothing was changed. "
+        "Type `logquarry rebuild` without Spark",
+        feature=ROCKSDB_QUEUES,
+        evidence=folders,
+    )
+
+
+def _options(rocksdict: Any) -> Any:
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    blocks = rocksdict.BlockBasedOptions()
+    blocks.set_format_version(_FORMAT)
+    options.set_block_based_table_factory(blocks)
+    options.set_compression_type(rocksdict.DBCompressionType.none())
+    # The broker compacts the tables in its own way.
+    options.set_compaction_style(rocksdict.DBCompactionStyle.universal())
+    options.set_disable_auto_compactions(True)
+    options.set_write_buffer_size(_BUFFER)
+    return options
