@@ -198,12 +198,6 @@ class FaultyStore:
         """Whether the log is in ``commitlog/``."""
         return (self.template.root / "commitlog").is_dir()
 
-    @property
-    def has_bad_pages(self) -> bool:
-        """Whether a file that is overwritten in place has an unreadable block."""
-        paths = self.root / "checkpoint", self.root / ".logquarry" / "durable"
-        return any(path.is_file() and self.bad.blocks(path) for path in paths)
-
     @contextmanager
     def probed(self) -> Iterator[None]:
         """While the blocks are unreadable."""

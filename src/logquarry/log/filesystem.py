@@ -248,18 +248,18 @@ class LocalFileSystem(FileSystem):
         try:
             return Entry(name.name, name.is_dir(), name.stat().st_size)
         except OSError:
-            # A live broker's retention deleted it between the listing and the stat. A symbolic
-            # link in a loop is skipped too.
-            return None
+            # A live broker's retention deleted it between the listing and the stat; but a link to a
+            # disk that is not mounted stays: its file is lost, not expired.
+            return Entry(name.name, False, 0) if name.is_symlink() else None
 
     def open(self, path: str) -> FileView:
         try:
             return _LocalFile(self._path(path), partial(self._note, path))
         except FileNotFoundError:
             raise
-        except NotADirectoryError as error:
-            raise FileNotFoundError(*error.args, self.full_path(path)) from error
         except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise FileNotFoundError(*error.args, self.full_path(path)) from error
             raise self._unreadable(path, error) from error
 
     def _note(self, path: str, ranges: Sequence[Unreadable]) -> None:

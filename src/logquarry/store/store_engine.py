@@ -39,7 +39,7 @@ from logquarry.log.layout import COMMIT_LOG, INDEX, StoreLayout
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_queues import QueueKey, is_lmq
 from logquarry.repair.recover.apply import apply_safe, note_end
-from logquarry.repair.recover.folder_check import check_entries
+from logquarry.repair.recover.folder_check import check_entries, check_folders
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.open_check import (
     NeedsRecovery,
@@ -135,6 +135,7 @@ class StoreEngine:
         if unsupported is not None:
             raise unsupported
         check_folder(root)
+        check_folders(root)
         if not is_lockable(root):
             # Taking the lock makes a file: a refused opening changes nothing.
             check_before_lock(root, config, accept_loss)

@@ -285,8 +285,8 @@ class _Work:
                 aside = quarantine(root, *path.relative_to(root).parts)
                 for name in disk.list(path):
                     disk.set_aside(path / name, aside)
-            elif step.kind is StepKind.SET_ASIDE and path.is_file():
-                # Files of the log were moved before.
+            elif step.kind is StepKind.SET_ASIDE and path.is_file() and path.parent.name != SIDECAR:
+                # Files of the log, and logquarry's own files, were moved before.
                 disk.set_aside(path, quarantine(root, path.parent.name))
         size = self._config.queue_file_size
         assert size is not None
