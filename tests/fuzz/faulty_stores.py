@@ -198,6 +198,12 @@ class FaultyStore:
         """Whether the log is in ``commitlog/``."""
         return (self.template.root / "commitlog").is_dir()
 
+    @property
+    def log_start(self) -> int:
+        """The offset of the first name in ``commitlog/``, whatever it names."""
+        names = [path.name for path in (self.root / "commitlog").glob("0" * 8 + "*")]
+        return min((int(name) for name in names if name.isdigit()), default=0)
+
     @contextmanager
     def probed(self) -> Iterator[None]:
         """While the blocks are unreadable."""

@@ -12,10 +12,13 @@ import click
 
 from logquarry import text
 from logquarry.cli import next_step, options, output
+from logquarry.cli.incomplete import end_incomplete, queue_list, read_store
 from logquarry.cli.output import Output
 from logquarry.errors import CorruptStore, UnsupportedStore, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from logquarry.config import StoreConfig
     from logquarry.format.checkpoint import Checkpoint
     from logquarry.repair.verify import VerifyReport
@@ -57,16 +60,11 @@ def info(
     """
     out = Output(quiet=quiet)
     from logquarry.log.filesystem import LocalFileSystem
-    from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import overview
 
     settings = options.store_config(config)
-    try:
-        store_to_read = MessageStore.open(store, config=settings)
-    except UnsupportedStore:
-        _show_features(out, store, settings, as_json=as_json)
-        raise
-    with store_to_read as opened:
+
+    def read(opened: MessageStore) -> tuple[Overview, dict[str, Any]]:
         if isinstance(opened.layout.filesystem, LocalFileSystem):
             # info opens few log files, so it must check all names here; local reads are cheap.
             opened.layout.require_right_names()
@@ -79,14 +77,21 @@ def info(
             from logquarry.store.half_messages import transactions as read_transactions
 
             halves = read_transactions(opened)
-        document = _document(opened, found, halves)
+        return found, _document(opened, found, halves)
+
+    try:
+        (found, document), left_out = read_store(store, settings, read)
+    except UnsupportedStore:
+        _show_features(out, store, settings, as_json=as_json)
+        raise
+    document["unreadable"] = queue_list(left_out)
     if as_json:
         out.json(document)
     else:
         _show(out, document, found)
         out.line()
         check = options.command_line("verify", store, config=config)
-        if found.signs or found.damage or found.hint is not None:
+        if found.signs or found.damage or found.hint is not None or left_out:
             out.line(f"next: {check}")
         else:
             out.line(f"quick look; `{check}` checks every frame")
@@ -97,6 +102,7 @@ def info(
             f"{text.printable(span.path)}: at offset {span.offset}: {span.kind}, "
             f"{text.plural(span.length, 'byte')}"
         )
+    end_incomplete(out, left_out)
 
 
 def _show_features(out: Output, store: str, settings: StoreConfig | None, *, as_json: bool) -> None:
@@ -361,20 +367,24 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, quiet
     if prometheus and as_json:
         raise UsageError("--json and --prometheus are two output formats; pass one of them")
     out = Output(quiet=quiet)
-    from logquarry.store.message_store import MessageStore
 
+    def read(opened: MessageStore) -> tuple[StoreState, str, str, str]:
+        # Metrics of a store that cannot be read are empty: find the error first.
+        state, metrics = opened.stats().state, ""
+        if prometheus:
+            from logquarry.metrics.collector import prometheus_text
+
+            metrics = prometheus_text(opened)
+        return state, opened.broker, opened.root, metrics
+
+    (state, broker, root, metrics), left_out = read_store(store, options.store_config(config), read)
     if prometheus:
-        from logquarry.metrics.collector import prometheus_text
-
-        with MessageStore.open(store, config=options.store_config(config)) as opened:
-            out.jsonl(prometheus_text(opened).splitlines())
-        return
-    with MessageStore.open(store, config=options.store_config(config)) as opened:
-        state, broker, root = opened.stats().state, opened.broker, opened.root
-    if as_json:
-        out.json(_stats_document(root, broker, state))
+        out.jsonl(metrics.splitlines())
+    elif as_json:
+        out.json(_stats_document(root, broker, state) | {"unreadable": queue_list(left_out)})
     else:
         _show_stats(out, root, state)
+    end_incomplete(out, left_out)
 
 
 def _stats_document(root: str, broker: str, state: StoreState) -> dict[str, Any]:
@@ -452,19 +462,24 @@ def report(store: str, target: str, config: str | None, quiet: bool) -> None:
     """
     out = Output(quiet=quiet)
     from logquarry.report.page import store_report
-    from logquarry.store.message_store import MessageStore
 
-    with MessageStore.open(store, config=options.store_config(config)) as opened:
+    found: list[VerifyReport] = []
+
+    def read(opened: MessageStore) -> tuple[Path, str]:
         path = output.check_target(target, [store])
-        found: list[VerifyReport] = []
+        found.clear()
         page = store_report(
             opened,
             watch=lambda what: out.progress(what, in_bytes=True),
             checked=found.append,
         )
+        return path, page
+
+    (path, page), left_out = read_store(store, options.store_config(config), read)
     with output.staged(path) as file:
         file.write(page.encode())
     out.note(f"wrote {text.printable(target)}, {text.size_text(len(page.encode()))}")
     step = next_step.after_verify(found[0], store, config)
     if step is not None:
         out.note(step)
+    end_incomplete(out, left_out)

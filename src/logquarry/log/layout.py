@@ -18,7 +18,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
@@ -111,6 +111,7 @@ class StoreLayout:
         filesystem: the store's folder.
         config: the user's settings.
         ignored: names in the store's folders that are no store files.
+        left_out: (topic, queue id) of queues that no reader of this object sees.
         writer_end: the log's end that a reader found while a writer had the store open, if stale
             frames follow that end; else None.
     """
@@ -120,6 +121,7 @@ class StoreLayout:
         self.config = config or StoreConfig()
         self.ignored: list[str] = []
         self.writer_end: int | None = None
+        self.left_out: Container[tuple[str, int]] = ()
         self._goes_by_names = True
         self._names = filesystem.list("")
         present = {entry.name for entry in self._names if entry.is_dir}
@@ -361,12 +363,12 @@ class StoreLayout:
     @property
     def queue_names(self) -> tuple[tuple[str, int], ...]:
         """(topic, queue id) of each consume queue, sorted."""
-        return self._listing.queue_names
+        return tuple(name for name in self._listing.queue_names if name not in self.left_out)
 
     @property
     def batch_queue_names(self) -> tuple[tuple[str, int], ...]:
         """(topic, queue id) of each batch queue of RocketMQ 5, sorted."""
-        return self._listing.batch_queue_names
+        return tuple(name for name in self._listing.batch_queue_names if name not in self.left_out)
 
     def _find_queue_names(self, root: str = CONSUME_QUEUE) -> tuple[tuple[str, int], ...]:
         names: list[tuple[str, int]] = []
@@ -547,12 +549,25 @@ class StoreLayout:
         for entry in self.filesystem.list(folder):
             name = entry.name
             numbered = is_offset_name(name)
+            # A folder with a log file's name hides that file: its messages are lost, not expired.
+            is_file = not entry.is_dir or folder == COMMIT_LOG
             # Offset arithmetic from any accepted base stays within 64 bits.
-            if numbered and not entry.is_dir and int(name) <= LARGEST_BASE:
-                files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
+            if numbered and is_file and int(name) <= LARGEST_BASE:
+                size = 0 if entry.is_dir else entry.size
+                files.append(StoreFile(int(name), size, f"{folder}/{name}"))
             elif folder != COMMIT_LOG or self._goes_by_names:
                 self._ignore(f"{folder}/{name}")
+        if folder == COMMIT_LOG and not any(file.size for file in files):
+            # Folders and links to disks that are not mounted alone are no log.
+            files = [file for file in files if self._is_file(file.path)]
         return files
+
+    def _is_file(self, path: str) -> bool:
+        try:
+            self.filesystem.open(path)
+        except FileNotFoundError:
+            return False
+        return True
 
     def _ignore(self, path: str) -> None:
         # A stray file makes RocketMQ refuse to start; here it only causes a warning.

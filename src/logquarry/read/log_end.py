@@ -123,9 +123,9 @@ def consume_queues(
     ]
 
 
-def all_queues(layout: StoreLayout) -> list[Queue]:
+def all_queues(layout: StoreLayout, files: OpenFiles | None = None) -> list[Queue]:
     """All queues that have files, batch queues too."""
-    files = OpenFiles(layout)
+    files = files or OpenFiles(layout)
     return [*consume_queues(layout, files), *batch_queues(layout, files)]
 
 
@@ -166,15 +166,22 @@ def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
 
 
 def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | None:
-    """Where the log ended in files that are missing after its last file; None if none is missing.
+    """Where the log ended if its last files are missing, or empty after a crash; None if not.
+
+    A crash may leave the queues ahead of the log within a file. An entry of a message in a later
+    file shows that this file had messages.
 
     Args:
         layout: the store's files.
         entries: the result of :func:`last_entries`.
     """
-    log = layout.commit_log
-    known = [_end(entry) for entry in entries if entry.physical_offset >= log.end]
-    known += [end for end in (layout.durable_end,) if end is not None and end > log.end]
+    log, durable, least = layout.commit_log, layout.durable_end, layout.commit_log.end
+    if layout.has_abort and (entries or durable is not None):
+        start = last_file_start(layout)
+        least = log.start if start is None else start + log.file_size
+    known = [_end(entry) for entry in entries if entry.physical_offset >= least]
+    if durable is not None:
+        known = [durable] if durable > least else []
     return max(known, default=None)
 
 

@@ -297,7 +297,8 @@ class _Work:
         for queue in plan.queues:
             if queue.action is QueueAction.CUT:
                 self._save_entries(queue.key, queue.keep_until, size)
-        for name in (CONSUME_QUEUE, INDEX):
+        # An empty index folder would show that the store keeps an index.
+        for name in (CONSUME_QUEUE, *([] if plan.index is None else [INDEX])):
             disk.make_folders(root / name)
         queues = QueueTable(disk, root, size, ends, log, mendings=self._mendings)
         index = None

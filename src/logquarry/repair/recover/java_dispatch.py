@@ -40,6 +40,7 @@ class JavaDispatch:
     Attributes:
         queues: the queues (``consumeQueueTable``).
         messages: number of dispatched messages.
+        keys: number of their keys.
         store_timestamp: store time of the last message that a queue got, None without one.
     """
 
@@ -51,7 +52,7 @@ class JavaDispatch:
         open_index: Callable[[], IndexWriter | None],
     ) -> None:
         self.queues = queues
-        self.messages = 0
+        self.messages = self.keys = 0
         self.store_timestamp: int | None = None
         self._config = config
         self._target = target
@@ -81,6 +82,7 @@ class JavaDispatch:
         if len(queued):
             self.store_timestamp = int(requests.store_timestamp[queued[-1]])
         self.messages += len(requests.size)
+        self.keys += len(run.key_hashes)
         if self._index is not None:
             self._index.put(
                 requests.physical_offset,
@@ -102,8 +104,9 @@ class JavaDispatch:
             self.store_timestamp = request.store_timestamp
             for key, offset in self._copies(request):
                 self._put(key, offset, request)
+        keys = [] if kind == sys_flag.TRANSACTION_ROLLBACK else _keys(request)
+        self.keys += len(keys)
         if self._index is not None:
-            keys = [] if kind == sys_flag.TRANSACTION_ROLLBACK else _keys(request)
             hashes = [index.key_hash(request.topic, key) for key in keys]
             self._index.put(
                 np.array([request.physical_offset], np.int64),

@@ -46,6 +46,7 @@ from logquarry.units import Clock, Progress, now_ms
 _OWN_FILES: Final = (DURABLE, SETTINGS, DAMAGE)
 """Files of logquarry that a recovery can make again."""
 
+
 def recover(
     path: str | os.PathLike[str],
     *,
