@@ -263,10 +263,11 @@ class StoreLayout:
 
     @property
     def missing_log(self) -> LogPlace | None:
-        """For a store without log files: the evidence that it had messages, None without any."""
+        """For a store whose log has no byte: the evidence that it had messages, None without any."""
         found = find_missing_log(self.filesystem, self._names, self.config)
         # A writer that has just begun may have made its first file after the log was listed.
-        return None if found is not None and self.list_commit_log() else found
+        has_bytes = found is not None and any(file.size for file in self.list_commit_log())
+        return None if has_bytes else found
 
     def require_stated_size(self) -> None:
         """Refuse a size of the log's files that the files contradict: most would look damaged.

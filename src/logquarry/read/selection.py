@@ -136,9 +136,11 @@ def plan_read(
     known_end = entries[0].physical_offset + entries[0].size if entries else None
     clean = not layout.has_abort
     live = layout.is_live()
-    bound = known_end if clean else None
-    if not live and (missing := missing_end(layout, entries)) is not None:
-        bound = missing
+    durable = layout.durable_end
+    if clean:
+        bound = known_end if durable is None else durable
+    else:
+        bound = None if live else missing_end(layout, entries)
     if layout.writer_end is not None:
         bound = known_end = layout.writer_end
     extent = log_extent(layout, bound, known_end)
