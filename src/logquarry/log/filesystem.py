@@ -146,6 +146,10 @@ class FileSystem(ABC):
         """The target of a link whose target does not exist; None if the path is no such link."""
         return None
 
+    def broken_links(self, path: str) -> Sequence[str]:
+        """The names in a folder that are links whose targets do not exist."""
+        return ()
+
     def read(self, path: str) -> bytes:
         """Read a small file whole.
 
@@ -248,9 +252,9 @@ class LocalFileSystem(FileSystem):
         try:
             return Entry(name.name, name.is_dir(), name.stat().st_size)
         except OSError:
-            # A live broker's retention deleted it between the listing and the stat; but a link to a
-            # disk that is not mounted stays: its file is lost, not expired.
-            return Entry(name.name, False, 0) if name.is_symlink() else None
+            # A live broker's retention deleted it between the listing and the stat. A symbolic
+            # link in a loop is skipped too.
+            return None
 
     def open(self, path: str) -> FileView:
         try:
@@ -282,6 +286,14 @@ class LocalFileSystem(FileSystem):
             return None if link.exists() or not link.is_symlink() else str(link.readlink())
         except OSError:
             return None
+
+    def broken_links(self, path: str) -> Sequence[str]:
+        try:
+            with os.scandir(self._path(path)) as names:
+                links = [name.name for name in names if name.is_symlink()]
+        except OSError:
+            return ()
+        return [name for name in links if self.broken_link(f"{path}/{name}") is not None]
 
     def _unreadable(self, path: str, error: OSError) -> StoreNotFound:
         return StoreNotFound(f"{self.full_path(path)}: cannot be read: {error.strerror}")

@@ -547,28 +547,25 @@ class StoreLayout:
 
     def _list_numbered(self, folder: str) -> list[StoreFile]:
         files: list[StoreFile] = []
+        hidden: list[str] = []
         for entry in self.filesystem.list(folder):
             name = entry.name
             numbered = is_offset_name(name)
-            # A folder with a log file's name hides that file: its messages are lost, not expired.
-            is_file = not entry.is_dir or folder == COMMIT_LOG
             # Offset arithmetic from any accepted base stays within 64 bits.
-            if numbered and is_file and int(name) <= LARGEST_BASE:
-                size = 0 if entry.is_dir else entry.size
-                files.append(StoreFile(int(name), size, f"{folder}/{name}"))
-            elif folder != COMMIT_LOG or self._goes_by_names:
+            if numbered and not entry.is_dir and int(name) <= LARGEST_BASE:
+                files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
+                continue
+            if numbered and entry.is_dir and folder == COMMIT_LOG:
+                hidden.append(name)
+            if folder != COMMIT_LOG or self._goes_by_names:
                 self._ignore(f"{folder}/{name}")
-        if folder == COMMIT_LOG and not any(file.size for file in files):
-            # Folders and links to disks that are not mounted alone are no log.
-            files = [file for file in files if self._is_file(file.path)]
+        if files and folder == COMMIT_LOG:
+            # A folder, or a link to a disk that is not mounted, has the name of a file of the log:
+            # its messages are lost, not expired.
+            hidden += filter(is_offset_name, self.filesystem.broken_links(folder))
+            names = [name for name in hidden if int(name) <= LARGEST_BASE]
+            files += [StoreFile(int(name), 0, f"{folder}/{name}") for name in names]
         return files
-
-    def _is_file(self, path: str) -> bool:
-        try:
-            self.filesystem.open(path)
-        except FileNotFoundError:
-            return False
-        return True
 
     def _ignore(self, path: str) -> None:
         # A stray file makes RocketMQ refuse to start; here it only causes a warning.
