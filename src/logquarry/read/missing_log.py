@@ -8,6 +8,7 @@ from logquarry import text
 from logquarry.log.layout import CHECKPOINT, StoreLayout
 from logquarry.log.log_place import setting
 from logquarry.read.log_end import all_queues
+from logquarry.read.store_sizes import require_own_settings
 
 
 def require_log(layout: StoreLayout) -> None:
@@ -15,9 +16,9 @@ def require_log(layout: StoreLayout) -> None:
 
     Raises:
         UnsupportedStore: if the log is elsewhere, or is missing.
-        UsageError: if the configuration gives another size of the log's files.
+        UsageError: if the configuration gives sizes that the files contradict.
     """
-    layout.require_stated_size()
+    require_own_settings(layout)
     if any(file.size for file in layout.commit_log.files):
         return
     missing = layout.missing_log
