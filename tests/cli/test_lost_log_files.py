@@ -89,3 +89,41 @@ def test_all_files_are_empty(root: Path) -> None:
     assert "the log's files are empty, but the queues point to 56,929 bytes" in shown.output
     with pytest.raises(lq.errors.LogquarryError):
         lq.MessageStore.open(root, mode="rw")
+
+
+def test_rebuild_in_place_refuses_before_it_builds(root: Path) -> None:
+    operator_faults.log_files(root)[1].unlink()
+    for options in ((), ("--apply",)):
+        shown = run("rebuild", root, "--in-place", *options)
+        assert shown.exit_code == 4
+        assert "23 messages would be lost" in shown.output
+    assert not (root / ".logquarry/rebuild").exists()
+    assert run("rebuild", root, "--into", root.parent / "out").exit_code == 0
+
+
+def test_a_renamed_queue_is_no_multi_dispatch(root: Path) -> None:
+    (root / "consumequeue/orders").rename(root / "consumequeue/other")
+    shown = run("info", root).output
+    assert "consumequeue/other/0: its entries name messages of another queue" in shown
+    assert "multi_dispatch" not in shown
+
+
+SIZES = (
+    ("mappedFileSizeCommitLog=32768", "its files have 16384 bytes"),
+    ("mappedFileSizeConsumeQueue=4000", "its files have 400 bytes"),
+    ("maxHashSlotNum=77\nmaxIndexNum=99", "leave both settings out"),
+)
+COMMANDS = (
+    *(("info",), ("stats",), ("messages",), ("verify",), ("recover",), ("recover", "--apply")),
+    *(("rebuild",), ("salvage",), ("retain", "--keep-bytes", "10k")),
+)
+
+
+@pytest.mark.parametrize(("line", "words"), SIZES)
+def test_sizes_of_another_store_are_a_usage_error(root: Path, line: str, words: str) -> None:
+    config = root.parent / "broker.conf"
+    config.write_text(line + "\n")
+    for command, *options in COMMANDS:
+        shown = run(command, root, *options, "--config", config)
+        assert shown.exit_code == 2, (command, options, shown.output)
+        assert words in shown.output

@@ -263,7 +263,7 @@ class StoreLayout:
 
     @property
     def missing_log(self) -> LogPlace | None:
-        """For a store whose log has no byte: the evidence that it had messages, None without any."""
+        """If the log has no byte: the evidence that it had messages, None without any."""
         found = find_missing_log(self.filesystem, self._names, self.config)
         # A writer that has just begun may have made its first file after the log was listed.
         has_bytes = found is not None and any(file.size for file in self.list_commit_log())

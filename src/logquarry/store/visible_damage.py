@@ -1,7 +1,7 @@
 """The damage of a store that shows without reading its log: for ``logquarry info``.
 
-It reads folder names, the last queue entries and ``.logquarry/damage.json``. If files of the log are
-missing, or the queues point beyond the log's end, it reads all queue entries.
+It reads folder names, the last queue entries and ``.logquarry/damage.json``. If files of the log
+are missing, or the queues point beyond the log's end, it reads all queue entries.
 """
 
 from __future__ import annotations
