@@ -129,13 +129,15 @@ class StoreEngine:
             # The folder holds no store yet, or other files: check_folder decides.
             unsupported = None
         else:
-            check_folders(root)
             unsupported = refusal(
                 layout, Action.WRITE, mode=config.recovery, may_lack_log=accept_loss is not None
             )
         if unsupported is not None:
             raise unsupported
         check_folder(root)
+        if not (root / COMMIT_LOG).is_symlink():
+            # Opening names the target of a broken link to the log.
+            check_folders(root)
         if not is_lockable(root):
             # Taking the lock makes a file: a refused opening changes nothing.
             check_before_lock(root, config, accept_loss)
