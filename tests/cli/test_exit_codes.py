@@ -157,3 +157,12 @@ def test_a_caller_that_ignores_ctrl_c_stays_undisturbed(damaged_store: Path) -> 
         check=False,
     )
     assert done.returncode == 1 and b"interrupted" not in done.stderr
+
+
+def test_hdfs_without_hadoop_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JAVA_HOME", "HADOOP_HOME", "ARROW_LIBHDFS_DIR"):
+        monkeypatch.setenv(name, "/nowhere")
+    shown = run("messages", "hdfs://nowhere:9000/store", code=ExitCode.USAGE)
+    assert len(shown.stderr.splitlines()) == 1
+    assert shown.stderr.startswith("error: hdfs://nowhere:9000/store: ")
+    assert "HDFS needs Hadoop's libraries" in shown.stderr

@@ -27,7 +27,7 @@ def test_as_a_document(store: Path) -> None:
     names = ["store", "broker", "state", "min_offset", "max_offset", "first_timestamp"]
     names += ["reserve_time_ms", "file_bytes", "commit_log_disk_ratio", "consume_queue_disk_ratio"]
     names += ["dispatch_behind", "flush_behind", "retained", "consumer_lag", "delay_levels"]
-    names += ["half_messages", "unacknowledged_pops"]
+    names += ["half_messages", "unacknowledged_pops", "unreadable"]
     assert list(document) == names
     kept = document["retained"]
     assert kept["orders"]["messages"] == 20

@@ -199,10 +199,10 @@ class FaultyStore:
         return (self.template.root / "commitlog").is_dir()
 
     @property
-    def has_bad_pages(self) -> bool:
-        """Whether a file that is overwritten in place has an unreadable block."""
-        paths = self.root / "checkpoint", self.root / ".logquarry" / "durable"
-        return any(path.is_file() and self.bad.blocks(path) for path in paths)
+    def log_start(self) -> int:
+        """The offset of the first name in ``commitlog/``, whatever it names."""
+        names = [path.name for path in (self.root / "commitlog").glob("0" * 8 + "*")]
+        return min((int(name) for name in names if name.isdigit()), default=0)
 
     @contextmanager
     def probed(self) -> Iterator[None]:

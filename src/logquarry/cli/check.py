@@ -131,8 +131,8 @@ def diff(a: str, b: str, as_json: bool, config: str | None, quiet: bool) -> None
     byte in the range that both have, then the consume queues. A store that begins later or ends
     earlier has not diverged. Brokers may have both stores open.
 
-    Exit code 1 if the stores have diverged or their logs have no range in common; 0 if they are
-    equal, or one continues where the other ends.
+    Exit code 1 if the stores have diverged, if their logs have no range in common, or if a store
+    lacks its last log files; 0 if they are equal, or one continues where the other ends.
 
     Example: logquarry diff /data/master /data/slave
     """
@@ -146,7 +146,7 @@ def diff(a: str, b: str, as_json: bool, config: str | None, quiet: bool) -> None
         out.json(found.to_json())
     else:
         _show_diff(out, found, a, b, config)
-    if found.has_diverged:
+    if found.has_diverged or found.lost:
         click.get_current_context().exit(ExitCode.FINDINGS)
 
 
@@ -256,10 +256,11 @@ def _show_queues(out: Output, found: StoreDiff) -> None:
 
 
 def _show_next(out: Output, found: StoreDiff, a: str, b: str, config: str | None) -> None:
-    if not found.has_diverged or found.verdict == "disjoint":
+    lost = [store for name, store in (("a", a), ("b", b)) if name in found.lost]
+    if not lost and (not found.has_diverged or found.verdict == "disjoint"):
         return
     divergence = found.divergence
-    suspects = [a, b]
+    suspects = lost or [a, b]
     if divergence is not None:
         harmed = [
             store

@@ -12,11 +12,14 @@ import click
 
 from logquarry import text
 from logquarry.cli import next_step, options, output
+from logquarry.cli.incomplete import end_incomplete, queue_list, read_store
 from logquarry.cli.output import Output
 from logquarry.cli.timers import show_pops, show_timers, timers_document
 from logquarry.errors import CorruptStore, UnsupportedStore, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from logquarry.config import StoreConfig
     from logquarry.format.checkpoint import Checkpoint
     from logquarry.read.pops import Pops
@@ -70,16 +73,11 @@ def info(
     """
     out = Output(quiet=quiet)
     from logquarry.log.filesystem import LocalFileSystem
-    from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import overview
 
     settings = options.store_config(config)
-    try:
-        store_to_read = MessageStore.open(store, config=settings)
-    except UnsupportedStore:
-        _show_features(out, store, settings, as_json=as_json)
-        raise
-    with store_to_read as opened:
+
+    def read(opened: MessageStore) -> tuple[Overview, dict[str, Any]]:
         if isinstance(opened.layout.filesystem, LocalFileSystem):
             # info opens few log files, so it must check all names here; local reads are cheap.
             opened.layout.require_right_names()
@@ -95,13 +93,21 @@ def info(
         document = _document(opened, found, halves)
         if timers:
             document["timers"] = timers_document(opened.layout)
+        return found, document
+
+    try:
+        (found, document), left_out = read_store(store, settings, read)
+    except UnsupportedStore:
+        _show_features(out, store, settings, as_json=as_json)
+        raise
+    document["unreadable"] = queue_list(left_out)
     if as_json:
         out.json(document)
     else:
         _show(out, document, found)
         out.line()
         check = options.command_line("verify", store, config=config)
-        if found.signs or found.damage or found.hint is not None:
+        if found.signs or found.damage or found.hint is not None or left_out:
             out.line(f"next: {check}")
         else:
             out.line(f"quick look; `{check}` checks every frame")
@@ -112,6 +118,7 @@ def info(
             f"{text.printable(span.path)}: at offset {span.offset}: {span.kind}, "
             f"{text.plural(span.length, 'byte')}"
         )
+    end_incomplete(out, left_out)
 
 
 def _show_features(out: Output, store: str, settings: StoreConfig | None, *, as_json: bool) -> None:
@@ -380,26 +387,32 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, quiet
     if prometheus and as_json:
         raise UsageError("--json and --prometheus are two output formats; pass one of them")
     out = Output(quiet=quiet)
-    from logquarry.store.message_store import MessageStore
 
-    if prometheus:
-        from logquarry.metrics.collector import prometheus_text
+    from logquarry.read.pops import unacknowledged_pops
 
-        with MessageStore.open(store, config=options.store_config(config)) as opened:
-            out.jsonl(prometheus_text(opened).splitlines())
-        return
-    with MessageStore.open(store, config=options.store_config(config)) as opened:
-        from logquarry.read.pops import unacknowledged_pops
+    def read(opened: MessageStore) -> tuple[StoreState, str, str, str, Pops]:
+        # Metrics of a store that cannot be read are empty: find the error first.
+        state, metrics = opened.stats().state, ""
+        if prometheus:
+            from logquarry.metrics.collector import prometheus_text
 
-        state, broker, root = opened.stats().state, opened.broker, opened.root
+            metrics = prometheus_text(opened)
         pops = unacknowledged_pops(opened.layout)
-    if as_json:
-        out.json(_stats_document(root, broker, state, pops))
+        return state, opened.broker, opened.root, metrics, pops
+
+    settings = options.store_config(config)
+    (state, broker, root, metrics, pops), left_out = read_store(store, settings, read)
+    if prometheus:
+        out.jsonl(metrics.splitlines())
+    elif as_json:
+        document = _stats_document(root, broker, state, pops)
+        out.json(document | {"unreadable": queue_list(left_out)})
     else:
         _show_stats(out, root, state)
         show_pops(out, pops)
     if pops.hint is not None:
         out.note(f"hint: {text.printable(pops.hint)}")
+    end_incomplete(out, left_out)
 
 
 def _stats_document(root: str, broker: str, state: StoreState, pops: Pops) -> dict[str, Any]:
@@ -478,19 +491,24 @@ def report(store: str, target: str, config: str | None, quiet: bool) -> None:
     """
     out = Output(quiet=quiet)
     from logquarry.report.page import store_report
-    from logquarry.store.message_store import MessageStore
 
-    with MessageStore.open(store, config=options.store_config(config)) as opened:
+    found: list[VerifyReport] = []
+
+    def read(opened: MessageStore) -> tuple[Path, str]:
         path = output.check_target(target, [store])
-        found: list[VerifyReport] = []
+        found.clear()
         page = store_report(
             opened,
             watch=lambda what: out.progress(what, in_bytes=True),
             checked=found.append,
         )
+        return path, page
+
+    (path, page), left_out = read_store(store, options.store_config(config), read)
     with output.staged(path) as file:
         file.write(page.encode())
     out.note(f"wrote {text.printable(target)}, {text.size_text(len(page.encode()))}")
     step = next_step.after_verify(found[0], store, config)
     if step is not None:
         out.note(step)
+    end_incomplete(out, left_out)

@@ -15,21 +15,26 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint, durable_mark
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.durable_mark import DurableMark
+from logquarry.log.layout import quarantine
 
 
 class PageFile:
     """A small file of fixed size, open for writing; created with zeros if it does not exist.
 
+    If the disk does not deliver the page, the file goes to quarantine, and a new one is created: a
+    write of a part of the page would fail too.
+
     Args:
         disk: the store's disk.
         path: the file.
         size: its bytes; a shorter file is extended.
+        root: the store's folder.
 
     Raises:
         StoreUnavailable: if it cannot be opened or created.
     """
 
-    def __init__(self, disk: Disk, path: Path, size: int) -> None:
+    def __init__(self, disk: Disk, path: Path, size: int, root: Path) -> None:
         self.path = path
         self._disk = disk
         try:
@@ -41,7 +46,18 @@ class PageFile:
         with self.opening():
             if disk.size(self._descriptor) < size:
                 disk.allocate(self._descriptor, size)
+        if not self._is_readable(size):
+            self.close()
+            disk.set_aside(path, quarantine(root))
+            self._descriptor = disk.make_file(path, size)
         abandon_in_children(self)
+
+    def _is_readable(self, size: int) -> bool:
+        try:
+            self.read(size)
+        except OSError:
+            return False
+        return True
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -140,7 +156,7 @@ class CheckpointFile:
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk = disk
         self._writing = threading.Lock()
-        self._file = PageFile(disk, path, checkpoint.FILE_SIZE)
+        self._file = PageFile(disk, path, checkpoint.FILE_SIZE, path.parent)
         with self._file.opening():
             data = self._file.read(checkpoint.FILE_SIZE)
             found = checkpoint.decode(data)
@@ -201,7 +217,7 @@ class DurableFile:
         self.path = path
         self._writing = threading.Lock()
         self._mark = DurableMark(offset, checkpoint, checkpoint)
-        self._file = PageFile(disk, path, durable_mark.FILE_SIZE)
+        self._file = PageFile(disk, path, durable_mark.FILE_SIZE, path.parent.parent)
         with self._file.opening():
             self._file.write(durable_mark.encode(self._mark))
             self._file.sync()

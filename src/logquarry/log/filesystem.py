@@ -146,6 +146,10 @@ class FileSystem(ABC):
         """The target of a link whose target does not exist; None if the path is no such link."""
         return None
 
+    def broken_links(self, path: str) -> Sequence[str]:
+        """The names in a folder that are links whose targets do not exist."""
+        return ()
+
     def read(self, path: str) -> bytes:
         """Read a small file whole.
 
@@ -257,9 +261,9 @@ class LocalFileSystem(FileSystem):
             return _LocalFile(self._path(path), partial(self._note, path))
         except FileNotFoundError:
             raise
-        except NotADirectoryError as error:
-            raise FileNotFoundError(*error.args, self.full_path(path)) from error
         except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise FileNotFoundError(*error.args, self.full_path(path)) from error
             raise self._unreadable(path, error) from error
 
     def _note(self, path: str, ranges: Sequence[Unreadable]) -> None:
@@ -282,6 +286,14 @@ class LocalFileSystem(FileSystem):
             return None if link.exists() or not link.is_symlink() else str(link.readlink())
         except OSError:
             return None
+
+    def broken_links(self, path: str) -> Sequence[str]:
+        try:
+            with os.scandir(self._path(path)) as names:
+                links = [name.name for name in names if name.is_symlink()]
+        except OSError:
+            return ()
+        return [name for name in links if self.broken_link(f"{path}/{name}") is not None]
 
     def _unreadable(self, path: str, error: OSError) -> StoreNotFound:
         return StoreNotFound(f"{self.full_path(path)}: cannot be read: {error.strerror}")

@@ -18,7 +18,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
@@ -114,6 +114,7 @@ class StoreLayout:
         filesystem: the store's folder.
         config: the user's settings.
         ignored: names in the store's folders that are no store files.
+        left_out: (topic, queue id) of queues that no reader of this object sees.
         writer_end: the log's end that a reader found while a writer had the store open, if stale
             frames follow that end; else None.
     """
@@ -123,6 +124,7 @@ class StoreLayout:
         self.config = config or StoreConfig()
         self.ignored: list[str] = []
         self.writer_end: int | None = None
+        self.left_out: Container[tuple[str, int]] = ()
         self._goes_by_names = True
         self._names = filesystem.list("")
         present = {entry.name for entry in self._names if entry.is_dir}
@@ -264,10 +266,11 @@ class StoreLayout:
 
     @property
     def missing_log(self) -> LogPlace | None:
-        """For a store without log files: the evidence that it had messages, None without any."""
+        """If the log has no byte: the evidence that it had messages, None without any."""
         found = find_missing_log(self.filesystem, self._names, self.config)
         # A writer that has just begun may have made its first file after the log was listed.
-        return None if found is not None and self.list_commit_log() else found
+        has_bytes = found is not None and any(file.size for file in self.list_commit_log())
+        return None if has_bytes else found
 
     def require_stated_size(self) -> None:
         """Refuse a size of the log's files that the files contradict: most would look damaged.
@@ -364,12 +367,12 @@ class StoreLayout:
     @property
     def queue_names(self) -> tuple[tuple[str, int], ...]:
         """(topic, queue id) of each consume queue, sorted."""
-        return self._listing.queue_names
+        return tuple(name for name in self._listing.queue_names if name not in self.left_out)
 
     @property
     def batch_queue_names(self) -> tuple[tuple[str, int], ...]:
         """(topic, queue id) of each batch queue of RocketMQ 5, sorted."""
-        return self._listing.batch_queue_names
+        return tuple(name for name in self._listing.batch_queue_names if name not in self.left_out)
 
     def _find_queue_names(self, root: str = CONSUME_QUEUE) -> tuple[tuple[str, int], ...]:
         names: list[tuple[str, int]] = []
@@ -556,14 +559,24 @@ class StoreLayout:
 
     def _list_numbered(self, folder: str) -> list[StoreFile]:
         files: list[StoreFile] = []
+        hidden: list[str] = []
         for entry in self.filesystem.list(folder):
             name = entry.name
             numbered = is_offset_name(name)
             # Offset arithmetic from any accepted base stays within 64 bits.
             if numbered and not entry.is_dir and int(name) <= LARGEST_BASE:
                 files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
-            elif folder != COMMIT_LOG or self._goes_by_names:
+                continue
+            if numbered and entry.is_dir and folder == COMMIT_LOG:
+                hidden.append(name)
+            if folder != COMMIT_LOG or self._goes_by_names:
                 self._ignore(f"{folder}/{name}")
+        if files and folder == COMMIT_LOG:
+            # A folder, or a link to a disk that is not mounted, has the name of a file of the log:
+            # its messages are lost, not expired.
+            hidden += filter(is_offset_name, self.filesystem.broken_links(folder))
+            names = [name for name in hidden if int(name) <= LARGEST_BASE]
+            files += [StoreFile(int(name), 0, f"{folder}/{name}") for name in names]
         return files
 
     def _ignore(self, path: str) -> None:

@@ -285,7 +285,7 @@ class LogReader:
             return ExpiredSpan(position, after - position), after
         if file is None or position - file.base >= self._log.size(file):
             kind, reason = self._missing_reason(file)
-            if file is None:
+            if file is None or not file.size:
                 reason = self._link_reason(position) or reason
             return self._broken(position, (kind, reason), look_ahead=look_ahead)
         at = position - file.base
@@ -377,7 +377,9 @@ class LogReader:
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         found = self._next_sound(position + 1)
-        if self.live and found is not None and self._is_whole(position):
+        # The bytes of an unreadable frame may look whole again, but no writer makes it readable.
+        may_heal = self.live and kind != DamageKind.UNREADABLE.label
+        if may_heal and found is not None and self._is_whole(position):
             # The writer had not finished the frame at the first read, and has written more since.
             event, after = self._step(position, None)
             if event is not None:
@@ -396,7 +398,7 @@ class LogReader:
         if self._log.data_end(position) <= position:
             # Only zeros follow: there is no frame that a writer may still finish.
             return LogEnd(position), position
-        if self.live and self._heals(position):
+        if may_heal and self._heals(position):
             event, after = self._step(position, None)
             if event is not None:
                 return event, after

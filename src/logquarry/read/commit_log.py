@@ -13,7 +13,7 @@ import numpy as np
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import CorruptFrame, MessageNotFound
-from logquarry.format import frame
+from logquarry.format import dledger, frame
 from logquarry.format.frame import Blank, Damage, DamageKind, Frame, Outcome
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.file_sequence import FileSequence, StoreFile
@@ -243,7 +243,11 @@ class CommitLog:
 
         where = f"{self._layout.log_path(offset)}: no message starts at {offset}"
         start = max(file.base for file in self.files.files if file.base <= offset)
-        for event in self._log_reader(None).events(start, offset + 1):
+        # Each entry of a DLedger log begins with a head.
+        head = dledger.HEAD.size if self.files.has_heads else 0
+        for event in self._log_reader(None).events(start, offset + 1 + head):
+            if isinstance(event, Run) and event.start - head <= offset < event.start:
+                return MessageNotFound(f"{where}: the next one starts at {event.start}")
             if isinstance(event, Run) and event.start <= offset < event.end:
                 starts = event.window.base + event.rows[:, 0].astype(np.int64)
                 at = int(starts[np.searchsorted(starts, offset, "right") - 1])

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
-from logquarry.format import broker_config, fastjson, java, property_crc, sys_flag
+from logquarry.format import broker_config, fastjson, property_crc, sys_flag
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.format.rocksdb_config import FOLDER_V2, FOLDERS_V1
 from logquarry.log import log_place
@@ -36,6 +36,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.index_tags import ROCKSDB_STORE as INDEX_TAGS_SINCE
 from logquarry.read.index_tags import find_tag_entries
+from logquarry.read.multi_dispatch import names_queue_of
 from logquarry.read.rocksdb_queue import rocksdb_folders
 
 QueueKind = Literal["simple", "batch", "rocksdb"]
@@ -386,7 +387,7 @@ class _Finder:
                 crc, evidence = True, place
             if found.sys_flag & (sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP):
                 batches = place
-            if topic is not None and found.topic.decode("utf-8", java.UTF8_ERRORS) != topic:
+            if topic is not None and names_queue_of(found, topic):
                 copies.add(topic)
         if crc:
             self._add(PROPERTY_CRC, (evidence,), "frames carry a CRC over all their bytes")

@@ -34,10 +34,11 @@ import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import frame
+from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.log.file_sequence import StoreFile
 from logquarry.log.filesystem import LocalFileSystem
@@ -47,6 +48,9 @@ from logquarry.read.batch_queue import batch_queues
 from logquarry.read.consume_queue import ConsumeQueue, Queue
 
 logger = logging.getLogger(__name__)
+
+LARGEST_MESSAGE: Final = 64 << 20
+"""A queue entry with a larger size is rot."""
 
 
 class Span(Protocol):
@@ -119,33 +123,75 @@ def consume_queues(
     ]
 
 
-def all_queues(layout: StoreLayout) -> list[Queue]:
+def all_queues(layout: StoreLayout, files: OpenFiles | None = None) -> list[Queue]:
     """All queues that have files, batch queues too."""
-    files = OpenFiles(layout)
+    files = files or OpenFiles(layout)
     return [*consume_queues(layout, files), *batch_queues(layout, files)]
 
 
 def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntry]:
     """The last entry of each queue, the one that reaches furthest in the log first.
 
-    The batch queues of the store count too, in addition to ``queues``. Entries that end more than a
-    file after the log's last file are invalid, and are left out. This reads at most the last file
-    of each queue.
+    The batch queues of the store count too, in addition to ``queues``. An entry that ends more than
+    a file after the log's last file is left out, unless the entry before it is there too: one entry
+    may be rot, two show that files of the log are missing. This reads at most the last files of
+    each queue.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
-    every = (*queues, *batch_queues(layout))
-    entries = [entry for queue in every if (entry := queue.last_entry) is not None]
-    sane = [e for e in entries if e.size != FILLER_SIZE and e.physical_offset + e.size <= limit]
-    return sorted(sane, key=lambda entry: entry.physical_offset + entry.size, reverse=True)
+    sane = []
+    for queue in (*queues, *batch_queues(layout)):
+        entry = queue.last_entry
+        if entry is None or entry.size == FILLER_SIZE:
+            continue
+        if _end(entry) <= limit or _follows_another(queue, entry, log.end):
+            sane.append(entry)
+    return sorted(sane, key=_end, reverse=True)
+
+
+def _end(entry: QueueEntry) -> int:
+    return entry.physical_offset + entry.size
+
+
+def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
+    """Whether the last two entries of a queue name possible messages after the log's files."""
+    at = queue.max_offset - 2
+    before = next((entry for _, entry in queue.entries(at, at + 1)), None) if at >= 0 else None
+    return (
+        before is not None
+        and log_end <= before.physical_offset
+        and _end(before) <= last.physical_offset
+        and all(FIXED_SIZE_V1 <= one.size <= LARGEST_MESSAGE for one in (before, last))
+    )
+
+
+def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | None:
+    """Where the log ended if its last files are missing, or empty after a crash; None if not.
+
+    A crash may leave the queues ahead of the log within a file. An entry of a message in a later
+    file shows that this file had messages.
+
+    Args:
+        layout: the store's files.
+        entries: the result of :func:`last_entries`.
+    """
+    log, durable, least = layout.commit_log, layout.durable_end, layout.commit_log.end
+    if layout.has_abort and (entries or durable is not None):
+        start = last_file_start(layout)
+        least = log.start if start is None else start + log.file_size
+    known = [_end(entry) for entry in entries if entry.physical_offset >= least]
+    if durable is not None:
+        known = [durable] if durable > least else []
+    return max(known, default=None)
 
 
 def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
     """The durable offset, or the end of the last message in the queues of a closed store.
 
-    None if a process writes the store; and, without a durable offset, if the store has an ``abort``
-    file or no queue has an entry. This reads no byte of the log, so it does not see damage at the
-    log's end; a walk over the log needs :func:`sound_bound`.
+    None if a process writes the store; and, without a durable offset, if no queue has an entry, or
+    if the store has an ``abort`` file and the queues point to no missing file after the log. This
+    reads no byte of the log, so it does not see damage at the log's end; a walk over the log needs
+    :func:`sound_bound`.
 
     Args:
         layout: the store's files.
@@ -156,10 +202,10 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
     durable = layout.durable_end
     if durable is not None:
         return durable
-    if layout.has_abort:
-        return None
     entries = last_entries(layout, consume_queues(layout) if queues is None else queues)
-    return entries[0].physical_offset + entries[0].size if entries else None
+    if layout.has_abort:
+        return missing_end(layout, entries)
+    return _end(entries[0]) if entries else None
 
 
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:

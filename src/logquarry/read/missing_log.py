@@ -1,4 +1,4 @@
-"""Refuses to read a store whose ``commitlog/`` has no file, though its queues know of messages."""
+"""Refuses to read a store whose ``commitlog/`` has no byte, though its queues know of messages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from logquarry import text
 from logquarry.log.layout import CHECKPOINT, StoreLayout
 from logquarry.log.log_place import setting
 from logquarry.read.log_end import all_queues
+from logquarry.read.store_sizes import require_own_settings
 
 
 def require_log(layout: StoreLayout) -> None:
@@ -15,17 +16,18 @@ def require_log(layout: StoreLayout) -> None:
 
     Raises:
         UnsupportedStore: if the log is elsewhere, or is missing.
-        UsageError: if the configuration gives another size of the log's files.
+        UsageError: if the configuration gives sizes that the files contradict.
     """
-    layout.require_stated_size()
-    if layout.commit_log.files:
+    require_own_settings(layout)
+    if any(file.size for file in layout.commit_log.files):
         return
     missing = layout.missing_log
     if missing is None:
         # A writer that has just begun may have made the first file after the listing.
         layout.refresh()
     else:
-        reason = f"the log has no files, but {_known(layout)}: is a disk not mounted?"
+        what = "the log's files are empty" if layout.commit_log.files else "the log has no files"
+        reason = f"{what}, but {_known(layout)}: is a disk not mounted?"
         path = setting(layout.config, "storePathCommitLog")
         reason = f"storePathCommitLog={path}: {reason}" if path else reason
         raise dataclasses.replace(missing, reason=reason).error(layout.root)

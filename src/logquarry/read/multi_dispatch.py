@@ -63,7 +63,7 @@ def find_multi_dispatch(layout: StoreLayout) -> MultiDispatchFound | None:
         if entry is None or entry.is_filler:
             continue
         frame = log.outcome_at(entry.physical_offset, check_crc=False)
-        if not isinstance(frame, Frame) or not _names(frame, topic):
+        if not isinstance(frame, Frame) or not names_queue_of(frame, topic):
             continue
         path = path or f"{CONSUME_QUEUE}/{topic}/{queue_id}"
         if is_lmq and (queue_id or frame.queue_id):
@@ -72,8 +72,8 @@ def find_multi_dispatch(layout: StoreLayout) -> MultiDispatchFound | None:
     return None if path is None else MultiDispatchFound(path, has_lmq)
 
 
-def _names(frame: Frame, topic: str) -> bool:
-    """Whether a frame of another topic names the queues of a topic."""
+def names_queue_of(frame: Frame, topic: str) -> bool:
+    """Whether multi-dispatch puts a frame of another topic into a queue of a topic."""
     if frame.topic.decode("utf-8", java.UTF8_ERRORS) == topic:
         return False
     found = props.decode_bytes(frame.properties)

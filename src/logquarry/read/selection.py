@@ -34,7 +34,7 @@ from logquarry.log.splits import (
 from logquarry.log.walk import DEFAULT_BATCH_BYTES, Event, LogReader
 from logquarry.read.consume_queue import ConsumeQueue, Units, has_message
 from logquarry.read.index import Index
-from logquarry.read.log_end import consume_queues, last_entries, sound_bound
+from logquarry.read.log_end import consume_queues, last_entries, missing_end, sound_bound
 
 MOST_UNITS = 1 << 26
 """Maximum number of queue entries (20 bytes each) that a plan reads; if there are more, it walks
@@ -135,7 +135,12 @@ def plan_read(
     entries = last_entries(layout, queues)
     known_end = entries[0].physical_offset + entries[0].size if entries else None
     clean = not layout.has_abort
-    bound = known_end if clean else None
+    live = layout.is_live()
+    durable = layout.durable_end
+    if clean:
+        bound = known_end if durable is None else durable
+    else:
+        bound = None if live else missing_end(layout, entries)
     if layout.writer_end is not None:
         bound = known_end = layout.writer_end
     extent = log_extent(layout, bound, known_end)
@@ -149,7 +154,6 @@ def plan_read(
         start = max(start, selection.start_offset)
     if selection.stop_offset is not None:
         stop = min(stop, selection.stop_offset)
-    live = layout.is_live()
     if clean and not live and entries and stop > start:
         planner = _QueuePlanner(layout, queues, selection, extent, (start, stop), split_size)
         if (parts := planner.parts(min_parts)) is not None:

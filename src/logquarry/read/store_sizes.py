@@ -209,9 +209,10 @@ def require_own_settings(layout: StoreLayout) -> None:
         layout.require_stated_size()
     if config.queue_file_size is not None:
         queues = [layout.queue(*name).files for name in layout.queue_names]
-        files = [file.size for files in queues for file in files]
-        agree = shown_sizes(queues) or (len(files) > 1 and len(set(files)) == 1)
-        if agree and not fits_files(config.queue_file_size, queues):
+        sizes = [file.size for files in queues for file in files if file.size]
+        # Several files of one size were not all cut short.
+        shown = shown_sizes(queues) or (set(sizes) if sizes[1:] and len(set(sizes)) == 1 else set())
+        if shown and config.queue_file_size not in shown:
             raise UsageError(
                 f"{layout.filesystem.full_path(CONSUME_QUEUE)}: its files have "
                 f"{_common_size(layout)} bytes, but mappedFileSizeConsumeQueue in the "

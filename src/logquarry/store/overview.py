@@ -22,6 +22,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.index import Index
 from logquarry.read.log_queues import UnitCount, count_units
+from logquarry.read.multi_dispatch import names_queue_of
 from logquarry.store.reads import StoreReads
 from logquarry.store.state import State, condition
 from logquarry.store.visible_damage import visible_damage
@@ -149,9 +150,12 @@ def _sum_queues(
     copies: list[str] = []
     for row, queue in zip(rows, queues, strict=True):
         row.messages, row.bytes, size, last = _retained(queue, found.min_offset, found.max_offset)
-        if row.messages and not _owns_messages(log, queue):
-            # INNER_MULTI_DISPATCH: the queue names messages of another topic.
+        stranger = _stranger(log, queue) if row.messages else None
+        if stranger is not None:
             copies.append(row.topic)
+            if found.state != "live" and not names_queue_of(stranger, queue.topic):
+                path = f"consumequeue/{queue.topic}/{queue.queue_id}"
+                found.signs.append(f"{path}: its entries name messages of another queue")
             row.bytes = None
             continue
         total += (row.bytes or 0) + _head_bytes(log.files, row.messages or 0)
@@ -178,16 +182,16 @@ def _retained(queue: Queue, min_offset: int, max_offset: int) -> UnitCount:
     return found
 
 
-def _owns_messages(log: CommitLog, queue: Queue) -> bool:
-    """Whether the first and last message that a queue names are messages of that queue."""
+def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
+    """The first or last message that a queue names, if it is a message of another queue."""
     for offset in {queue.min_offset, queue.max_offset - 1}:
         for _, unit in queue.entries(offset, offset + 1):
             outcome = log.outcome_at(unit.physical_offset, check_crc=False)
             if isinstance(outcome, frame.Frame):
                 named = outcome.topic.decode("utf-8", java.UTF8_ERRORS), outcome.queue_id
                 if named != (queue.topic, queue.queue_id):
-                    return False
-    return True
+                    return outcome
+    return None
 
 
 def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -> str | None:

@@ -41,7 +41,7 @@ from logquarry.read.features import PROPERTY_CRC, find_features
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_queues import QueueKey, is_lmq
 from logquarry.repair.recover.apply import apply_safe, note_end
-from logquarry.repair.recover.folder_check import check_entries
+from logquarry.repair.recover.folder_check import check_entries, check_folders
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.open_check import (
     NeedsRecovery,
@@ -141,6 +141,9 @@ class StoreEngine:
         if unsupported is not None:
             raise unsupported
         check_folder(root)
+        if not (root / COMMIT_LOG).is_symlink():
+            # Opening names the target of a broken link to the log.
+            check_folders(root)
         if not is_lockable(root):
             # Taking the lock makes a file: a refused opening changes nothing.
             check_before_lock(root, config, accept_loss)

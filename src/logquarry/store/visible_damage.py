@@ -1,7 +1,7 @@
 """The damage of a store that shows without reading its log: for ``logquarry info``.
 
-It reads folder names, the last queue entries and ``.logquarry/damage.json``. If the queues point
-beyond the log's end, it reads all queue entries.
+It reads folder names, the last queue entries and ``.logquarry/damage.json``. If files of the log
+are missing, or the queues point beyond the log's end, it reads all queue entries.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from logquarry.log.file_sequence import FileSequence
 from logquarry.log.layout import CHECKPOINT, StoreLayout
-from logquarry.read.log_end import consume_queues, known_damage, last_entries
+from logquarry.read.log_end import Noted, consume_queues, known_damage, last_entries
 from logquarry.read.lost_messages import lost_messages
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.text import plural
@@ -36,10 +36,12 @@ def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
     entries = last_entries(layout, consume_queues(layout))
     queued = entries[0].physical_offset + entries[0].size if entries else 0
     if queued > log_end:
-        yield (
-            f"the log ends at {log_end}, and the queues point to messages up to {queued}: "
-            f"{lost_messages(layout, (), log_end)}"
-        )
+        yield f"the log ends at {log_end}, and the queues point to messages up to {queued}"
+    gaps = [span for span in _without_file(log) if span.offset < log_end]
+    if gaps or queued > log_end:
+        lost = lost_messages(layout, gaps, log_end)
+        if lost.messages:
+            yield str(lost)
     recorded = len(known_damage(layout))
     if recorded:
         yield f"a recovery has recorded {plural(recorded, 'damaged place')} in the log"
@@ -47,6 +49,16 @@ def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
         layout.read_checkpoint()
     except ValueError as error:
         yield f"{CHECKPOINT}: {error}"
+
+
+def _without_file(log: FileSequence) -> Iterator[Noted]:
+    """The parts of the log whose file is missing or empty, in order."""
+    size = log.file_size
+    for file, following in zip(log.files, (*log.files[1:], None), strict=True):
+        start = file.base + (size if file.size else 0)
+        end = file.base + size if following is None else following.base
+        if start < end:
+            yield Noted(start, end - start)
 
 
 def _wrong_files(files: FileSequence, what: str) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,13 @@ def server() -> Iterator[Options]:
         yield options
 
 
+def documented(server: Options) -> list[dict[str, str]]:
+    """The storage options in docs/lakehouse.md, for this server."""
+    page = (Path(__file__).parents[3] / "docs/lakehouse.md").read_text()
+    page = page.replace("minio:9000", str(server["endpoint_override"]))
+    return [json.loads(block) for block in re.findall("```json\n(.*?)```", page, re.DOTALL)]
+
+
 def put(store: Path, *bodies: bytes) -> None:
     with lq.MessageStore.open(store, config=lq.StoreConfig(**SMALL), mode="rw") as opened:
         for body in bodies:
@@ -41,13 +50,7 @@ def put(store: Path, *bodies: bytes) -> None:
 def test_delta(server: Options, tmp_path: Path) -> None:
     from deltalake import DeltaTable
 
-    options = {
-        "AWS_ENDPOINT_URL": f"http://{server['endpoint_override']}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        "AWS_ALLOW_HTTP": "true",
-    }
+    files, options = documented(server)
     for number in range(2):
         put(tmp_path / "store", b'{"n": %d}' % number, b"dead %d" % number)
         done = delta_export(
@@ -55,7 +58,7 @@ def test_delta(server: Options, tmp_path: Path) -> None:
             "s3://lake/delta",
             partition_by=["topic", "day"],
             decode="json",
-            dest_storage_options=server,
+            dest_storage_options=files,
             table_storage_options=options,
         ).run_with(run_here)
         assert (done.messages, done.dead_messages) == (1, 1)

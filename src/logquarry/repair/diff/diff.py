@@ -7,9 +7,11 @@ from logquarry.log.layout import CONFIG, StoreLayout
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
-from logquarry.read.log_end import consume_queues, last_entries
+from logquarry.read.log_end import consume_queues, last_entries, missing_end
+from logquarry.read.lost_messages import lost_messages
+from logquarry.read.missing_log import require_log
 from logquarry.repair.diff.log_diff import Common, LogDiff, compare_queue
-from logquarry.repair.diff.store_diff import LogBounds, QueueDiff, StoreDiff
+from logquarry.repair.diff.store_diff import LogBounds, QueueDiff, Side, StoreDiff
 from logquarry.units import Progress
 
 
@@ -17,6 +19,7 @@ class _Store:
     """One of the two stores, at the moment it is opened: a writer may append to it later."""
 
     def __init__(self, layout: StoreLayout) -> None:
+        require_log(layout)
         self.layout = layout
         self.is_live = layout.is_live()
         files = OpenFiles(layout)
@@ -26,6 +29,9 @@ class _Store:
         }
         log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout, found))
         self.log = LogBounds(log.min_offset, log.max_offset)
+        # A writer may have begun a file after the listing.
+        ends = [] if self.is_live else last_entries(layout, found)
+        self.missing = None if self.is_live else missing_end(layout, ends)
         self.reach = self.log.max_offset if self.is_live else self._reach()
 
     def _reach(self) -> int:
@@ -58,6 +64,9 @@ def compare_stores(
         a: files of the first store.
         b: files of the second store.
         progress: gets the bytes of the log that are compared, and their total.
+
+    Raises:
+        UnsupportedStore: if the log of a store is not found.
     """
     left, right = _Store(a), _Store(b)
     start = max(left.log.min_offset, right.log.min_offset)
@@ -66,6 +75,7 @@ def compare_stores(
     # After the divergence of the logs the queues differ too.
     diverged_at = end if log.divergence is None else log.divergence.offset
     common = Common(start, diverged_at, left.is_live or right.is_live)
+    sides: tuple[tuple[Side, _Store], ...] = (("a", left), ("b", right))
     keys = sorted(left.queues.keys() | right.queues.keys())
     queues = tuple(
         compare_queue(key, left.queues.get(key), right.queues.get(key), common) for key in keys
@@ -82,6 +92,7 @@ def compare_stores(
         queues=queues,
         config=_compare_config(left.config(), right.config()),
         notes=(*_notes(left, right, queues), *log.notes),
+        lost=tuple(name for name, store in sides if store.missing is not None),
     )
 
 
@@ -102,6 +113,11 @@ def _notes(left: _Store, right: _Store, queues: tuple[QueueDiff, ...]) -> list[s
             found.append(
                 f"{name} has messages behind its end at {store.log.max_offset}: its last file is "
                 "damaged there, or a recovery left them"
+            )
+        if store.missing is not None:
+            found.append(
+                f"{name} lacks its last log files: it ends at {store.log.max_offset}, and its log "
+                f"reached {store.missing}: {lost_messages(store.layout, (), store.log.max_offset)}"
             )
         if store.log.max_offset < other.log.max_offset:
             missing = other.log.max_offset - store.log.max_offset

@@ -125,6 +125,7 @@ class StoreDiff:
         config: files of config/: ``equal``, ``different``, ``only_a`` or ``only_b``. Consumers
             change them, so that they do not affect the verdict.
         notes: facts that are no divergence.
+        lost: the stores whose last log files are missing.
     """
 
     a: str
@@ -138,6 +139,7 @@ class StoreDiff:
     queues: tuple[QueueDiff, ...]
     config: dict[str, str]
     notes: tuple[str, ...]
+    lost: tuple[Side, ...] = ()
 
     @property
     def is_disjoint(self) -> bool:
@@ -176,6 +178,7 @@ class StoreDiff:
             "queues": [_queue(queue) for queue in self.queues],
             "config": self.config,
             "notes": list(self.notes),
+            "lost": list(self.lost),
         }
 
 

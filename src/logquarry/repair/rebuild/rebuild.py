@@ -68,7 +68,7 @@ from logquarry.repair.rebuild.rocksdb_files import (
     rocksdb_not_in_tasks,
 )
 from logquarry.repair.recover.folder_check import check_file_size
-from logquarry.repair.recover.loss import find_loss, require_consent
+from logquarry.repair.recover.loss import find_loss, missing_files, require_consent
 from logquarry.units import Clock, Progress, now_ms
 
 _BUILD: Final = "rebuild"
@@ -116,8 +116,8 @@ def rebuild(
         StoreUnavailable: if a process has the store open (in place), if another process uses
             ``into``, if the log's files have another size than ``config`` gives, or if the disk
             fails or is full; the store is unchanged.
-        LossRefused: in place, if the old queues point to messages that the log has lost, more than
-            a small share: recover the store first.
+        LossRefused: in place, also for the preview, if the old queues point to messages that the
+            log has lost, more than a small share: recover the store first.
         UsageError: if a folder is invalid, or the settings belong to another store.
     """
     root = local_store(path)
@@ -141,6 +141,11 @@ def rebuild(
         if name in names:
             require(layout, action)
     check_file_size(layout)
+    if into is None and CONSUME_QUEUE in names and not layout.is_live():
+        # What the names of the log's files show, before hours of work.
+        end = layout.commit_log.end
+        lost = find_loss(layout, end=end, damage=tuple(missing_files(layout, end)))
+        require_consent(layout.root, lost, None)
     linked = [root / name for name in names if (root / name).is_symlink()]
     if into is None and apply and linked:
         raise UsageError(

@@ -287,8 +287,8 @@ class _Work:
                 aside = quarantine(root, *path.relative_to(root).parts)
                 for name in disk.list(path):
                     disk.set_aside(path / name, aside)
-            elif step.kind is StepKind.SET_ASIDE and path.is_file():
-                # Files of the log were moved before.
+            elif step.kind is StepKind.SET_ASIDE and path.is_file() and path.parent.name != SIDECAR:
+                # Files of the log, and logquarry's own files, were moved before.
                 disk.set_aside(path, quarantine(root, path.parent.name))
         size = self._config.queue_file_size
         assert size is not None
@@ -299,7 +299,8 @@ class _Work:
         for queue in plan.queues:
             if queue.action is QueueAction.CUT:
                 self._save_entries(queue.key, queue.keep_until, size)
-        for name in (CONSUME_QUEUE, INDEX):
+        # An empty index folder would show that the store keeps an index.
+        for name in (CONSUME_QUEUE, *([] if plan.index is None else [INDEX])):
             disk.make_folders(root / name)
         queues = QueueTable(disk, root, size, ends, log, mendings=self._mendings)
         index = None

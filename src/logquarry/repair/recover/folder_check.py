@@ -52,8 +52,8 @@ def check_entries(root: Path) -> None:
         StoreUnavailable: if not.
     """
     aside = quarantine(root)
-    for folder in (*(root / name for name in _FOLDERS), aside):
-        _check(folder, is_folder=True)
+    check_folders(root)
+    _check(aside, is_folder=True)
     for path in (*(root / name for name in _FILES), aside / REPORT, aside / KEPT_ENTRIES):
         _check(path)
     places: dict[tuple[int, int], Path] = {}
@@ -75,6 +75,16 @@ def check_entries(root: Path) -> None:
         # A folder there is ignored.
         if path.name.isascii() and path.name.isdigit() and not _is_folder(path):
             _check_once(path, _check(path), places)
+
+
+def check_folders(root: Path) -> None:
+    """Check that no file and no broken link is in place of one of a store's folders.
+
+    Raises:
+        StoreUnavailable: if one is.
+    """
+    for name in _FOLDERS:
+        _check(root / name, is_folder=True)
 
 
 def check_queue_folder(root: Path, topic: str, queue_id: int) -> None:

@@ -44,6 +44,7 @@ class JavaDispatch:
     Attributes:
         queues: the queues (``consumeQueueTable``).
         messages: number of dispatched messages.
+        keys: number of their keys.
         store_timestamp: store time of the last message that a queue got, None without one.
         physical_offset: physical offset of that message.
     """
@@ -57,7 +58,7 @@ class JavaDispatch:
         rules: JavaRules = V4_9,
     ) -> None:
         self.queues = queues
-        self.messages = 0
+        self.messages = self.keys = 0
         self.store_timestamp: int | None = None
         self.physical_offset: int | None = None
         self._rules = rules
@@ -92,6 +93,7 @@ class JavaDispatch:
             self.store_timestamp = int(requests.store_timestamp[queued[-1]])
             self.physical_offset = int(requests.physical_offset[queued[-1]])
         self.messages += len(requests.size)
+        self.keys += len(run.key_hashes)
         if self._index is not None:
             self._index.put(
                 requests.physical_offset,
@@ -114,8 +116,9 @@ class JavaDispatch:
             self.physical_offset = request.physical_offset
             for key, offset in self._copies(request):
                 self._put(key, offset, request)
+        keys = [] if kind == sys_flag.TRANSACTION_ROLLBACK else _keys(request)
+        self.keys += len(keys)
         if self._index is not None:
-            keys = [] if kind == sys_flag.TRANSACTION_ROLLBACK else _keys(request)
             hashes = [index.key_hash(request.topic, key) for key in keys]
             tag = (request.properties or {}).get(props.TAGS)
             if self._config.index_tags and tag and kind != sys_flag.TRANSACTION_ROLLBACK:

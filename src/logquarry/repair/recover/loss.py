@@ -33,7 +33,7 @@ from logquarry.log.layout import COMMIT_LOG, StoreLayout
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
 from logquarry.read.batch_queue import frames_in
 from logquarry.read.consume_queue import Queue, Units, has_message
-from logquarry.read.log_end import all_queues, known_damage
+from logquarry.read.log_end import LARGEST_MESSAGE, all_queues, known_damage
 
 _SMALL_BYTES: Final = 64 << 10
 _SMALL_SHARE: Final = 10
@@ -43,7 +43,6 @@ _LARGE_SHARE: Final = 100
 """A larger loss may be a hundredth of the log, and at most 64 MiB."""
 _MOST_COUNTED: Final = 20_000_000
 """Lost entries that are compared, so that a message in several queues counts once."""
-_LARGEST_MESSAGE: Final = 64 << 20
 _LEAST_APART: Final = 2
 """Entries that must name messages far behind the log before they count: one may be rot."""
 
@@ -333,8 +332,8 @@ def _frames(units: Units, *, is_batch: bool) -> _Frames:
     places = units["physical_offset"].astype(np.int64)
     which, held = frames_in(places, is_batch=is_batch)
     frames = np.stack([places[which], units["size"].astype(np.int64)[which], held], axis=1)
-    frames = frames[(frames[:, 1] >= FIXED_SIZE_V1) & (frames[:, 1] <= _LARGEST_MESSAGE)]
-    return frames[frames[:, 0] < np.iinfo(np.int64).max - _LARGEST_MESSAGE]
+    frames = frames[(frames[:, 1] >= FIXED_SIZE_V1) & (frames[:, 1] <= LARGEST_MESSAGE)]
+    return frames[frames[:, 0] < np.iinfo(np.int64).max - LARGEST_MESSAGE]
 
 
 def _in_order(frames: _Frames, after: int | None) -> _Frames:

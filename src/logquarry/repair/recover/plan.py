@@ -292,10 +292,13 @@ def plan_index(
     keys_there = 0
     log = CommitLog(layout)
     for entry in layout.index_files:
-        data = layout.open_file(f"{INDEX}/{entry.name}").window(0, entry.size)
+        file = layout.open_file(f"{INDEX}/{entry.name}")
+        data = file.window(0, entry.size)
         fault: str | None = "a file before it is set aside"
         if not aside:
+            unreadable = file.fault(0, entry.size)
             fault = file_fault(data, entry.size, shape, log_end)
+            fault = fault if unreadable is None else unreadable.words
         if fault is None:
             header = index.decode_header(data)
             if not is_closed and (

@@ -6,18 +6,30 @@ Opening a store for writing does the same if needed (:mod:`logquarry.store.store
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from pathlib import Path
+from typing import Final
 
 from logquarry import arguments
 from logquarry.config import RECOVERIES, StoreConfig, settings_of
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
 from logquarry.disk.queue_folders import NameGuard
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreNotFound, StoreUnavailable, UnreadableFile
 from logquarry.log.filesystem import local_store
-from logquarry.log.layout import ABORT, CHECKPOINT, COMMIT_LOG, DAMAGE, INDEX, StoreLayout
+from logquarry.log.layout import (
+    ABORT,
+    CHECKPOINT,
+    COMMIT_LOG,
+    DAMAGE,
+    DURABLE,
+    INDEX,
+    SETTINGS,
+    StoreLayout,
+    quarantine,
+)
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
@@ -30,6 +42,9 @@ from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, Step, Step
 from logquarry.repair.recover.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
 from logquarry.repair.recover.safe import SafePlan, plan_safe
 from logquarry.units import Clock, Progress, now_ms
+
+_OWN_FILES: Final = (DURABLE, SETTINGS, DAMAGE)
+"""Files of logquarry that a recovery can make again."""
 
 
 def recover(
@@ -151,6 +166,12 @@ def _planned(
         layout.read_checkpoint()
     except ValueError as error:
         steps.append(Step(StepKind.WRITE_CHECKPOINT, CHECKPOINT, None, None, str(error)))
+    for name in _OWN_FILES:
+        with contextlib.suppress(FileNotFoundError, StoreNotFound):
+            try:
+                layout.filesystem.read(name)
+            except UnreadableFile as error:
+                steps.append(Step(StepKind.SET_ASIDE, name, None, None, str(error)))
     known = known_damage(layout)
     news = [span for span in plan.damage if span.offset not in known]
     if news:
@@ -179,6 +200,9 @@ def _carry_out(
 ) -> None:
     """Apply a plan, and check that the store can be opened."""
     root = Path(plan.root)
+    for step in plan.steps:
+        if step.kind is StepKind.SET_ASIDE and step.file in _OWN_FILES:
+            disk.set_aside(root / step.file, quarantine(root))
     if isinstance(plan, RocketmqPlan):
         # The mode depends on whether there was an `abort`.
         is_clean = not abort.exists

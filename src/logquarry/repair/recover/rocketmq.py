@@ -493,6 +493,6 @@ class _Recovery:
                 self._step(
                     StepKind.BUILD_QUEUE, queue.folder, reason, offset=queue.put_from, length=length
                 )
-        if self._dispatch.messages and self.config.message_index_enable:
+        if self._dispatch.keys and self.config.message_index_enable:
             reason = f"{self._dispatch.messages} messages are dispatched again"
             self._step(StepKind.BUILD_INDEX, INDEX, reason, offset=self._dispatch_from)

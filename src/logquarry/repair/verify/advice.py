@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from logquarry.format.frame import DamageKind
+from logquarry.log.layout import CONFIG
 from logquarry.log.walk import MISSING_FILE
-from logquarry.repair.verify.findings import VerifyReport
+from logquarry.repair.verify.findings import Finding, VerifyReport
 from logquarry.repair.verify.next_steps import STEPS, Action
 
 
@@ -34,7 +35,7 @@ def next_step(report: VerifyReport) -> Next | None:
         return None
     harmed = {kind.label for kind in DamageKind} | {MISSING_FILE}
     recorded = [f for f in damage if f.kind in harmed and f.offset in report.recorded]
-    actions = {STEPS[found.kind][0] for found in damage if found not in recorded}
+    actions = {_action(found) for found in damage if found not in recorded}
     is_built = actions & {Action.QUEUES, Action.INDEX}
     if "abort_file" in kinds and (is_built or not damage):
         actions.add(Action.RECOVER)
@@ -52,7 +53,14 @@ def next_step(report: VerifyReport) -> Next | None:
     if recorded:
         return Next(("salvage", "--into", "DIR"), before)
     if Action.RESTORE in actions:
-        file = next(f.file for f in damage if STEPS[f.kind][0] is Action.RESTORE)
+        file = next(f.file for f in damage if _action(f) is Action.RESTORE)
         return Next(("verify",), f"put {file} back from a backup or from {file}.bak")
-    place = str(next(f.offset for f in damage if STEPS[f.kind][0] is Action.READ))
+    place = str(next(f.offset for f in damage if _action(f) is Action.READ))
     return Next(("messages", "--offset", place))
+
+
+def _action(finding: Finding) -> Action:
+    # A recovery does not replace the files of a broker's configuration.
+    if finding.file.startswith(f"{CONFIG}/"):
+        return Action.RESTORE
+    return STEPS[finding.kind][0]

@@ -19,8 +19,8 @@ rules are RocketMQ's, in its order, unless they would lose messages:
 
 Guarantees, also after a crash: a committed half message is not committed again, and a half message
 that was put back is checked once. For that, the first check after the opening reads the log for
-commits and for half messages that were put back. The progress is saved after a sync of the log, so
-a power cut cannot lose the copy of a half message that the progress has passed.
+commits and for copies. The progress is saved after a sync of the log, so a power cut cannot lose
+the copy of a half message that the progress has passed.
 """
 
 from __future__ import annotations
@@ -426,12 +426,14 @@ class TransactionChecks:
     def _look_back(self, queue: Queue, round_: _Round, stop: int) -> _Before:
         """Read from the log the outcomes of the half messages that are open at the first check."""
         opened: dict[int, _Identity] = {}
+        sound: set[int] = set()
         moved: set[int] = set()
         last: dict[object, int] = {}
         for offset in range(round_.start, stop):
             half = self._half(queue, offset)
             if half is None:
                 continue
+            sound.add(half.physical_offset)
             values = props.decode_bytes(half.properties)
             # Without UNIQ_KEY (every client sets it) copies cannot be recognised.
             unique = values.get(props.UNIQ_KEY)
@@ -442,19 +444,22 @@ class TransactionChecks:
                 if same in last:
                     moved.add(last[same])
                 last[same] = offset
-        return _Before(moved, self._committed(opened) if opened else set())
+        return _Before(moved, self._committed(opened, sound) if opened else set())
 
-    def _committed(self, opened: dict[int, _Identity]) -> set[int]:
+    def _committed(self, opened: dict[int, _Identity], sound: set[int]) -> set[int]:
         """The half messages among some (by physical offset) that a committed message names.
 
         A committed message may be put again later: sent back by a consumer, delayed, or imported.
         Such a copy still has type COMMIT, but names offset 0 or an offset of another log. So its
-        topic and UNIQ_KEY must match those of the half message too.
+        topic and UNIQ_KEY must match those of the half message too. A power cut can lose a half
+        message that was put back, and keep its committed message. That names a place not among
+        ``sound``, the readable half messages, and ends the original before it.
         """
         from logquarry.log import columns
 
         found: set[int] = set()
-        for run in self._log.runs(min(opened)):
+        originals = {identity: at for at, identity in opened.items() if identity[1] is not None}
+        for run in self._log.runs(first := min(opened)):
             values = columns.fixed_fields(
                 run.window, run.rows, ["sys_flag", "prepared_transaction_offset"]
             )
@@ -462,20 +467,21 @@ class TransactionChecks:
             ends = np.flatnonzero(kinds == sys_flag.TRANSACTION_COMMIT)
             places = values["prepared_transaction_offset"][ends].tolist()
             for row, place in zip(ends.tolist(), places, strict=True):
-                if place in opened and place not in found:
+                is_lost = place > first and place not in sound
+                frame = None
+                if place in opened or is_lost:
                     frame = run.window.decode(int(run.rows[row, POSITION]))
-                    if isinstance(frame, Frame) and _identity(frame) == opened[place]:
-                        found.add(place)
+                if not isinstance(frame, Frame):
+                    continue
+                half = originals.get(_identity(frame), place) if is_lost else place
+                if half <= place < frame.physical_offset and opened.get(half) == _identity(frame):
+                    found.add(half)
         return found
 
 
 class _Before(NamedTuple):
-    """The result of the first check's search in the log.
-
-    Attributes:
-        moved: queue offsets of half messages that were put back later in the queue.
-        committed: physical offsets of committed half messages.
-    """
+    """The first check's findings: queue offsets of half messages that were put back later, and
+    physical offsets of committed half messages."""
 
     moved: set[int]
     committed: set[int]

@@ -36,8 +36,8 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 
 def compared(a: Path, b: Path) -> StoreDiff:
     """Both ways round: what is told of a, is told of b then."""
-    found = compare_stores(*(StoreLayout.open(path, config()) for path in (a, b)))
-    other = compare_stores(*(StoreLayout.open(path, config()) for path in (b, a)))
+    found = compare_stores(*(StoreLayout.open(path) for path in (a, b)))
+    other = compare_stores(*(StoreLayout.open(path) for path in (b, a)))
     assert other.verdict == found.verdict
     assert (other.start, other.end) == (found.start, found.end)
     if found.divergence is not None:
@@ -194,6 +194,31 @@ def test_messages_behind_the_end_of_a_log(golden: Path) -> None:
     assert found.log_a.max_offset < found.log_b.max_offset
     assert found.divergence.a.what == "damage" and found.divergence.b.what == "message"
     assert any("a has messages behind its end" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("is_crashed", [False, True])
+@pytest.mark.parametrize("has_durable", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_lost_last_files(
+    pair: tuple[Path, Path], *, is_crashed: bool, has_durable: bool, count: int
+) -> None:
+    a, b = pair
+    if is_crashed:
+        (b / "abort").touch()
+    if not has_durable:
+        shutil.rmtree(b / ".logquarry")
+    assert compared(a, b).lost == ()
+    for path in sorted((b / "commitlog").iterdir())[-count:]:
+        path.unlink()
+    found = compared(a, b)
+    assert (found.verdict, found.lost) == ("prefix", ("b",))
+    assert any("b lacks its last log files" in note for note in found.notes)
+
+
+def test_a_store_without_its_log(pair: tuple[Path, Path]) -> None:
+    shutil.rmtree(pair[1] / "commitlog")
+    with pytest.raises(lq.errors.UnsupportedStore, match="is a disk not mounted"):
+        compared(*pair)
 
 
 def test_a_torn_tail_is_no_divergence(pair: tuple[Path, Path]) -> None:

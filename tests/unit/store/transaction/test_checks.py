@@ -227,6 +227,29 @@ def test_a_crash_behind_a_put_back_asks_once(root: Path, clock: FakeClock) -> No
         assert bodies(store) == [b"a", b"b"]
 
 
+def test_a_power_cut_loses_only_the_copy(root: Path, clock: FakeClock) -> None:
+    """The copy that was put back is lost, but its committed message after it is on the disk."""
+    with opened(root, clock) as store:
+        leave(store, "a", "b")
+        clock.advance(TIMEOUT)
+        store.check_transactions(Listener(a="commit"))
+        copy = [half for half in store.scan(HALF_TOPIC) if half.body == b"a"][1]
+    for path in (root / "config").iterdir():
+        path.unlink()
+    (root / "abort").touch()
+    (root / ".logquarry/durable").unlink()
+    with (root / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(copy.physical_offset)
+        file.write(bytes(copy.size))
+    clock.advance(TIMEOUT)
+    listener = Listener(a="commit", b="commit")
+    with opened(root, clock) as store:
+        report = store.check_transactions(listener)
+        assert [t.message.body for t in listener.asked] == [b"b"]
+        assert report.committed == 1
+        assert [m.body for m in store.scan("orders", on_damage="skip")] == [b"a", b"b"]
+
+
 def test_a_put_that_fails_in_a_check_is_tried_again(root: Path, clock: FakeClock) -> None:
     with opened(root, clock) as store:
         leave(store, "a", "b", "c")

@@ -1,0 +1,129 @@
+"""The log's last files are missing or empty, or its first one is a link to a missing disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from tests.helpers import operator_faults
+from tests.helpers.command import ended as run
+
+READS = (
+    ("messages", "STORE", "--jsonl"),
+    ("export", "STORE", "--to", "OUT", "--format", "jsonl"),
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return operator_faults.make_store(tmp_path_factory.mktemp("made") / "store")
+
+
+@pytest.fixture
+def root(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "store")
+
+
+def called(words: tuple[str, ...], root: Path) -> tuple[int, str]:
+    names = {"STORE": str(root), "OUT": str(root.parent / "out.jsonl")}
+    done = run(*(names.get(word, word) for word in words))
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize("is_crashed", [False, True])
+@pytest.mark.parametrize("evidence", ["durable offset", "queues"])
+@pytest.mark.parametrize("is_empty", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_command_ends_with_0(
+    root: Path, *, is_crashed: bool, evidence: str, is_empty: bool, count: int
+) -> None:
+    if is_crashed:
+        (root / "abort").touch()
+    shutil.rmtree(root / (".logquarry" if evidence == "queues" else "consumequeue"))
+    for path in operator_faults.log_files(root)[-count:]:
+        if is_empty:
+            os.truncate(path, 0)
+        else:
+            path.unlink()
+    for words in READS:
+        code, output = called(words, root)
+        assert code == 1
+        assert "next: logquarry" in output and "--on-damage skip" in output
+        code, output = called((*words, "--on-damage", "skip"), root)
+        assert code == 0
+        assert "skipped" in output
+
+
+def test_one_wrong_entry_is_no_loss(root: Path) -> None:
+    """Bit rot in the last entry of a queue is a fault of the queue alone."""
+    path = sorted((root / "consumequeue/orders/0").iterdir())[-1]
+    data = bytearray(path.read_bytes())
+    data[-20:-12] = (1 << 40).to_bytes(8, "big")
+    path.write_bytes(data)
+    assert run("messages", root).exit_code == 0
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_the_first_file_is_no_file(root: Path, *, is_folder: bool) -> None:
+    first = operator_faults.log_files(root)[0]
+    first.unlink()
+    if is_folder:
+        first.mkdir()
+    else:
+        first.symlink_to("/no/such/disk/file")
+    assert run("verify", root).exit_code == 1
+    assert run("messages", root).exit_code == 1
+    assert "messages lost" in run("info", root).output
+    assert run("salvage", root).exit_code == 1
+
+
+def test_all_files_are_empty(root: Path) -> None:
+    for path in (root / "commitlog").iterdir():
+        os.truncate(path, 0)
+    shown = run("messages", root)
+    assert shown.exit_code == 4
+    assert "the log's files are empty, but the queues point to 56,929 bytes" in shown.output
+    with pytest.raises(lq.errors.LogquarryError):
+        lq.MessageStore.open(root, mode="rw")
+
+
+def test_rebuild_in_place_refuses_before_it_builds(root: Path) -> None:
+    operator_faults.log_files(root)[1].unlink()
+    for options in ((), ("--apply",)):
+        shown = run("rebuild", root, "--in-place", *options)
+        assert shown.exit_code == 4
+        assert "23 messages would be lost" in shown.output
+    assert not (root / ".logquarry/rebuild").exists()
+    assert run("rebuild", root, "--into", root.parent / "out").exit_code == 0
+
+
+def test_a_renamed_queue_is_no_multi_dispatch(root: Path) -> None:
+    (root / "consumequeue/orders").rename(root / "consumequeue/other")
+    shown = run("info", root).output
+    assert "consumequeue/other/0: its entries name messages of another queue" in shown
+    assert "multi_dispatch" not in shown
+
+
+SIZES = (
+    ("mappedFileSizeCommitLog=32768", "its files have 16384 bytes"),
+    ("mappedFileSizeConsumeQueue=4000", "its files have 400 bytes"),
+    ("maxHashSlotNum=77\nmaxIndexNum=99", "leave both settings out"),
+)
+COMMANDS = (
+    *(("info",), ("stats",), ("messages",), ("verify",), ("recover",), ("recover", "--apply")),
+    *(("rebuild",), ("salvage",), ("retain", "--keep-bytes", "10k")),
+)
+
+
+@pytest.mark.parametrize(("line", "words"), SIZES)
+def test_sizes_of_another_store_are_a_usage_error(root: Path, line: str, words: str) -> None:
+    config = root.parent / "broker.conf"
+    config.write_text(line + "\n")
+    for command, *options in COMMANDS:
+        shown = run(command, root, *options, "--config", config)
+        assert shown.exit_code == 2, (command, options, shown.output)
+        assert words in shown.output

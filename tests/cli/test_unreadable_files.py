@@ -1,0 +1,99 @@
+"""A block of each kind of file that the disk does not deliver: what the commands show and mend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.faulty_stores import FaultyStore, Template
+from tests.helpers import operator_faults
+from tests.helpers.command import ended as run
+
+QUEUE = "consumequeue/orders/0/00000000000000000000"
+QUEUE_END = "consumequeue/orders/0/00000000000000000400"
+NOTE = ".logquarry/damage.json"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Template:
+    root = operator_faults.make_store(tmp_path_factory.mktemp("made") / "store")
+    (root / NOTE).write_text('{"log_end": 5, "damage": []}')
+    return Template("sound", root, {})
+
+
+@pytest.fixture
+def with_bad_block(made: Template, tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Makes a store of which one file has an unreadable first block."""
+    store = FaultyStore(made, tmp_path / "faulty")
+    with store.probed():
+
+        def spoil(name: str) -> Path:
+            path = store.root / name
+            store.bad.add(next(path.iterdir()) if path.is_dir() else path, 0)
+            return store.root
+
+        yield spoil
+
+
+FILES = ("checkpoint", ".logquarry/durable", ".logquarry/settings.json", NOTE, QUEUE, "index")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_recover_replaces_the_file(with_bad_block: Callable[[str], Path], name: str) -> None:
+    root = with_bad_block(name)
+    found = run("verify", root)
+    assert found.exit_code == 1
+    assert "unreadable" in found.output
+    assert f"next: logquarry recover {root}" in found.output
+    assert run("recover", root).exit_code == 1
+    assert run("recover", root, "--apply").exit_code == 0
+    assert "nothing to do" in run("recover", root).output
+    assert run("verify", root).exit_code == 0
+    assert len(run("messages", root, "--jsonl").stdout.splitlines()) == operator_faults.COUNT
+
+
+@pytest.mark.parametrize("name", ["checkpoint", ".logquarry/durable"])
+def test_a_writer_replaces_the_file(with_bad_block: Callable[[str], Path], name: str) -> None:
+    import logquarry as lq
+
+    root = with_bad_block(name)
+    with lq.MessageStore.open(root, mode="rw") as store:
+        store.put(lq.Message("orders", b"new"))
+    assert (root / ".logquarry/quarantine" / Path(name).name).is_file()
+    assert run("verify", root).exit_code == 0
+
+
+def test_configuration_comes_from_a_backup(with_bad_block: Callable[[str], Path]) -> None:
+    root = with_bad_block("config/topics.json")
+    assert "next: put config/topics.json back from a backup" in run("verify", root).output
+
+
+@pytest.mark.parametrize("name", [QUEUE, QUEUE_END])
+@pytest.mark.parametrize("command", ["info", "info --exact", "stats"])
+def test_the_rest_is_shown(with_bad_block: Callable[[str], Path], name: str, command: str) -> None:
+    root = with_bad_block(name)
+    word, *options = command.split()
+    shown = run(word, root, *options)
+    assert shown.exit_code == 1
+    assert "left out: orders queue 0:" in shown.stderr
+    assert name in shown.stderr
+    assert "log" in shown.stdout and "0 to 56929" in shown.stdout
+    document = json.loads(run(word, root, *options, "--json").stdout)
+    (left_out,) = document["unreadable"]
+    assert (left_out["topic"], left_out["queue_id"]) == ("orders", 0)
+
+
+def test_metrics_of_the_rest(with_bad_block: Callable[[str], Path]) -> None:
+    shown = run("stats", with_bad_block(QUEUE_END), "--prometheus")
+    assert shown.exit_code == 1
+    assert 'topic="orders"' in shown.stdout
+
+
+def test_report_of_the_rest(with_bad_block: Callable[[str], Path], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    shown = run("report", with_bad_block(QUEUE_END), "--html", page)
+    assert shown.exit_code == 1
+    assert page.is_file()
