@@ -62,7 +62,6 @@ from logquarry.log.log_place import (
     find_log_folders,
     find_missing_log,
     find_other_log,
-    setting,
 )
 from logquarry.log.near_store import not_a_store
 
@@ -394,7 +393,7 @@ class StoreLayout:
     def batch_queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a batch queue; none if there is no such queue."""
         files = self._queue_files(BATCH_QUEUE, topic, queue_id)
-        return of_entries(files, batch_entry.ENTRY_SIZE, batch_queue_file_size(self.config))
+        return of_entries(files, batch_entry.ENTRY_SIZE, self.config.batch_queue_file_size)
 
     def _queue_files(self, root: str, topic: str, queue_id: int) -> tuple[StoreFile, ...]:
         # The topic may come from a message; it must not lead to a path outside the store.
@@ -605,15 +604,6 @@ class _Listing:
     @cached_property
     def cut_end(self) -> int | None:
         return self._layout._find_cut_end()
-
-
-def batch_queue_file_size(config: StoreConfig) -> int | None:
-    """Bytes of a batch queue file, rounded up to whole entries; None if no setting fixes it."""
-    # RocketMQ spells it "mapper".
-    stated = setting(config, "mapperFileSizeBatchConsumeQueue")
-    if not (stated.isascii() and stated.isdigit() and 0 < int(stated) <= java.INT_MAX):
-        return None
-    return -(-int(stated) // batch_entry.ENTRY_SIZE) * batch_entry.ENTRY_SIZE
 
 
 def _is_queue_id(name: str) -> bool:

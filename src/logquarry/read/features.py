@@ -64,7 +64,6 @@ CONFIG_V2: Final = "rdb"
 EXT_FOLDER: Final = "consumequeue_ext"
 
 _CURRENT: Final = "CURRENT"
-_QUEUE_TYPE: Final = "queue.type"
 _CLEANUP: Final = "cleanup.policy"
 _LMQ: Final = "%LMQ%"
 _CLOSED: Final = b"\x02"
@@ -277,7 +276,7 @@ class _Finder:
         stated = {
             topic
             for topic, attributes in self._topics.items()
-            if attributes.get(_QUEUE_TYPE) == "BatchCQ"
+            if attributes.get(broker_config.QUEUE_TYPE) == broker_config.BATCH_TYPE
         }
         if folders or stated:
             evidence: tuple[str, ...] = (f"{BATCH_FOLDER}/",) if folders else ()

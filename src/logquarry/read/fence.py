@@ -44,7 +44,6 @@ _QUEUES: Final = frozenset({Action.WRITE, Action.RECOVER, Action.REBUILD_QUEUES}
 _LOG: Final = frozenset({Action.WRITE, Action.RECOVER, Action.RETAIN})
 
 _REFUSED: Final = {
-    names.BATCH_QUEUES: frozenset(Action) - {Action.REBUILD_QUEUES, Action.REBUILD_INDEX},
     names.ROCKSDB_QUEUES: _QUEUES | {Action.RETAIN},
     names.ROCKSDB_CONFIG: frozenset({Action.WRITE, Action.RETAIN}),
     names.ROCKSDB_STORE: _EACH,
@@ -70,8 +69,6 @@ _CONVERT: Final = (
 )
 
 _HARM: Final = {
-    names.BATCH_QUEUES: "The broker would not start: it finds queues of 20-byte entries where "
-    "batch queues belong",
     names.ROCKSDB_QUEUES: "The broker would serve neither new messages nor all old ones: the "
     "queues in RocksDB would not change",
     names.ROCKSDB_CONFIG: "The broker keeps consumer offsets in RocksDB, which would not change",
@@ -91,8 +88,6 @@ _HARM: Final = {
 """Feature -> the harm that the refused calls would do to the store."""
 
 _OUT: Final = {
-    names.BATCH_QUEUES: "start the broker over the store, it recovers it; `logquarry rebuild` "
-    "makes new batch queues; or copy the messages with `logquarry export` and `logquarry import`",
     names.MULTI_DISPATCH: "leave enableMultiDispatch out of the configuration: the files show it",
     names.SEVERAL_LOG_PATHS: _CONVERT,
     names.LOG_ELSEWHERE: f"make commitlog/ a link to that folder; or {_CONVERT}",

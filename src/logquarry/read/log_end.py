@@ -43,7 +43,7 @@ from logquarry.log.file_sequence import StoreFile
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import DAMAGE, StoreLayout
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
-from logquarry.read.batch_queue import batch_queues
+from logquarry.read.batch_queue import BatchQueue, batch_queues
 from logquarry.read.consume_queue import ConsumeQueue, Queue
 
 logger = logging.getLogger(__name__)
@@ -119,23 +119,24 @@ def consume_queues(
     ]
 
 
-def all_queues(layout: StoreLayout) -> list[Queue]:
-    """All queues that have files, batch queues too."""
-    files = OpenFiles(layout)
-    return [*consume_queues(layout, files), *batch_queues(layout, files)]
+def all_queues(
+    layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
+) -> list[ConsumeQueue | BatchQueue]:
+    """As :func:`consume_queues`, with the batch queues."""
+    files = files or OpenFiles(layout)
+    simple = consume_queues(layout, files, with_stale=with_stale)
+    return [*simple, *batch_queues(layout, files)]
 
 
 def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntry]:
     """The last entry of each queue, the one that reaches furthest in the log first.
 
-    The batch queues of the store count too, in addition to ``queues``. Entries that end more than a
-    file after the log's last file are invalid, and are left out. This reads at most the last file
-    of each queue.
+    Entries that end more than a file after the log's last file are invalid, and are left out. This
+    reads at most the last file of each queue.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
-    every = (*queues, *batch_queues(layout))
-    entries = [entry for queue in every if (entry := queue.last_entry) is not None]
+    entries = [entry for queue in queues if (entry := queue.last_entry) is not None]
     sane = [e for e in entries if e.size != FILLER_SIZE and e.physical_offset + e.size <= limit]
     return sorted(sane, key=lambda entry: entry.physical_offset + entry.size, reverse=True)
 
@@ -158,7 +159,7 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
         return durable
     if layout.has_abort:
         return None
-    entries = last_entries(layout, consume_queues(layout) if queues is None else queues)
+    entries = last_entries(layout, all_queues(layout) if queues is None else queues)
     return entries[0].physical_offset + entries[0].size if entries else None
 
 
@@ -290,7 +291,7 @@ class LogFrontier:
             and _follow(LogReader(layout), seen.end) == seen.end
         ):
             return seen.end
-        entries = last_entries(layout, consume_queues(layout))
+        entries = last_entries(layout, all_queues(layout))
         if not entries:
             return None
         # It imports pyarrow, which a reader of a few messages does without.

@@ -89,8 +89,8 @@ class StoreFiles:
                 warm=config.warm_mapped_file_enable,
                 fast_fail=config.fast_fail_if_no_buffer_in_store_pool,
             )
-            log_size, queue_size = config.mapped_file_size_commit_log, config.queue_file_size
-            assert log_size is not None and queue_size is not None
+            log_size = config.mapped_file_size_commit_log
+            assert log_size is not None
             self.log = MappedFileQueue(
                 disk,
                 root / COMMIT_LOG,
@@ -105,7 +105,7 @@ class StoreFiles:
             self.queues = QueueTable(
                 disk,
                 root,
-                queue_size,
+                config,
                 found.queue_ends,
                 self.log,
                 keeps_tails=found.keeps_tails,
@@ -126,7 +126,11 @@ class StoreFiles:
             self.topics = (
                 None
                 if config.broker_role == "SLAVE"
-                else TopicTable(*(disk, root, clock, self.queues.keys()), was_unclean=was_unclean)
+                else TopicTable(
+                    *(disk, root, clock, self.queues.keys()),
+                    batch_topics=config.batch_topics,
+                    was_unclean=was_unclean,
+                )
             )
             self._opened = opened.pop_all()
 

@@ -17,9 +17,8 @@ from typing import Final
 import numpy as np
 
 from logquarry.disk.open_files import OpenFiles
-from logquarry.format.batch_entry import ENTRY_SIZE, NOT_COMPACTED
+from logquarry.format.batch_entry import ENTRY_SIZE
 from logquarry.format.frame import Frame
-from logquarry.log.follow import Followed
 from logquarry.log.layout import BATCH_QUEUE, StoreLayout
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue, is_batch_written
 from logquarry.read.commit_log import CommitLog
@@ -36,24 +35,9 @@ from logquarry.repair.audit.differences import (
     queue_name,
     within,
 )
-from logquarry.write.queue_writer import QueuePart
 
 _FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count")
 _NAMES: Final = {"tags_code": "tags code", "store_timestamp": "store time", "count": "messages"}
-
-
-def batch_entries_of(followed: Followed, part: QueuePart) -> BatchEntries:
-    """The entries of some frames of one batch queue, as the broker writes them."""
-    requests, rows = followed.requests, part.rows
-    entries = np.zeros(len(rows), BATCH_DTYPE)
-    entries["physical_offset"] = part.units["physical_offset"]
-    entries["size"] = part.units["size"]
-    entries["tags_code"] = part.units["tags_code"]
-    entries["store_timestamp"] = requests.store_timestamp[rows]
-    entries["base"] = part.offsets
-    entries["count"] = 1 if followed.counts is None else followed.counts[rows]
-    entries["compacted_offset"] = NOT_COMPACTED
-    return entries
 
 
 @dataclass(slots=True)

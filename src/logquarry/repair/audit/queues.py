@@ -33,7 +33,7 @@ from logquarry.read.consume_queue import ConsumeQueue, Units, has_message, is_wr
 from logquarry.read.fence import other_queues
 from logquarry.read.log_end import consume_queues
 from logquarry.read.log_queues import MULTI_SEPARATOR, QueueKey
-from logquarry.repair.audit.batch_queues import BatchQueuesAudit, batch_entries_of
+from logquarry.repair.audit.batch_queues import BatchQueuesAudit
 from logquarry.repair.audit.differences import (
     MOST_GAPS,
     MOST_STRETCHES,
@@ -50,7 +50,7 @@ from logquarry.repair.audit.differences import (
     within,
 )
 from logquarry.write.dispatcher import queue_name_fault
-from logquarry.write.queue_writer import QueuePart, units_of
+from logquarry.write.queue_writer import QueuePart, is_batch, units_of
 
 _COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
 _CHUNK: Final = 1 << 16
@@ -128,8 +128,8 @@ class QueuesAudit:
         """
         requests = followed.requests
         for key, part in parts.items():
-            if key[0] in self.batch.topics and key not in self._names:
-                self.batch.add(key, batch_entries_of(followed, part))
+            if is_batch(part.units):
+                self.batch.add(key, part.units)
                 continue
             seen = self._of(key, int(part.offsets[0]))
             if not self._is_next_part(seen, part):

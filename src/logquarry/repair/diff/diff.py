@@ -7,7 +7,7 @@ from logquarry.log.layout import CONFIG, StoreLayout
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
-from logquarry.read.log_end import consume_queues, last_entries
+from logquarry.read.log_end import all_queues, consume_queues, last_entries
 from logquarry.repair.diff.log_diff import Common, LogDiff, compare_queue
 from logquarry.repair.diff.store_diff import LogBounds, QueueDiff, StoreDiff
 from logquarry.units import Progress
@@ -24,7 +24,9 @@ class _Store:
         self.queues: dict[tuple[str, int], ConsumeQueue] = {
             (queue.topic, queue.queue_id): queue for queue in found
         }
-        log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout, found))
+        log = CommitLog(
+            layout, files=files, last_entries=lambda: last_entries(layout, all_queues(layout))
+        )
         self.log = LogBounds(log.min_offset, log.max_offset)
         self.reach = self.log.max_offset if self.is_live else self._reach()
 

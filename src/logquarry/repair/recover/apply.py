@@ -23,7 +23,6 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.open_files import OpenFiles
 from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.format import frame, queue_entry
-from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import (
     CHECKPOINT,
@@ -36,6 +35,7 @@ from logquarry.log.layout import (
     StoreLayout,
     quarantine,
 )
+from logquarry.log.queue_forms import queue_form
 from logquarry.log.walk import DamagedSpan
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import DamageMap
@@ -259,11 +259,13 @@ class _Work:
                     for offset, entry in noted.get(queue.key, {}).items()
                     if queue.keep_until <= offset < queue.end and names_damage(entry, damage)
                 }
-            if damage and queue.had_until > queue.keep_until:
+            form = queue_form(self._config, queue.key[0])
+            has_fillers = form.root == CONSUME_QUEUE
+            if has_fillers and damage and queue.had_until > queue.keep_until:
                 start = self._plan.log_start
                 disk = ConsumeQueue(layout, *queue.key, log_min_offset=start, files=files)
                 kept |= kept_entries(disk, queue.keep_until, queue.end, damage)
-            aside = quarantine(self._root, CONSUME_QUEUE, queue.key[0], str(queue.key[1]))
+            aside = quarantine(self._root, form.root, queue.key[0], str(queue.key[1]))
             self._mendings[queue.key] = Mending(
                 queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
             )
@@ -288,18 +290,16 @@ class _Work:
             elif step.kind is StepKind.SET_ASIDE and path.is_file():
                 # Files of the log were moved before.
                 disk.set_aside(path, quarantine(root, path.parent.name))
-        size = self._config.queue_file_size
-        assert size is not None
         ends = {
             queue.key: 0 if queue.action is QueueAction.REBUILD else queue.keep_until
             for queue in plan.queues
         }
         for queue in plan.queues:
             if queue.action is QueueAction.CUT:
-                self._save_entries(queue.key, queue.keep_until, size)
+                self._save_entries(queue.key, queue.keep_until)
         for name in (CONSUME_QUEUE, INDEX):
             disk.make_folders(root / name)
-        queues = QueueTable(disk, root, size, ends, log, mendings=self._mendings)
+        queues = QueueTable(disk, root, self._config, ends, log, mendings=self._mendings)
         index = None
         if plan.index is not None and self._config.index_shape is not None:
             shape = self._config.index_shape
@@ -328,13 +328,14 @@ class _Work:
             if index is not None:
                 index.close()
 
-    def _save_entries(self, key: QueueKey, start: int, size: int) -> None:
-        folder = self._root.joinpath(CONSUME_QUEUE, key[0], str(key[1]))
-        position = start * UNIT_SIZE
-        path = folder / f"{position - position % size:020d}"
-        if path.is_file() and position % size:
-            length = min(size, path.stat().st_size) - position % size
-            self._save(path, position % size, length, CONSUME_QUEUE, key[0], str(key[1]))
+    def _save_entries(self, key: QueueKey, start: int) -> None:
+        form = queue_form(self._config, key[0])
+        folder = form.root, key[0], str(key[1])
+        position = start * form.entry_size
+        path, at = form.file_at(self._root.joinpath(*folder), position), position % form.file_size
+        if path.is_file() and at:
+            length = min(form.file_size, path.stat().st_size) - at
+            self._save(path, at, length, *folder)
 
     def _dispatch(
         self, log: MappedFileQueue, queues: QueueTable, index: IndexKeeper | None

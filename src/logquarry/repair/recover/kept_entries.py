@@ -16,7 +16,7 @@ from typing import Final
 from logquarry.disk.disk import Disk
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
-from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION
+from logquarry.log.layout import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION
 from logquarry.log.readable import BLOCK
 from logquarry.read.log_queues import QueueKey
 
@@ -67,7 +67,7 @@ def save_kept(disk: Disk, path: Path, kept: Kept) -> None:
 # The process that wrote a file may have crashed before its sync, or ended after a failed sync.
 # After a failed sync the system treats the pages as written, so the recovery writes the doubtful
 # bytes of the log again.
-_PARTS: Final = (COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION)
+_PARTS: Final = (COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, TRANSACTION)
 _COPY_BYTES: Final = 1 << 20
 
 
