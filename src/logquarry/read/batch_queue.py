@@ -53,6 +53,22 @@ def is_batch_written(entries: BatchEntries) -> Bools:
     return found & (entries["base"] >= 0) & (entries["count"] > 0)
 
 
+def own_messages(entries: BatchEntries) -> BatchEntries:
+    """Entries without the queue offsets of lost messages that they begin with.
+
+    See :func:`logquarry.write.batch_queue_writer.without_gaps`.
+    """
+    lost = entries["reserved"].astype(np.int64)
+    lost = np.where((lost > 0) & (lost <= entries["count"]), lost, 0)
+    if not lost.any():
+        return entries
+    found = entries.copy()
+    found["base"] += lost
+    found["count"] -= lost.astype(np.int16)
+    found["reserved"] = 0
+    return found
+
+
 def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
     """The frames that units name: the index of the first unit of each, and its number of units.
 
@@ -83,7 +99,8 @@ class Spans:
     @classmethod
     def of(cls, entries: BatchEntries) -> Spans:
         """The spans of entries; unwritten and overlapping ones are left out."""
-        entries = entries[is_batch_written(entries)]
+        entries = own_messages(entries[is_batch_written(entries)])
+        entries = entries[entries["count"] > 0]
         starts = entries["base"].astype(np.int64)
         # A hostile base near the largest number must not wrap.
         sane = starts <= java.LONG_MAX - np.iinfo(np.int16).max

@@ -26,8 +26,9 @@ _LAST: Final = -1
 def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
     """Entries that continue a queue without a gap in its queue offsets.
 
-    An entry after a gap begins where the entry before it ended. If it would then hold more messages
-    than its field can count, the frame gets several entries.
+    An entry after a gap begins where the entry before it ended; its reserved field, which brokers
+    ignore, gives the number of lost messages. If it would then hold more messages than its field
+    can count, the frame gets several entries, of which the last one has its messages.
 
     Args:
         entries: ascending entries.
@@ -38,12 +39,13 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
     begins = np.append(expected, stops[:-1])[: len(stops)]
     if (begins == starts).all():
         return entries
-    counts = stops - begins
-    times = -(-counts // MOST_MESSAGES)
+    times = -(-(stops - begins) // MOST_MESSAGES)
     made = np.repeat(entries, times)
-    number = np.arange(len(made)) - np.repeat(np.cumsum(times) - times, times)
-    made["base"] = np.repeat(begins, times) + number * MOST_MESSAGES
-    made["count"] = np.minimum(np.repeat(stops, times) - made["base"], MOST_MESSAGES)
+    after = np.repeat(np.cumsum(times), times) - np.arange(len(made)) - 1
+    ends = np.repeat(stops, times) - after * MOST_MESSAGES
+    made["base"] = np.maximum(np.repeat(begins, times), ends - MOST_MESSAGES)
+    made["count"] = ends - made["base"]
+    made["reserved"] = np.minimum(np.repeat(starts, times) - made["base"], made["count"])
     return made
 
 

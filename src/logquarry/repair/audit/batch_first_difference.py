@@ -9,23 +9,25 @@ positions here.
 from __future__ import annotations
 
 from collections.abc import Container
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from logquarry.format.batch_entry import ENTRY_SIZE
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
+from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue, own_messages
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.differences import (
     AuditedQueue,
+    Bools,
     FirstDifference,
     Int64,
     names_damage,
 )
-from logquarry.write.batch_queue_writer import falls, without_gaps
+from logquarry.write.batch_queue_writer import falls
 
-_FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp")
+_FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "base", "count")
 _CHUNK: Final = 1 << 12
 
 
@@ -72,33 +74,26 @@ class BatchQueueAudit:
         if self._found is not None:
             self._at += len(entries)
             return
-        filled = without_gaps(entries, self._next)
-        # Entries of messages that the log has lost may stand between those of others.
-        breaks = [0, *(np.flatnonzero(entries["base"][1:] != _stops(entries)[:-1]) + 1).tolist()]
-        is_filled = filled is not entries
-        for at, stop in zip(breaks, [*breaks[1:], len(entries)], strict=True):
-            if at or is_filled:
-                self._pass_lost(int(entries["physical_offset"][at]))
-            self._compare(entries[at:stop], filled if is_filled else None)
+        stops = entries["base"].astype(np.int64) + entries["count"]
+        begins = np.append(self._next, stops[:-1])
+        breaks = np.flatnonzero(entries["base"] != begins).tolist()
+        bounds = [*sorted({0, *breaks}), len(entries)]
+        for at, stop in pairwise(bounds):
+            self._compare(entries[at:stop], is_behind_gap=at in breaks)
             if self._found is not None:
                 self._at += len(entries) - stop
                 return
 
-    def _compare(self, wanted: BatchEntries, filled: BatchEntries | None) -> None:
+    def _compare(self, wanted: BatchEntries, *, is_behind_gap: bool) -> None:
         assert self._at is not None
-        there = self._read(self._at, self._at + len(wanted))
+        if is_behind_gap:
+            # Entries of messages that the log has lost may stand between those of others.
+            self._pass_lost(int(wanted["physical_offset"][0]))
+        there = own_messages(self._read(self._at, self._at + len(wanted)))
         same = np.zeros(len(wanted), np.bool_)
-        part = wanted[: len(there)]
-        same[: len(there)] = _same(there, part, ("base", "count"))
-        if filled is not None and len(there) and not same[0]:
-            # An entry that also takes the queue offsets of lost messages before it.
-            some = filled[filled["physical_offset"] == wanted["physical_offset"][0]]
-            rest = self._read(self._at, self._at + len(some))
-            if rest.tobytes() == some.tobytes():
-                self._at += len(some) - 1
-                there = self._read(self._at, self._at + len(wanted))
-                same[: len(there)] = _same(there, wanted[: len(there)], ("base", "count"))
-                same[0] = True
+        same[: len(there)] = _same(there, wanted[: len(there)])
+        if is_behind_gap and not self._continues():
+            same[0] = False
         if same.all():
             self._at += len(wanted)
             return
@@ -110,6 +105,12 @@ class BatchQueueAudit:
             reason = f"it ends at entry {self._had}, and the log has its messages from {offset} on"
         self._found = FirstDifference(at, int(wanted["physical_offset"][first]), reason)
         self._at += len(wanted)
+
+    def _continues(self) -> bool:
+        """Whether the entry at this position begins where the entry before it ends."""
+        assert self._at is not None
+        pair = self._read(self._at - 1, self._at + 1) if self._at else ()
+        return len(pair) < 2 or int(pair[0]["base"]) + int(pair[0]["count"]) == int(pair[1]["base"])
 
     def _first_position(self, place: int) -> int:
         """The position of the entry for the first message; entries before it must be expired."""
@@ -128,7 +129,9 @@ class BatchQueueAudit:
         assert self._at is not None
         while self._at < self._had:
             entry = self._read(self._at, self._at + 1)[0]
-            if int(entry["physical_offset"]) >= place or not self._is_lost(entry):
+            is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
+            # One of several entries for a frame after a large gap has only lost messages.
+            if not is_lost and entry["reserved"] != entry["count"]:
                 return
             self._at += 1
 
@@ -179,13 +182,8 @@ class BatchQueueAudit:
         )
 
 
-def _stops(entries: BatchEntries) -> Int64:
-    stops: Int64 = entries["base"].astype(np.int64) + entries["count"]
-    return stops
-
-
-def _same(there: BatchEntries, wanted: BatchEntries, more: tuple[str, ...]) -> np.ndarray:
+def _same(there: BatchEntries, wanted: BatchEntries) -> Bools:
     same = np.ones(len(wanted), np.bool_)
-    for name in (*_FIELDS, *more):
+    for name in _FIELDS:
         same &= there[name] == wanted[name]
     return same

@@ -245,6 +245,11 @@ class QueuesAudit:
         """
         is_explained = self._is_crash(log_end)
         for key in sorted({*self._seen, *self._names}):
+            if key[0] in self.batch.topics:
+                folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
+                reason = "the topic has batch queues: a broker does not start on this folder"
+                yield Difference("queue_misplaced", folder, 0, reason)
+                continue
             yield from self._file_differences(key)
             seen = self._seen.get(key)
             if seen is None:

@@ -283,7 +283,11 @@ class _Work:
         plan, root, disk = self._plan, self._root, self._disk
         for step in plan.steps:
             path = root / step.file
-            if step.kind is StepKind.SET_ASIDE and path.is_dir():
+            if step.kind is StepKind.SET_ASIDE and path.parent == root / CONSUME_QUEUE:
+                # A broker does not start on an empty folder either.
+                if path.is_dir():
+                    disk.set_aside(path, quarantine(root, CONSUME_QUEUE))
+            elif step.kind is StepKind.SET_ASIDE and path.is_dir():
                 aside = quarantine(root, *path.relative_to(root).parts)
                 for name in disk.list(path):
                     disk.set_aside(path / name, aside)

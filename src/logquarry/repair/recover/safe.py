@@ -265,8 +265,9 @@ class _Planner:
             is_batch = form.root == BATCH_QUEUE
             if is_batch != queue.is_batch:
                 why = "the topic has batch queues: a broker does not start on these files"
-                folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
-                self._step(StepKind.SET_ASIDE, folder, None, None, why)
+                folder = f"{CONSUME_QUEUE}/{key[0]}"
+                if all(step.file != folder for step in self._steps):
+                    self._step(StepKind.SET_ASIDE, folder, None, None, why)
                 continue
             # A queue ignores files whose names are no multiple of an entry's size.
             sequence = self._layout.batch_queue(*key) if is_batch else self._layout.queue(*key)
