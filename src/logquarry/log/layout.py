@@ -55,13 +55,13 @@ from logquarry.log.log_names import (
     has_doubtful_name,
     identify_files,
     is_offset_name,
+    right_path,
 )
 from logquarry.log.log_place import (
     LogFolders,
     LogPlace,
     find_log_folders,
     find_missing_log,
-    find_other_log,
 )
 from logquarry.log.near_store import not_a_store
 
@@ -141,7 +141,7 @@ class StoreLayout:
                 f"{CONSUME_QUEUE}. Give the broker's store directory (storePathRootDir)",
             )
             if error.suggestion is None:
-                self._require_log_here(())
+                self._require_log_here()
             raise error
         self.folders = frozenset(present)
         self._listing = _Listing(self)
@@ -226,8 +226,7 @@ class StoreLayout:
 
     def _find_commit_log(self) -> FileSequence:
         files, folders = self.list_commit_log(), self.log_folders
-        if folders.feature is None:
-            self._require_log_here(files)
+        self._require_log_here()
         # DLedger has its own setting for the size of its files.
         stated = None if folders.has_heads else self.config.mapped_file_size_commit_log
         size = stated or size_of(files)
@@ -241,22 +240,18 @@ class StoreLayout:
         # beyond that are no part of a log.
         return FileSequence(files, min(size, java.INT_MAX), folders.has_heads)
 
-    def _require_log_here(self, files: tuple[StoreFile, ...]) -> None:
-        bases = [file.base for file in files]
-        other = find_other_log(self.filesystem, self._names, self.config, bases)
-        if other is not None:
-            raise other.error(self.root)
+    def _require_log_here(self) -> None:
+        if self.log_folders.missing is not None:
+            raise self.log_folders.missing.error(self.root)
 
     @property
     def other_log(self) -> LogPlace | None:
-        """The place of the log if ``commitlog/`` does not hold all of it; else None."""
-        if self.log_folders.feature is not None:
-            return None
-        bases = [file.base for file in self.list_commit_log() or self._files_by_content()]
-        found = find_other_log(self.filesystem, self._names, self.config, bases)
-        if found is None and not bases:
-            found = self.missing_log
-        return found
+        """The place of the log if its folders do not hold all of it; else None."""
+        folders = self.log_folders
+        if folders.missing is not None or folders.feature is not None:
+            return folders.missing
+        has_files = self.list_commit_log() or self._files_by_content()
+        return None if has_files else self.missing_log
 
     @property
     def missing_log(self) -> LogPlace | None:
@@ -307,6 +302,11 @@ class StoreLayout:
             return file.path
         base = offset - offset % log.file_size if log.file_size else offset
         return f"{self.log_folders.paths[0]}/{base:0{NAME_DIGITS}d}"
+
+    def right_path(self, file: StoreFile) -> str:
+        """Path that a file of the log has, or gets if its name is wrong."""
+        # Names in several folders are not compared with frames.
+        return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
         """Full path of the log file with room for a physical offset, else of the log's folder."""

@@ -35,6 +35,7 @@ _NO_LOG: Final = frozenset(
 )
 """Folders of a store's root that never hold files of the log, except ``commitlog`` itself."""
 
+_STATED: Final = ("storePathCommitLog", "readOnlyCommitLogStorePaths")
 _NOTHING_READ: Final = "Nothing was read or changed."
 _ADVICE: Final = {
     DLEDGER: (
@@ -87,44 +88,6 @@ def is_on(config: StoreConfig, name: str) -> bool:
     return setting(config, name).lower() == "true"
 
 
-def find_other_log(
-    filesystem: FileSystem, names: Iterable[Entry], config: StoreConfig, bases: Sequence[int]
-) -> LogPlace | None:
-    """The place of a log outside of ``commitlog/``; None if there is no sign of one.
-
-    Reads folder names only.
-
-    Args:
-        filesystem: the store's folder.
-        names: the entries of its root.
-        config: its settings.
-        bases: physical offsets of the files in ``commitlog/``.
-
-    Raises:
-        StoreNotFound: if a folder cannot be read.
-    """
-    folders = sorted(entry.name for entry in names if entry.is_dir)
-    ledgers = _ledgers(filesystem, folders)
-    if ledgers:
-        return LogPlace(DLEDGER, ledgers, f"its log is a DLedger log ({', '.join(ledgers)})")
-    if not bases and is_on(config, "enableDLegerCommitLog"):
-        given = ("enableDLegerCommitLog",)
-        return LogPlace(DLEDGER, given, "its configuration has enableDLegerCommitLog=true")
-    paths = [path for path in setting(config, "storePathCommitLog").split(",") if path.strip()]
-    if len(paths) > 1:
-        reason = f"its configuration names {len(paths)} folders for the log (storePathCommitLog)"
-        return LogPlace(SEVERAL_LOG_PATHS, ("storePathCommitLog",), reason)
-    parts = _other_parts(filesystem, folders, bases)
-    if parts:
-        feature = SEVERAL_LOG_PATHS if bases or len(parts) > 1 else LOG_ELSEWHERE
-        shown = ", ".join(f"{name}/" for name in parts)
-        also = "also " if bases else ""
-        return LogPlace(
-            feature, tuple(f"{name}/" for name in parts), f"files of its log are {also}in {shown}"
-        )
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class LogFolders:
     """The folders that hold the whole log, below the store's root or beside it.
@@ -133,10 +96,15 @@ class LogFolders:
         paths: the folders; almost always ``commitlog`` alone.
         feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`; None for
             ``commitlog`` alone.
+        read_only: those of ``paths`` that get no new file.
+        missing: the place of the log, or of a part of it, that these folders do not hold; None if
+            there is no sign of one.
     """
 
     paths: tuple[str, ...] = (_COMMIT_LOG,)
     feature: str | None = None
+    read_only: frozenset[str] = frozenset()
+    missing: LogPlace | None = None
 
     @property
     def has_heads(self) -> bool:
@@ -163,41 +131,59 @@ def find_log_folders(
     """
     folders = sorted(entry.name for entry in names if entry.is_dir)
     bases = _offset_names(filesystem, _COMMIT_LOG)
+    own = (_COMMIT_LOG,) if bases else ()
     ledgers = _ledgers(filesystem, folders)
     if ledgers:
-        sole = len(ledgers) == 1 and not bases
-        return LogFolders(ledgers, DLEDGER) if sole else LogFolders()
-    stated = _stated_folders(filesystem, folders, config)
-    if stated == ():
-        return LogFolders()
-    if stated is not None:
-        also = (_COMMIT_LOG,) if bases and _COMMIT_LOG not in stated else ()
-        paths = (*also, *stated)
-        if paths == (_COMMIT_LOG,):
+        if len(ledgers) == 1 and not bases:
+            return LogFolders(ledgers, DLEDGER)
+        return _missing(DLEDGER, ledgers, f"its log is a DLedger log ({', '.join(ledgers)})")
+    if not bases and is_on(config, "enableDLegerCommitLog"):
+        given = ("enableDLegerCommitLog",)
+        return _missing(DLEDGER, given, "its configuration has enableDLegerCommitLog=true")
+    stated, read_only = _stated_folders(filesystem, folders, config)
+    if stated and None not in stated:
+        known = tuple(path for path in stated if path is not None)
+        if known == (_COMMIT_LOG,):
             return LogFolders()
-        return LogFolders(paths, SEVERAL_LOG_PATHS if len(paths) > 1 else LOG_ELSEWHERE)
+        # A broker with these settings does not read commitlog/, so it gets no new file.
+        also = own if _COMMIT_LOG not in known else ()
+        paths = (*also, *known)
+        feature = SEVERAL_LOG_PATHS if len(paths) > 1 else LOG_ELSEWHERE
+        return LogFolders(paths, feature, read_only | frozenset(also))
+    writable = _paths(config, _STATED[0])
+    if len(writable) > 1:
+        reason = f"its configuration names {len(writable)} folders for the log ({_STATED[0]})"
+        return _missing(SEVERAL_LOG_PATHS, _STATED[:1], reason)
     parts = _other_parts(filesystem, folders, bases)
-    if parts and (bases or len(parts) > 1):
-        return LogFolders(((_COMMIT_LOG,) if bases else ()) + parts, SEVERAL_LOG_PATHS)
+    if parts and not stated and (bases or len(parts) > 1):
+        return LogFolders(own + parts, SEVERAL_LOG_PATHS)
+    if parts:
+        shown = tuple(f"{name}/" for name in parts)
+        feature = SEVERAL_LOG_PATHS if bases or len(parts) > 1 else LOG_ELSEWHERE
+        also = "also " if bases else ""
+        return _missing(feature, shown, f"files of its log are {also}in {', '.join(shown)}")
     return LogFolders()
+
+
+def _missing(feature: str, evidence: tuple[str, ...], reason: str) -> LogFolders:
+    return LogFolders(missing=LogPlace(feature, evidence, reason))
+
+
+def _paths(config: StoreConfig, name: str) -> list[str]:
+    return [path.strip() for path in setting(config, name).split(",") if path.strip()]
 
 
 def _stated_folders(
     filesystem: FileSystem, folders: Sequence[str], config: StoreConfig
-) -> tuple[str, ...] | None:
-    """The folders that a configuration names: none if one has no file of the log; None if the
-    configuration names no folder."""
-    stated = [
-        path.strip().rstrip("/")
-        for name in ("storePathCommitLog", "readOnlyCommitLogStorePaths")
-        for path in setting(config, name).split(",")
-        if path.strip()
-    ]
-    found = [_folder_of(filesystem, folders, path) for path in stated]
-    if not found:
-        return None
-    known = tuple(path for path in found if path is not None)
-    return known if len(known) == len(found) else ()
+) -> tuple[list[str | None], frozenset[str]]:
+    """The folders that a configuration names, None for one that has no file of the log; and those
+    of them that get no new file."""
+    found = {
+        name: [_folder_of(filesystem, folders, path.rstrip("/")) for path in _paths(config, name)]
+        for name in _STATED
+    }
+    writable, read_only = (found[name] for name in _STATED)
+    return [*writable, *read_only], frozenset(path for path in read_only if path is not None)
 
 
 def _folder_of(filesystem: FileSystem, folders: Sequence[str], path: str) -> str | None:

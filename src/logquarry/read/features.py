@@ -425,7 +425,8 @@ class _Finder:
         if is_on(self._config, "writeWithoutMmap"):
             self._add(NO_MMAP, ("writeWithoutMmap",), "the log is written without maps")
         path = setting(self._config, "storePathCommitLog").rstrip("/")
-        if path and "," not in path and not self._is_own_log(path):
+        is_found = self._layout.log_folders.feature is not None
+        if path and "," not in path and not is_found and not self._is_own_log(path):
             self._add(LOG_PATH, ("storePathCommitLog",), f"the broker keeps the log in {path}")
 
     def _is_own_log(self, path: str) -> bool:

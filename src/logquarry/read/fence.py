@@ -54,19 +54,9 @@ _REFUSED: Final = {
     names.CONTROLLER: _LOG,
     names.LOG_PATH: _EACH,
     names.DLEDGER: _EACH,
-    names.SEVERAL_LOG_PATHS: _EACH,
-    names.LOG_ELSEWHERE: _EACH,
 }
-"""Feature -> the actions that it forbids. A log outside of ``commitlog/`` forbids every action but
-salvage (:mod:`logquarry.log.log_place`)."""
-
-_WRITTEN: Final = (
-    "logquarry writes only files in commitlog/, and this log has files in other folders"
-)
-_CONVERT: Final = (
-    "make a plain store with `logquarry convert STORE --into DIR`, or start the broker on the "
-    "store: the broker recovers it"
-)
+"""Feature -> the actions that it forbids. A log that is not found as a whole forbids every action
+(:mod:`logquarry.log.log_place`)."""
 
 _HARM: Final = {
     names.ROCKSDB_QUEUES: "The broker would serve neither new messages nor all old ones: the "
@@ -81,16 +71,12 @@ _HARM: Final = {
     "lose their messages",
     names.CONTROLLER: "The log would no longer agree with the controller's epochs",
     names.LOG_PATH: "The log in commitlog/ may be an old one",
-    names.SEVERAL_LOG_PATHS: _WRITTEN,
-    names.LOG_ELSEWHERE: _WRITTEN,
     names.DLEDGER: "The other members of the DLedger group would no longer agree with this log",
 }
 """Feature -> the harm that the refused calls would do to the store."""
 
 _OUT: Final = {
     names.MULTI_DISPATCH: "leave enableMultiDispatch out of the configuration: the files show it",
-    names.SEVERAL_LOG_PATHS: _CONVERT,
-    names.LOG_ELSEWHERE: f"make commitlog/ a link to that folder; or {_CONVERT}",
     names.DLEDGER: "make a plain store with `logquarry convert STORE --into DIR`",
     names.LOG_PATH: "if commitlog/ holds the whole log, leave storePathCommitLog out of --config",
     names.CONTROLLER: "copy the store without epochFileCheckpoint and change the copy",
@@ -146,11 +132,15 @@ def refusal(
         return error
     # Only the version of the writer depends on the index, which is read again for the settings.
     found = find_features(layout, index=mode == "rocketmq")
-    is_missing = may_lack_log and not layout.commit_log.files and not layout.log_folders.feature
     for feature in _forbidding(found, layout.config, action):
-        if is_missing and feature.name == names.LOG_ELSEWHERE:
-            continue
         return _error(layout.root, feature, action)
+    if mode == "rocketmq" and layout.log_folders.feature is not None:
+        return UnsupportedStore(
+            f"{layout.root}: its log is in {', '.join(layout.log_folders.paths)}; recovery mode "
+            "rocketmq reads only commitlog/. Nothing was changed. Use mode safe",
+            feature=_ROCKETMQ_MODE,
+            evidence=layout.log_folders.paths,
+        )
     # Opening a store for writing recovers it if it was not shut down cleanly.
     if mode == "rocketmq" and action in (Action.WRITE, Action.RECOVER) and found.writer.is_5:
         shown = ", ".join(found.writer.evidence)

@@ -23,6 +23,7 @@ from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.locks import StoreLock, alone_in
+from logquarry.disk.log_files import log_paths
 from logquarry.disk.open_files import OpenFiles
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import UsageError
@@ -153,7 +154,7 @@ def rebuild(
     lock = StoreLock(disk, root)
     try:
         # A writer that crashed may have left files with their second name alone.
-        NameGuard(disk).restore([root / COMMIT_LOG, root / INDEX])
+        NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
         return work.run(progress)
     finally:
         lock.release()

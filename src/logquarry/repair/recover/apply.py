@@ -19,6 +19,7 @@ from typing import Final
 from logquarry.dialect31.recovery import make_units
 from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile
+from logquarry.disk.log_files import log_paths, open_log
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.open_files import OpenFiles
 from logquarry.disk.page_file import CheckpointFile, DurableFile
@@ -135,7 +136,13 @@ class _Work:
                 note_end(self._disk, self._root, self._plan.log_end, self._plan.damage)
             self._mend_queues_and_index(log, checkpoint)
             log.flush(0)
-            sync_files(self._disk, self._root, write_from=durable_until, log_end=self._plan.log_end)
+            sync_files(
+                self._disk,
+                self._root,
+                write_from=durable_until,
+                log_end=self._plan.log_end,
+                log=self._plan.log_folders.paths,
+            )
             self._mark(checkpoint, self._plan.log_end)
             times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
             if not self._plan.message_count:
@@ -152,7 +159,8 @@ class _Work:
         plan, root = self._plan, self._root
         size = self._config.mapped_file_size_commit_log
         assert size is not None
-        self._disk.make_folders(root / COMMIT_LOG)
+        folders = log_paths(root, plan.log_folders)
+        self._disk.make_folders(folders[0])
         for name in plan.misnamed:
             if (root / name).exists():
                 self._disk.set_aside(root / name, quarantine(root, COMMIT_LOG))
@@ -168,12 +176,12 @@ class _Work:
                 position = step.offset - int(path.name)
                 self._save(path, position, step.length, COMMIT_LOG)
                 self._zero(path, position, step.length)
-            elif step.kind is StepKind.CUT and path.parent == root / COMMIT_LOG:
+            elif step.kind is StepKind.CUT and path.parent in folders:
                 assert step.length is not None
                 self._shorten(path, size, step.length)
             elif step.kind is StepKind.EXTEND:
                 self._extend(path, size)
-        log = MappedFileQueue(self._disk, root / COMMIT_LOG, size, guard_names=True)
+        log = open_log(self._disk, root, plan.log_folders, size)
         log.load()
         if log.bases:
             log.truncate_to(plan.log_end, aside=quarantine(root, COMMIT_LOG))

@@ -38,6 +38,7 @@ from logquarry.log.layout import (
     TRANSACTION,
     StoreLayout,
 )
+from logquarry.log.log_place import LogFolders
 from logquarry.log.near_store import not_a_store
 from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
@@ -101,6 +102,7 @@ class StoreFound:
         queue_ends: of each queue the position after its last entry, counted in entries.
         recovered: result of RocketMQ's recovery, if that mode is set.
         transactions: state table and redo log, in dialect 3.1.
+        log_folders: the folders of the log.
     """
 
     config: StoreConfig
@@ -109,6 +111,7 @@ class StoreFound:
     queue_ends: Mapping[QueueKey, int]
     recovered: RocketmqResult | None = None
     transactions: TransactionsFound = field(default_factory=TransactionsFound)
+    log_folders: LogFolders = field(default_factory=LogFolders)
 
     @property
     def keeps_tails(self) -> bool:
@@ -207,7 +210,11 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         # What is put from now on is in further queues only if the messages so far are.
         has_lmq = names_copies if settings.enable_lmq is None else settings.enable_lmq
         settings = replace(settings, enable_multi_dispatch=names_copies, enable_lmq=has_lmq)
-    return StoreFound(settings, end, pieces, ends, transactions=transactions)
+    return StoreFound(
+        *(settings, end, pieces, ends),
+        transactions=transactions,
+        log_folders=layout.log_folders,
+    )
 
 
 def _find_transactions(
@@ -311,7 +318,7 @@ def recovered_store(
     plan = result.plan
     if not is_clean:
         # The durable offset will cover the log, which its writer may not have synced.
-        sync_files(disk, root, write_from=plan.log_end, log_end=plan.log_end, parts=(COMMIT_LOG,))
+        sync_files(disk, root, write_from=plan.log_end, log_end=plan.log_end, parts=())
     return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=result)
 
 

@@ -18,7 +18,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import BATCH_QUEUE, CONSUME_QUEUE, INDEX, StoreLayout
-from logquarry.log.log_names import right_path
+from logquarry.log.log_place import LogFolders
 from logquarry.log.queue_forms import queue_form
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.walk import LogReader
@@ -61,6 +61,7 @@ class SafePlan(RecoveryPlan):
         transactions: the plans of state table and redo log, for a store of 3.x.
         last_timestamp: store time of the last message.
         message_count: number of sound messages.
+        log_folders: the folders of the log.
         pieces: the stretches of the log without damage: physical offsets of start and end.
         misnamed: paths of files in the log's folder that do not belong to the log.
     """
@@ -71,6 +72,7 @@ class SafePlan(RecoveryPlan):
     transactions: tuple[UnitsPlan, ...] = field(default=(), repr=False)
     last_timestamp: int = 0
     message_count: int = 0
+    log_folders: LogFolders = field(default_factory=LogFolders, repr=False)
     pieces: tuple[tuple[int, int], ...] = field(default=(), repr=False)
     misnamed: tuple[str, ...] = ()
 
@@ -178,6 +180,7 @@ class _Planner:
             transactions=plans,
             last_timestamp=log.last_timestamp,
             message_count=log.count,
+            log_folders=layout.log_folders,
             pieces=tuple(pieces),
             misnamed=tuple(file.path for file, _ in misnamed),
         )
@@ -207,7 +210,7 @@ class _Planner:
             if one.fault not in (FileFault.SIZE, FileFault.EMPTY_LAST):
                 continue
             file, reason = one.file, f"{one.file.size} bytes instead of {size}"
-            path = right_path(file.base)
+            path = self._layout.right_path(file)
             end = file.base + min(file.size, size)
             if file.size < size:
                 torn = made_whole(self._layout, file, log)
@@ -220,7 +223,7 @@ class _Planner:
         for one in found:
             if one.fault is FileFault.GAP:
                 for base in one.missing:
-                    path = right_path(base)
+                    path = self._layout.log_file(base)
                     reason = "this part of the log has no file"
                     self._step(StepKind.PUT_BLANK, path, base, size, reason)
 
@@ -240,10 +243,10 @@ class _Planner:
                 at = max(log.end, file.base)
                 self._require_writable(reader, at, last - at)
                 reason = "bytes behind the log's end must not become messages again"
-                self._step(StepKind.ZERO, right_path(file.base), at, last - at, reason)
+                self._step(StepKind.ZERO, self._layout.right_path(file), at, last - at, reason)
             else:
                 reason = "the whole file lies behind the log's end"
-                self._step(StepKind.SET_ASIDE, right_path(file.base), None, None, reason)
+                self._step(StepKind.SET_ASIDE, self._layout.right_path(file), None, None, reason)
 
     def _require_writable(self, reader: LogReader, offset: int, length: int) -> None:
         """Refuse to overwrite bytes that the disk does not deliver: they cannot be kept first."""

@@ -13,12 +13,13 @@ import numpy as np
 
 from logquarry import text
 from logquarry.dialect31.unit_files import UnitFiles, read_redo, read_table
+from logquarry.disk.log_files import log_paths
 from logquarry.disk.open_files import OpenFiles
 from logquarry.documents import document
 from logquarry.format.batch_entry import ENTRY_SIZE
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.file_sequence import FileSequence, StoreFile
-from logquarry.log.layout import COMMIT_LOG, INDEX, StoreLayout
+from logquarry.log.layout import INDEX, StoreLayout
 from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue, Queue, has_message, is_written
@@ -28,10 +29,10 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.store.retention.rules import (
     DiskUse,
     RetentionRules,
-    disk_use,
     first_time_from,
     freed_bytes,
     last_time_in,
+    least_used,
 )
 from logquarry.store.retention.unread import Unread, unread
 
@@ -236,7 +237,7 @@ class _Planner:
         return all_queues(self._layout, self._files)
 
     def plan(self, *, always_derived: bool) -> RetentionPlan:
-        disk = disk_use(self._root / COMMIT_LOG)
+        disk = least_used(log_paths(self._root, self._layout.log_folders))
         log, stays_because = self._expired(disk)
         start = self._log.start
         cut = log[-1].base + self._log.file_size if log else start
