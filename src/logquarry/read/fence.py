@@ -134,13 +134,6 @@ def refusal(
     found = find_features(layout, index=mode == "rocketmq")
     for feature in _forbidding(found, layout.config, action):
         return _error(layout.root, feature, action)
-    if mode == "rocketmq" and layout.log_folders.feature is not None:
-        return UnsupportedStore(
-            f"{layout.root}: its log is in {', '.join(layout.log_folders.paths)}; recovery mode "
-            "rocketmq reads only commitlog/. Nothing was changed. Use mode safe",
-            feature=_ROCKETMQ_MODE,
-            evidence=layout.log_folders.paths,
-        )
     # Opening a store for writing recovers it if it was not shut down cleanly.
     if mode == "rocketmq" and action in (Action.WRITE, Action.RECOVER) and found.writer.is_5:
         shown = ", ".join(found.writer.evidence)
@@ -150,6 +143,13 @@ def refusal(
             "Nothing was changed. Use mode safe",
             feature=_ROCKETMQ_MODE,
             evidence=found.writer.evidence,
+        )
+    if mode == "rocketmq" and layout.log_folders.feature is not None:
+        return UnsupportedStore(
+            f"{layout.root}: its log is in {', '.join(layout.log_folders.paths)}; recovery mode "
+            "rocketmq reads only commitlog/. Nothing was changed. Use mode safe",
+            feature=_ROCKETMQ_MODE,
+            evidence=layout.log_folders.paths,
         )
     return None
 
