@@ -142,7 +142,7 @@ def find_log_folders(
         return _missing(DLEDGER, given, "its configuration has enableDLegerCommitLog=true")
     stated, read_only = _stated_folders(filesystem, folders, config)
     if stated and None not in stated:
-        known = tuple(path for path in stated if path is not None)
+        known = tuple(dict.fromkeys(path for path in stated if path is not None))
         if known == (_COMMIT_LOG,):
             return LogFolders()
         # A broker with these settings does not read commitlog/, so it gets no new file.
