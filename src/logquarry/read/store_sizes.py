@@ -18,8 +18,9 @@ from logquarry.config import DEFAULT_COMMIT_LOG_FILE, DIALECTS, StoreConfig
 from logquarry.errors import UsageError
 from logquarry.format import batch_entry, index, java, queue_entry, state_table
 from logquarry.format.index import IndexShape
+from logquarry.log.delay_levels import levels_text
 from logquarry.log.file_sequence import StoreFile, fits_files, shown_sizes
-from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreLayout, levels_text
+from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreLayout
 from logquarry.read.features import find_queue_kinds
 from logquarry.read.index import Index, kept_shape, likely_shape
 from logquarry.read.index_tags import with_index_tags
