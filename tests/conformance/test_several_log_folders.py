@@ -168,3 +168,22 @@ def test_an_empty_folder_is_no_whole_log(scenario: Path) -> None:
         with pytest.raises(UnsupportedStore, match="no file of the log"):
             call()
     assert state_of(root) == before
+
+
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_a_folder_that_a_recovery_emptied_is_used_again(is_stated: bool, scenario: Path) -> None:
+    root = scenario / "store"
+    config = _settings(scenario) if is_stated else None
+    kept = [at for at in _offsets(root) if at < FILE_SIZE // 2][:-1]
+    for base, folder in _files(root).items():
+        start = max(0, FILE_SIZE // 2 - base)
+        with (root / folder / f"{base:020d}").open("r+b") as file:
+            file.seek(start)
+            file.write(bytes(FILE_SIZE - start))
+    (root / "abort").touch()
+    lq.recover(root, config=config, apply=True, accept_loss=1 << 20)
+    assert set(_files(root).values()) == {"clA"}
+    assert _offsets(root, config) == kept
+    _put(root, config)
+    assert len(_offsets(root, config)) == len(kept) + 60
+    assert set(_files(root).values()) == (set(FOLDERS) if is_stated else {"clA"})

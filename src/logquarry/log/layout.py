@@ -220,7 +220,7 @@ class StoreLayout:
     @cached_property
     def log_folders(self) -> LogFolders:
         """The folders of the log."""
-        return find_log_folders(self.filesystem, self._names, self.config)
+        return find_log_folders(self.filesystem, self._names, self.config, lambda: self.durable_end)
 
     def _find_commit_log(self) -> FileSequence:
         files, folders = self.list_commit_log(), self.log_folders

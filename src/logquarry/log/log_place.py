@@ -9,8 +9,9 @@ log. If a part of the log is not found, it makes an error that names the feature
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -113,18 +114,23 @@ class LogFolders:
 
 
 def find_log_folders(
-    filesystem: FileSystem, names: Iterable[Entry], config: StoreConfig
+    filesystem: FileSystem,
+    names: Iterable[Entry],
+    config: StoreConfig,
+    durable_end: Callable[[], int | None] = lambda: None,
 ) -> LogFolders:
     """The folders of the log; ``commitlog`` alone if no other folders hold the whole log.
 
     A DLedger log counts if it is the only one and ``commitlog/`` has no files. Several folders
     count if the configuration names them and each is found (in the store, or at its path), or if
-    they lie in the store and continue the log. Reads folder names only.
+    they lie in the store and continue the log. A recovery may have left a folder without files: it
+    counts if the files in the others reach to the durable offset. Reads folder names only.
 
     Args:
         filesystem: the store's folder.
         names: the entries of its root.
         config: its settings.
+        durable_end: gives the durable offset, None if nothing shows it.
 
     Raises:
         StoreNotFound: if a folder cannot be read.
@@ -141,6 +147,10 @@ def find_log_folders(
         given = ("enableDLegerCommitLog",)
         return _missing(DLEDGER, given, "its configuration has enableDLegerCommitLog=true")
     stated, read_only = _stated_folders(filesystem, folders, config)
+    if None in stated and any(stated):
+        emptied, may_be_empty = _stated_folders(filesystem, folders, config, may_be_empty=True)
+        if None not in emptied and _reaches(filesystem, emptied, durable_end()):
+            stated, read_only = emptied, may_be_empty
     if stated and None not in stated:
         known = tuple(dict.fromkeys(path for path in stated if path is not None))
         if known == (_COMMIT_LOG,):
@@ -155,7 +165,8 @@ def find_log_folders(
         reason = f"its configuration names {len(writable)} folders for the log ({_STATED[0]})"
         return _missing(SEVERAL_LOG_PATHS, _STATED[:1], reason)
     parts = _other_parts(filesystem, folders, bases)
-    if parts and not stated and (bases or len(parts) > 1):
+    is_whole = bool(bases) or len(parts) > 1
+    if parts and not stated and (is_whole or _reaches(filesystem, parts, durable_end())):
         return LogFolders(own + parts, SEVERAL_LOG_PATHS)
     if parts:
         shown = tuple(f"{name}/" for name in parts)
@@ -173,21 +184,46 @@ def _paths(config: StoreConfig, name: str) -> list[str]:
     return [path.strip() for path in setting(config, name).split(",") if path.strip()]
 
 
+def _reaches(filesystem: FileSystem, folders: Iterable[str | None], end: int | None) -> bool:
+    """Whether the files in some folders follow each other up to the durable offset."""
+    files = {
+        int(entry.name): entry.size
+        for folder in folders
+        if folder is not None
+        for entry in filesystem.list(folder)
+        if not entry.is_dir and is_offset_name(entry.name)
+    }
+    bases = sorted(files)
+    if end is None or not bases or not bases[0] <= end <= bases[-1] + files[bases[-1]]:
+        return False
+    return all(a + files[a] == b for a, b in pairwise(bases))
+
+
 def _stated_folders(
-    filesystem: FileSystem, folders: Sequence[str], config: StoreConfig
+    filesystem: FileSystem,
+    folders: Sequence[str],
+    config: StoreConfig,
+    *,
+    may_be_empty: bool = False,
 ) -> tuple[list[str | None], frozenset[str]]:
     """The folders that a configuration names, None for one that has no file of the log; and those
     of them that get no new file."""
     found = {
-        name: [_folder_of(filesystem, folders, path.rstrip("/")) for path in _paths(config, name)]
+        name: [
+            _folder_of(filesystem, folders, path.rstrip("/"), may_be_empty)
+            for path in _paths(config, name)
+        ]
         for name in _STATED
     }
     writable, read_only = (found[name] for name in _STATED)
     return [*writable, *read_only], frozenset(path for path in read_only if path is not None)
 
 
-def _folder_of(filesystem: FileSystem, folders: Sequence[str], path: str) -> str | None:
-    """A folder of the configuration, below the store's root; None if it has no file of the log.
+def _folder_of(
+    filesystem: FileSystem, folders: Sequence[str], path: str, may_be_empty: bool
+) -> str | None:
+    """A folder of the configuration, below the store's root; None if it has no file of the log,
+    or with ``may_be_empty`` if there is no such folder.
 
     The store may be a copy, in which the folder has another parent.
     """
@@ -195,7 +231,11 @@ def _folder_of(filesystem: FileSystem, folders: Sequence[str], path: str) -> str
     if isinstance(filesystem, LocalFileSystem):
         root = Path(filesystem.full_path("")).absolute()
         places += [os.path.relpath(root.parent / path, root)]
-    return next((place for place in places if _offset_names(filesystem, place)), None)
+    if may_be_empty:
+        places = [place for place in places if Path(filesystem.full_path(place)).is_dir()]
+    elif places:
+        places = [place for place in places if _offset_names(filesystem, place)]
+    return next(iter(places), None)
 
 
 def _ledgers(filesystem: FileSystem, folders: Sequence[str]) -> tuple[str, ...]:
