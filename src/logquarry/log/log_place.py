@@ -171,8 +171,8 @@ def find_log_folders(
     if parts:
         shown = tuple(f"{name}/" for name in parts)
         feature = SEVERAL_LOG_PATHS if bases or len(parts) > 1 else LOG_ELSEWHERE
-        also = "also " if bases else ""
-        return _missing(feature, shown, f"files of its log are {also}in {', '.join(shown)}")
+        where = "also in" if bases else "in"
+        return _missing(feature, shown, f"files of its log are {where} {', '.join(shown)}")
     return LogFolders()
 
 

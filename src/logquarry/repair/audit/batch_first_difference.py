@@ -80,7 +80,7 @@ class BatchQueueAudit:
         bounds = [*sorted({0, *breaks}), len(entries)]
         for at, stop in pairwise(bounds):
             self._compare(entries[at:stop], is_behind_gap=at in breaks)
-            if self._found is not None:
+            if self.difference is not None:
                 self._at += len(entries) - stop
                 return
 
@@ -109,8 +109,12 @@ class BatchQueueAudit:
     def _continues(self) -> bool:
         """Whether the entry at this position begins where the entry before it ends."""
         assert self._at is not None
-        pair = self._read(self._at - 1, self._at + 1) if self._at else ()
-        return len(pair) < 2 or int(pair[0]["base"]) + int(pair[0]["count"]) == int(pair[1]["base"])
+        pair = self._read(max(0, self._at - 1), self._at + 1)
+        return (
+            not self._at
+            or len(pair) < 2
+            or int(pair[0]["base"]) + int(pair[0]["count"]) == int(pair[1]["base"])
+        )
 
     def _first_position(self, place: int) -> int:
         """The position of the entry for the first message; entries before it must be expired."""
