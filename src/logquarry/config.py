@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from logquarry import arguments
 from logquarry.config_names import check_names
 from logquarry.errors import UsageError
-from logquarry.format import delay, index, java, queue_entry, state_table
+from logquarry.format import batch_entry, delay, index, java, queue_entry, state_table
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,6 @@ STORE_SETTINGS: Final = frozenset(
         "enabledAppendPropCRC",
         "enableConsumeQueueExt",
         "enableControllerMode",
-        "mapperFileSizeBatchConsumeQueue",
         "messageStorePlugIn",
         "writeWithoutMmap",
         "indexRocksDBEnable",
@@ -61,6 +60,7 @@ STORE_SETTINGS: Final = frozenset(
 )
 """RocketMQ's settings that decide which files a store consists of (``broker_settings``)."""
 
+_NOT_STATED: Final = ("broker_settings", "batch_topics")
 _CHOICES: Final = {
     "dialect": DIALECTS,
     "topic_check": TOPIC_CHECKS,
@@ -93,6 +93,10 @@ class LayoutConfig:
         mapped_file_size_commit_log: bytes of a commit log file (RocketMQ: 1 GiB).
         mapped_file_size_consume_queue: bytes of a queue file, rounded up to whole entries
             (RocketMQ: 6,000,000).
+        mapper_file_size_batch_consume_queue: likewise of a batch queue file of RocketMQ 5, which
+            spells it so (RocketMQ: 13,800,000).
+        batch_topics: the topics with batch queues. The files of a store show them, never a
+            configuration.
         max_hash_slot_num: slots of an index file (RocketMQ: 5,000,000).
         max_index_num: entries of an index file, including the unused entry 0
             (RocketMQ: 20,000,000).
@@ -112,6 +116,8 @@ class LayoutConfig:
 
     mapped_file_size_commit_log: int | None = None
     mapped_file_size_consume_queue: int | None = None
+    mapper_file_size_batch_consume_queue: int | None = None
+    batch_topics: frozenset[str] = frozenset()
     max_hash_slot_num: int | None = None
     max_index_num: int | None = None
     tran_state_table_mapped_file_size: int | None = None
@@ -127,7 +133,7 @@ class LayoutConfig:
         arguments.check_fields(self)
         for field in fields(LayoutConfig):
             value = getattr(self, field.name)
-            if field.type == "bool | None":
+            if field.type != "int | None":
                 continue
             if value is not None and value <= 0:
                 raise UsageError(f"{field.name} is {value}, and must be above 0")
@@ -140,6 +146,11 @@ class LayoutConfig:
         """Size of a queue file in bytes, rounded up to whole entries
         (``getMappedFileSizeConsumeQueue``)."""
         return _whole_entries(self.mapped_file_size_consume_queue, queue_entry.UNIT_SIZE)
+
+    @property
+    def batch_queue_file_size(self) -> int | None:
+        """Size of a batch queue file in bytes, rounded up to whole entries."""
+        return _whole_entries(self.mapper_file_size_batch_consume_queue, batch_entry.ENTRY_SIZE)
 
     @property
     def state_table_file_size(self) -> int | None:
@@ -415,7 +426,7 @@ class StoreConfig(LayoutConfig):
         arguments.mapping(values, "values", "a mapping of names to values")
         for name in values:
             arguments.text(name, "the name of a setting")
-        known = {field.name: field for field in fields(cls) if field.name != "broker_settings"}
+        known = {field.name: field for field in fields(cls) if field.name not in _NOT_STATED}
         settings: dict[str, Any] = {}
         others: list[str] = []
         for name, value in values.items():

@@ -21,13 +21,13 @@ ALL = frozenset({WRITE, RECOVER, QUEUES, INDEX, RETAIN})
 NONE: frozenset[str] = frozenset()
 
 REFUSED: dict[str, frozenset[str]] = {
-    "5.1.4-batchcq": ALL - {QUEUES, INDEX},
+    "5.1.4-batchcq": NONE,
     "5.1.4-plain": NONE,
     "5.3.3-kill": NONE,
     "5.3.3-plain": NONE,
     "5.3.3-rocksdb": ALL - {QUEUES, INDEX},
     "5.4.0-plain": NONE,
-    "5.5.0-batchcq": ALL - {QUEUES, INDEX},
+    "5.5.0-batchcq": NONE,
     "5.5.0-compaction": ALL - {QUEUES, INDEX},
     "5.5.0-controller": ALL - {QUEUES, INDEX},
     "5.5.0-cqext": ALL - {INDEX, RETAIN},

@@ -1,4 +1,4 @@
-"""Batch queues and inner batches of real RocketMQ 5 brokers: read, got, consumed, verified."""
+"""Batch queues and inner batches of real RocketMQ 5 brokers: read, verified, written, recovered."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import CorruptFrame, UnsupportedStore
+from logquarry.format import fastjson
 from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.read.lost_messages import lost_messages
 from logquarry.repair.rebuild.build import BuildJob, Built
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.loss import LossRefused
+from logquarry.repair.recover.plan import StepKind
+from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify.verify import verify_store
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.tasks import plan_tasks, read_batches
+from logquarry.store.retention.rules import RetentionRules
 from tests.conformance.rocketmq5 import (
     broker_messages,
     broker_queues,
@@ -201,22 +205,51 @@ def test_lost_batch_queues_are_rebuilt_in_place(stores: Path, tmp_path: Path) ->
     assert not verify_store(StoreLayout.open(root)).has_damage
 
 
-def test_a_rebuild_refuses_a_gap_between_batches(stores: Path, tmp_path: Path) -> None:
-    root = _copy(stores / "5.5.0-batchcq", tmp_path)
-    lost = [r for r in expected_frames(stores / "5.5.0-batchcq") if r["sysFlag"] & 0x80][20]
-    log = root / "commitlog" / ("0" * 20)
-    with log.open("r+b") as file:
-        file.seek(lost["physicalOffset"])
+def _damage(root: Path, frame: Row) -> None:
+    with (root / "commitlog" / ("0" * 20)).open("r+b") as file:
+        file.seek(frame["physicalOffset"])
         file.write(b"damage")
-    before = _files(root)
-    with pytest.raises(UnsupportedStore, match="lost messages") as raised:
-        rebuild(root, apply=True)
-    assert raised.value.feature == "batch_queues"
-    after = _files(root)
-    after.pop("lock", None), before.pop("lock", None)
-    assert after == before
-    # The index needs no batch queues.
-    assert rebuild(root, apply=True, queues=False).keys
+
+
+def _check_gap(root: Path, lost: Row) -> None:
+    """Entries leave no gap: the one after the lost batch begins where that batch began."""
+    key, count = (TOPIC, lost["queueId"]), int(lost["properties"]["INNER_NUM"])
+    folder = root / "batchconsumequeue" / TOPIC / str(lost["queueId"])
+    found = [e for path in sorted(folder.iterdir()) for e in _entries(path) if any(e)]
+    numbers = [struct.unpack_from(">qhii", entry, 28) for entry in found]
+    bases = [base for base, *_ in numbers]
+    assert [base + counted for base, counted, *_ in numbers][:-1] == bases[1:]
+    (filled,) = [number for number in numbers if number[3]]
+    assert (filled[0], filled[3]) == (lost["queueOffset"], count)
+    assert not {f.kind for f in verify_store(StoreLayout.open(root)).findings} & {
+        "queue_hole",
+        "queue_misplaced",
+        "queue_entry_wrong",
+    }
+    with lq.MessageStore.open(root) as store:
+        bounds = store.queue_offsets(*key)
+        offset, got = bounds.min, []
+        while offset < bounds.max:
+            result = store.get(*key, offset)
+            got += [message.queue_offset for message in result.messages]
+            offset = result.next_offset
+        gap = range(lost["queueOffset"], lost["queueOffset"] + count)
+        assert got == [at for at in range(bounds.max) if at not in gap]
+
+
+def _inner(scenario: Path, number: int) -> Row:
+    return [row for row in expected_frames(scenario) if row["sysFlag"] & 0x80][number]
+
+
+def test_a_rebuild_leaves_no_gap_between_batches(stores: Path, tmp_path: Path) -> None:
+    root, lost = _copy(stores / "5.5.0-batchcq", tmp_path), _inner(stores / "5.5.0-batchcq", 20)
+    _damage(root, lost)
+    report = rebuild(root, apply=True)
+    assert sum(queue.fillers for queue in report.queues or ()) == int(
+        lost["properties"]["INNER_NUM"]
+    )
+    lq.recover(root, apply=True, accept_loss=1 << 20)
+    _check_gap(root, lost)
 
 
 def test_a_queue_whose_messages_expired_continues_where_it_ended(
@@ -243,6 +276,120 @@ def test_spark_does_not_rebuild_batch_queues(stores: Path, tmp_path: Path) -> No
     with pytest.raises(UnsupportedStore, match="without Spark"):
         rebuild(root, into=tmp_path / "new", builder=build)
     assert not (tmp_path / "new").exists()
+
+
+# ---------------------------------------------------------------------------------------- write
+@pytest.mark.parametrize("name", STORES)
+def test_puts_continue_batch_queues(name: str, stores: Path, tmp_path: Path) -> None:
+    root = _copy(stores / name, tmp_path)
+    before = _files(root / "batchconsumequeue")
+    end = broker_queues(stores / name)[TOPIC, 1]["maxOffset"]
+    with lq.MessageStore.open(root, mode="rw") as store:
+        assert store.put(lq.Message(TOPIC, b"one", queue_id=1)).queue_offset == end
+        many = [lq.Message(TOPIC, b"%d" % n, queue_id=1, tags="t", keys=f"k{n}") for n in range(5)]
+        put = store.put_batch(many)
+        assert (put.queue_offset, put.message_count, len(put.starts)) == (end + 1, 5, 1)
+        assert store.put(lq.Message(TOPIC, b"last", queue_id=1)).queue_offset == end + 6
+        assert store.put(lq.Message(TOPIC, b"new", queue_id=7)).queue_offset == 0
+        assert store.wait_dispatched(timeout=20)
+        got = store.get(TOPIC, 1, end).messages
+        assert [m.body for m in got] == [b"one", b"0", b"1", b"2", b"3", b"4", b"last"]
+        assert store.get(TOPIC, 1, end + 3, 1).messages[0].keys == "k2"
+    with lq.MessageStore.open(root) as store:
+        stored = store.message_at(put.physical_offset)
+        assert stored.sys_flag & 0xC0 == 0xC0
+        assert stored.properties["INNER_NUM"] == "5"
+        assert stored.properties["INNER_BASE"] == str(end + 1)
+        assert [m.queue_offset for m in stored.unwrap()] == list(range(end + 1, end + 6))
+    for path, data in before.items():
+        assert (root / "batchconsumequeue" / path).read_bytes().startswith(data.rstrip(b"\0"))
+    assert not (root / "consumequeue" / TOPIC).exists()
+    assert not verify_store(StoreLayout.open(root)).findings
+    # A rebuild from the log gives the same bytes.
+    written = _files(root / "batchconsumequeue")
+    rebuild(root, apply=True)
+    assert _files(root / "batchconsumequeue") == written
+
+
+def test_a_wire_batch_without_a_unique_key_becomes_frames(stores: Path, tmp_path: Path) -> None:
+    from logquarry.format import batch
+
+    wire = batch.encode(batch.BatchItem(b"%d" % n, b"", 0) for n in range(3))
+    with lq.MessageStore.open(_copy(stores / "5.5.0-batchcq", tmp_path), mode="rw") as store:
+        put = store.put_batch(wire=wire, message=lq.Message(TOPIC, b""))
+        assert len(put.starts) == 3
+        shared = lq.Message(TOPIC, b"", properties={"UNIQ_KEY": "u"})
+        inner = store.put_batch(wire=wire, message=shared)
+        assert (len(inner.starts), inner.queue_offset) == (1, put.queue_offset + 3)
+        with pytest.raises(lq.errors.MessageRejected, match="wire form"):
+            store.put_batch(wire=b"\0" * 8 + wire, message=shared)
+        assert store.put(lq.Message(TOPIC, b"")).queue_offset == put.queue_offset + 6
+
+
+def test_expired_files_of_batch_queues_are_deleted(stores: Path, tmp_path: Path) -> None:
+    root = _copy(stores / "5.5.0-batchcq", tmp_path)
+    with lq.MessageStore.open(root, mode="rw") as store:
+        for _ in range(60):
+            store.put_batch([lq.Message(TOPIC, b"x" * 1_000) for _ in range(4)])
+    plan = lq.retain(root, RetentionRules(keep_bytes=1), apply=True)
+    (_, gone), *_ = (one for one in plan.queues if one[0] == (TOPIC, 0))
+    assert gone and not (root / gone[0].path).exists()
+    with lq.MessageStore.open(root) as store:
+        bounds = store.queue_offsets(TOPIC, 0)
+        first = store.get(TOPIC, 0, bounds.min).messages[0]
+        assert first.queue_offset == bounds.min > 0
+        assert first.physical_offset >= plan.new_min_offset
+    assert not verify_store(StoreLayout.open(root)).has_damage
+
+
+# -------------------------------------------------------------------------------------- recover
+def test_queues_cut_in_the_middle_are_recovered(stores: Path, tmp_path: Path) -> None:
+    root = _copy(stores / "5.5.0-batchcq", tmp_path)
+    wanted = _files(root / "batchconsumequeue")
+    for queue_id, at in ((0, 10), (1, 0)):
+        path = root / "batchconsumequeue" / TOPIC / str(queue_id) / ("0" * 20)
+        found = _entries(path)
+        found[at][:] = bytes(46)
+        path.write_bytes(b"".join(found))
+    (root / "abort").touch()
+    plan = lq.recover(root, apply=True)
+    assert {step.offset for step in plan.steps if step.kind is StepKind.BUILD_QUEUE} == {0, 460}
+    assert _files(root / "batchconsumequeue") == wanted
+    assert not lq.recover(root).is_needed
+
+
+def test_a_recovery_keeps_entries_of_lost_batches(stores: Path, tmp_path: Path) -> None:
+    scenario = stores / "5.5.0-batchcq"
+    root, lost = _copy(scenario, tmp_path), _inner(scenario, 20)
+    wanted = _files(root / "batchconsumequeue")
+    _damage(root, lost)
+    lq.recover(root, apply=True, accept_loss=1 << 20)
+    assert _files(root / "batchconsumequeue") == wanted
+    shutil.rmtree(root / "batchconsumequeue")
+    lq.recover(root, apply=True, accept_loss=1 << 20)
+    _check_gap(root, lost)
+
+
+def test_simple_queues_of_a_batch_topic_are_moved_away(stores: Path, tmp_path: Path) -> None:
+    root = _copy(stores / "5.5.0-batchcq", tmp_path)
+    shutil.copytree(root / "consumequeue" / "Plain", root / "consumequeue" / TOPIC)
+    assert "queue_misplaced" in {f.kind for f in verify_store(StoreLayout.open(root)).findings}
+    lq.recover(root, apply=True)
+    assert not (root / "consumequeue" / TOPIC).exists()
+    assert not verify_store(StoreLayout.open(root)).findings
+
+
+def test_salvage_makes_batch_queues(stores: Path, tmp_path: Path) -> None:
+    scenario = stores / "5.5.0-batchcq"
+    root, lost = _copy(scenario, tmp_path), _inner(scenario, 20)
+    _damage(root, lost)
+    for name in ("batchconsumequeue", "config"):
+        shutil.copytree(root / name, tmp_path / "kept" / name)
+    (root / "config" / "topics.json").unlink()
+    salvage(StoreLayout.open(root), tmp_path / "new")
+    _check_gap(tmp_path / "new", lost)
+    topics = fastjson.decode((tmp_path / "new" / "config" / "topics.json").read_bytes())
+    assert topics["topicConfigTable"][TOPIC]["attributes"] == {"queue.type": "BatchCQ"}
 
 
 # --------------------------------------------------------------------------------------- verify

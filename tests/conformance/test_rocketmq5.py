@@ -512,10 +512,6 @@ def test_salvage_carries_what_it_can_and_lists_the_rest(
 ) -> None:
     root, into = stores / name / "store", tmp_path / "new"
     before = state_of(root)
-    if "batch_queues" in FEATURES[name]:
-        run("salvage", root, "--into", into, code=4)
-        assert state_of(root) == before and not into.exists()
-        return
     document = json.loads(run("salvage", root, "--json", code=LEAVES.get(name, 0)).stdout)
     result = run("salvage", root, "--into", into, code=LEAVES.get(name, 0))
     left = {one["feature"] for one in document["left_behind"]}

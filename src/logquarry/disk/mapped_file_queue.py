@@ -148,6 +148,11 @@ class MappedFileQueue:
         return [file for file in self._files if isinstance(file, MappedFile)]
 
     @property
+    def paths(self) -> list[Path]:
+        """The path of each file."""
+        return [file.path if isinstance(file, MappedFile) else file for file in self._files]
+
+    @property
     def mapped_bytes(self) -> int:
         """Bytes of the files that are open (``getMappedMemorySize``)."""
         return self.file_size * len(self.open_files)

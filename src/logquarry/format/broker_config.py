@@ -7,7 +7,7 @@ ValueError with the reason and never guess.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from logquarry.format import fastjson, java
@@ -20,6 +20,9 @@ SUBSCRIPTION_GROUP_FILE = "subscriptionGroup.json"
 OFFSET_TABLE = "offsetTable"
 """The table of ``consumerOffset.json`` and of ``delayOffset.json``."""
 DATA_VERSION = "dataVersion"
+QUEUE_TYPE = "queue.type"
+"""Attribute of a topic of RocketMQ 5; :data:`BATCH_TYPE` means batch queues."""
+BATCH_TYPE = "BatchCQ"
 """Member with a table's version. A different version means a different table."""
 
 _GROUP_SEPARATOR = "@"
@@ -86,17 +89,25 @@ def _topics(document: Any) -> dict[str, TopicConfig]:
 
 
 def encode_topics(
-    topics: Mapping[str, TopicConfig], *, counter: int = 0, timestamp_ms: int = 0
+    topics: Mapping[str, TopicConfig],
+    *,
+    batch_topics: Collection[str] = (),
+    counter: int = 0,
+    timestamp_ms: int = 0,
 ) -> str:
     """Encode the document as a broker does, with its version."""
-    table = {name: topic_entry(topic) for name, topic in topics.items()}
+    table = {
+        name: topic_entry(topic, is_batch=name in batch_topics) for name, topic in topics.items()
+    }
     version = {"counter": counter, "timestamp": timestamp_ms}
     return fastjson.encode({"dataVersion": version, "topicConfigTable": table})
 
 
-def topic_entry(topic: TopicConfig) -> dict[str, Any]:
-    """The entry of a topic in ``topicConfigTable``."""
+def topic_entry(topic: TopicConfig, *, is_batch: bool = False) -> dict[str, Any]:
+    """The entry of a topic in ``topicConfigTable``; ``is_batch``: it has batch queues."""
+    attributes = {"attributes": {QUEUE_TYPE: BATCH_TYPE}} if is_batch else {}
     return {
+        **attributes,
         "order": topic.order,
         "perm": topic.perm,
         "readQueueNums": topic.read_queues,

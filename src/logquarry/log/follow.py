@@ -172,8 +172,6 @@ class Followed:
         key_numbers: the number of each key's frame.
         table: the kernel's table (:mod:`logquarry.format.request_rows`), None from the reference.
         queues: the kernel's queues by number: topic and queue id.
-        counts: queue offsets that each frame takes, if the caller asked for them
-            (:func:`logquarry.log.inner_batches.queue_counts`); None if each takes one.
     """
 
     rows: Rows
@@ -182,7 +180,6 @@ class Followed:
     key_numbers: Int64
     table: Int64 | None = None
     queues: tuple[tuple[str, int], ...] = ()
-    counts: Int64 | None = None
 
 
 class Follower:

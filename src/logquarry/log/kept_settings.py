@@ -20,6 +20,7 @@ _NAMES: Final = (
     "dialect",
     "mapped_file_size_commit_log",
     "mapped_file_size_consume_queue",
+    "mapper_file_size_batch_consume_queue",
     "max_hash_slot_num",
     "max_index_num",
     "tran_state_table_mapped_file_size",

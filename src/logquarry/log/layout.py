@@ -17,10 +17,9 @@ import json
 import logging
 import os
 import re
-from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,14 @@ from logquarry.format import (
     batch_entry,
     broker_config,
     checkpoint,
-    delay,
     durable_mark,
-    frame,
     java,
     queue_entry,
     state_table,
 )
 from logquarry.format.rows import REACHED_STOP
 from logquarry.log import kept_settings
+from logquarry.log.delay_levels import levels_of
 from logquarry.log.file_sequence import (
     FileSequence,
     StoreFile,
@@ -55,14 +53,13 @@ from logquarry.log.log_names import (
     has_doubtful_name,
     identify_files,
     is_offset_name,
+    right_path,
 )
 from logquarry.log.log_place import (
     LogFolders,
     LogPlace,
     find_log_folders,
     find_missing_log,
-    find_other_log,
-    setting,
 )
 from logquarry.log.near_store import not_a_store
 from logquarry.log.rocksdb_config import read_config
@@ -147,7 +144,7 @@ class StoreLayout:
                 f"{CONSUME_QUEUE}. Give the broker's store directory (storePathRootDir)",
             )
             if error.suggestion is None:
-                self._require_log_here(())
+                self._require_log_here()
             raise error
         self.folders = frozenset(present)
         self._listing = _Listing(self)
@@ -228,12 +225,11 @@ class StoreLayout:
     @cached_property
     def log_folders(self) -> LogFolders:
         """The folders of the log."""
-        return find_log_folders(self.filesystem, self._names, self.config)
+        return find_log_folders(self.filesystem, self._names, self.config, lambda: self.durable_end)
 
     def _find_commit_log(self) -> FileSequence:
         files, folders = self.list_commit_log(), self.log_folders
-        if folders.feature is None:
-            self._require_log_here(files)
+        self._require_log_here()
         # DLedger has its own setting for the size of its files.
         stated = None if folders.has_heads else self.config.mapped_file_size_commit_log
         size = stated or size_of(files)
@@ -247,22 +243,18 @@ class StoreLayout:
         # beyond that are no part of a log.
         return FileSequence(files, min(size, java.INT_MAX), folders.has_heads)
 
-    def _require_log_here(self, files: tuple[StoreFile, ...]) -> None:
-        bases = [file.base for file in files]
-        other = find_other_log(self.filesystem, self._names, self.config, bases)
-        if other is not None:
-            raise other.error(self.root)
+    def _require_log_here(self) -> None:
+        if self.log_folders.missing is not None:
+            raise self.log_folders.missing.error(self.root)
 
     @property
     def other_log(self) -> LogPlace | None:
-        """The place of the log if ``commitlog/`` does not hold all of it; else None."""
-        if self.log_folders.feature is not None:
-            return None
-        bases = [file.base for file in self.list_commit_log() or self._files_by_content()]
-        found = find_other_log(self.filesystem, self._names, self.config, bases)
-        if found is None and not bases:
-            found = self.missing_log
-        return found
+        """The place of the log if its folders do not hold all of it; else None."""
+        folders = self.log_folders
+        if folders.missing is not None or folders.feature is not None:
+            return folders.missing
+        has_files = self.list_commit_log() or self._files_by_content()
+        return None if has_files else self.missing_log
 
     @property
     def missing_log(self) -> LogPlace | None:
@@ -314,6 +306,11 @@ class StoreLayout:
             return file.path
         base = offset - offset % log.file_size if log.file_size else offset
         return f"{self.log_folders.paths[0]}/{base:0{NAME_DIGITS}d}"
+
+    def right_path(self, file: StoreFile) -> str:
+        """Path that a file of the log has, or gets if its name is wrong."""
+        # Names in several folders are not compared with frames.
+        return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
         """Full path of the log file with room for a physical offset, else of the log's folder."""
@@ -400,7 +397,7 @@ class StoreLayout:
     def batch_queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a batch queue; none if there is no such queue."""
         files = self._queue_files(BATCH_QUEUE, topic, queue_id)
-        return of_entries(files, batch_entry.ENTRY_SIZE, batch_queue_file_size(self.config))
+        return of_entries(files, batch_entry.ENTRY_SIZE, self.config.batch_queue_file_size)
 
     def compacted_queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a compaction topic's queue in ``compaction/``; none without such a queue."""
@@ -632,15 +629,6 @@ class _Listing:
         return self._layout._find_cut_end()
 
 
-def batch_queue_file_size(config: StoreConfig) -> int | None:
-    """Bytes of a batch queue file, rounded up to whole entries; None if no setting fixes it."""
-    # RocketMQ spells it "mapper".
-    stated = setting(config, "mapperFileSizeBatchConsumeQueue")
-    if not (stated.isascii() and stated.isdigit() and 0 < int(stated) <= java.INT_MAX):
-        return None
-    return -(-int(stated) // batch_entry.ENTRY_SIZE) * batch_entry.ENTRY_SIZE
-
-
 def _is_queue_id(name: str) -> bool:
     # Only the spelling that RocketMQ writes: a folder 00 is not the queue of a folder 0.
     return _QUEUE_ID.fullmatch(name) is not None and java.INT_MIN <= int(name) <= java.INT_MAX
@@ -667,83 +655,3 @@ def _is_locked(path: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
-
-
-# --------------------------------------------------------------------------------------------------
-# Delay levels
-#
-# An entry of SCHEDULE_TOPIC_XXXX carries the delivery time of its message, and the message carries
-# its store time. The difference is the level's delay. So a store with its own levels is read
-# correctly without the broker's configuration.
-
-_LONGEST_MS = 400 * 86_400_000
-_SECOND_MS = 1_000
-_MOST_LOOKED_AT = 9
-
-
-def levels_of(layout: StoreLayout) -> tuple[int, ...]:
-    """Delay of each level in milliseconds, level 1 first.
-
-    If the configured levels differ from RocketMQ's defaults, they are used. Else each level comes
-    from the first readable entries of its schedule queue, or is the default.
-    """
-    stated = layout.config.delay_levels_ms
-    if stated not in map(delay.parse_levels, (delay.DEFAULT_LEVELS, delay.LEVELS_3)):
-        return stated
-    kept = layout.kept_settings.get("message_delay_level")
-    levels = list(stated if kept is None else delay.parse_levels(kept))
-    for topic, queue_id in layout.queue_names:
-        if topic != delay.SCHEDULE_TOPIC or not 0 <= queue_id < len(levels):
-            continue
-        told = _told_by(layout, queue_id)
-        if told is not None:
-            levels[queue_id] = told
-    return tuple(levels)
-
-
-def levels_text(levels_ms: tuple[int, ...]) -> str:
-    """Format levels as ``messageDelayLevel``, in whole seconds.
-
-    The delays are rounded because 3.x read the delivery time from its clock, some ms later.
-    """
-    return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
-
-
-def _told_by(layout: StoreLayout, queue_id: int) -> int | None:
-    """The most frequent delay among a queue's first entries: a single entry may be damaged."""
-    told = Counter(islice(_delays(layout, queue_id), _MOST_LOOKED_AT))
-    return told.most_common(1)[0][0] if told else None
-
-
-def _delays(layout: StoreLayout, queue_id: int) -> Iterator[int]:
-    log = layout.commit_log
-    for file in layout.queue(delay.SCHEDULE_TOPIC, queue_id).files:
-        try:
-            view = layout.open_file(file.path)
-        except FileNotFoundError:
-            continue
-        data, start = memoryview(b""), 0
-        for position in range(0, view.size - queue_entry.UNIT_SIZE + 1, queue_entry.UNIT_SIZE):
-            if position - start + queue_entry.UNIT_SIZE > len(data):
-                data, start = view.window(position, queue_entry.UNIT_SIZE), position
-            entry = queue_entry.decode_at(data, position - start)
-            if not entry.is_written:
-                break
-            at = log.at(entry.physical_offset)
-            if entry.is_filler or at is None:
-                continue
-            found = _store_time(layout, at.path, at.base, entry)
-            if found is not None and 0 < entry.tags_code - found <= _LONGEST_MS:
-                yield entry.tags_code - found
-
-
-def _store_time(
-    layout: StoreLayout, path: str, base: int, entry: queue_entry.QueueEntry
-) -> int | None:
-    try:
-        window = layout.open_file(path).window(entry.physical_offset - base, entry.size)
-    except FileNotFoundError:
-        return None
-    data = bytes(window[: entry.size])
-    outcome = frame.decode_at(data, 0, base=entry.physical_offset, check_crc=False)
-    return outcome.store_timestamp if isinstance(outcome, frame.Frame) else None

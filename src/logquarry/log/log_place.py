@@ -9,8 +9,9 @@ log. If a part of the log is not found, it makes an error that names the feature
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,7 @@ _NO_LOG: Final = frozenset(
 )
 """Folders of a store's root that never hold files of the log, except ``commitlog`` itself."""
 
+_STATED: Final = ("storePathCommitLog", "readOnlyCommitLogStorePaths")
 _NOTHING_READ: Final = "Nothing was read or changed."
 _ADVICE: Final = {
     DLEDGER: (
@@ -87,44 +89,6 @@ def is_on(config: StoreConfig, name: str) -> bool:
     return setting(config, name).lower() == "true"
 
 
-def find_other_log(
-    filesystem: FileSystem, names: Iterable[Entry], config: StoreConfig, bases: Sequence[int]
-) -> LogPlace | None:
-    """The place of a log outside of ``commitlog/``; None if there is no sign of one.
-
-    Reads folder names only.
-
-    Args:
-        filesystem: the store's folder.
-        names: the entries of its root.
-        config: its settings.
-        bases: physical offsets of the files in ``commitlog/``.
-
-    Raises:
-        StoreNotFound: if a folder cannot be read.
-    """
-    folders = sorted(entry.name for entry in names if entry.is_dir)
-    ledgers = _ledgers(filesystem, folders)
-    if ledgers:
-        return LogPlace(DLEDGER, ledgers, f"its log is a DLedger log ({', '.join(ledgers)})")
-    if not bases and is_on(config, "enableDLegerCommitLog"):
-        given = ("enableDLegerCommitLog",)
-        return LogPlace(DLEDGER, given, "its configuration has enableDLegerCommitLog=true")
-    paths = [path for path in setting(config, "storePathCommitLog").split(",") if path.strip()]
-    if len(paths) > 1:
-        reason = f"its configuration names {len(paths)} folders for the log (storePathCommitLog)"
-        return LogPlace(SEVERAL_LOG_PATHS, ("storePathCommitLog",), reason)
-    parts = _other_parts(filesystem, folders, bases)
-    if parts:
-        feature = SEVERAL_LOG_PATHS if bases or len(parts) > 1 else LOG_ELSEWHERE
-        shown = ", ".join(f"{name}/" for name in parts)
-        also = "also " if bases else ""
-        return LogPlace(
-            feature, tuple(f"{name}/" for name in parts), f"files of its log are {also}in {shown}"
-        )
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class LogFolders:
     """The folders that hold the whole log, below the store's root or beside it.
@@ -133,10 +97,15 @@ class LogFolders:
         paths: the folders; almost always ``commitlog`` alone.
         feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`; None for
             ``commitlog`` alone.
+        read_only: those of ``paths`` that get no new file.
+        missing: the place of the log, or of a part of it, that these folders do not hold; None if
+            there is no sign of one.
     """
 
     paths: tuple[str, ...] = (_COMMIT_LOG,)
     feature: str | None = None
+    read_only: frozenset[str] = frozenset()
+    missing: LogPlace | None = None
 
     @property
     def has_heads(self) -> bool:
@@ -145,63 +114,116 @@ class LogFolders:
 
 
 def find_log_folders(
-    filesystem: FileSystem, names: Iterable[Entry], config: StoreConfig
+    filesystem: FileSystem,
+    names: Iterable[Entry],
+    config: StoreConfig,
+    durable_end: Callable[[], int | None] = lambda: None,
 ) -> LogFolders:
     """The folders of the log; ``commitlog`` alone if no other folders hold the whole log.
 
     A DLedger log counts if it is the only one and ``commitlog/`` has no files. Several folders
     count if the configuration names them and each is found (in the store, or at its path), or if
-    they lie in the store and continue the log. Reads folder names only.
+    they lie in the store and continue the log. A recovery may have left a folder without files: it
+    counts if the files in the others reach to the durable offset. Reads folder names only.
 
     Args:
         filesystem: the store's folder.
         names: the entries of its root.
         config: its settings.
+        durable_end: gives the durable offset, None if nothing shows it.
 
     Raises:
         StoreNotFound: if a folder cannot be read.
     """
     folders = sorted(entry.name for entry in names if entry.is_dir)
     bases = _offset_names(filesystem, _COMMIT_LOG)
+    own = (_COMMIT_LOG,) if bases else ()
     ledgers = _ledgers(filesystem, folders)
     if ledgers:
-        sole = len(ledgers) == 1 and not bases
-        return LogFolders(ledgers, DLEDGER) if sole else LogFolders()
-    stated = _stated_folders(filesystem, folders, config)
-    if stated == ():
-        return LogFolders()
-    if stated is not None:
-        also = (_COMMIT_LOG,) if bases and _COMMIT_LOG not in stated else ()
-        paths = (*also, *stated)
-        if paths == (_COMMIT_LOG,):
+        if len(ledgers) == 1 and not bases:
+            return LogFolders(ledgers, DLEDGER)
+        return _missing(DLEDGER, ledgers, f"its log is a DLedger log ({', '.join(ledgers)})")
+    if not bases and is_on(config, "enableDLegerCommitLog"):
+        given = ("enableDLegerCommitLog",)
+        return _missing(DLEDGER, given, "its configuration has enableDLegerCommitLog=true")
+    stated, read_only = _stated_folders(filesystem, folders, config)
+    if None in stated and any(stated):
+        emptied, may_be_empty = _stated_folders(filesystem, folders, config, may_be_empty=True)
+        if None not in emptied and _reaches(filesystem, emptied, durable_end()):
+            stated, read_only = emptied, may_be_empty
+    if stated and None not in stated:
+        known = tuple(dict.fromkeys(path for path in stated if path is not None))
+        if known == (_COMMIT_LOG,):
             return LogFolders()
-        return LogFolders(paths, SEVERAL_LOG_PATHS if len(paths) > 1 else LOG_ELSEWHERE)
+        # A broker with these settings does not read commitlog/, so it gets no new file.
+        also = own if _COMMIT_LOG not in known else ()
+        paths = (*also, *known)
+        feature = SEVERAL_LOG_PATHS if len(paths) > 1 else LOG_ELSEWHERE
+        return LogFolders(paths, feature, read_only | frozenset(also))
+    writable = _paths(config, _STATED[0])
+    if len(writable) > 1:
+        reason = f"its configuration names {len(writable)} folders for the log ({_STATED[0]})"
+        return _missing(SEVERAL_LOG_PATHS, _STATED[:1], reason)
     parts = _other_parts(filesystem, folders, bases)
-    if parts and (bases or len(parts) > 1):
-        return LogFolders(((_COMMIT_LOG,) if bases else ()) + parts, SEVERAL_LOG_PATHS)
+    is_whole = bool(bases) or len(parts) > 1
+    if parts and not stated and (is_whole or _reaches(filesystem, parts, durable_end())):
+        return LogFolders(own + parts, SEVERAL_LOG_PATHS)
+    if parts:
+        shown = tuple(f"{name}/" for name in parts)
+        feature = SEVERAL_LOG_PATHS if bases or len(parts) > 1 else LOG_ELSEWHERE
+        where = "also in" if bases else "in"
+        return _missing(feature, shown, f"files of its log are {where} {', '.join(shown)}")
     return LogFolders()
 
 
+def _missing(feature: str, evidence: tuple[str, ...], reason: str) -> LogFolders:
+    return LogFolders(missing=LogPlace(feature, evidence, reason))
+
+
+def _paths(config: StoreConfig, name: str) -> list[str]:
+    return [path.strip() for path in setting(config, name).split(",") if path.strip()]
+
+
+def _reaches(filesystem: FileSystem, folders: Iterable[str | None], end: int | None) -> bool:
+    """Whether the files in some folders follow each other up to the durable offset."""
+    files = {
+        int(entry.name): entry.size
+        for folder in folders
+        if folder is not None
+        for entry in filesystem.list(folder)
+        if not entry.is_dir and is_offset_name(entry.name)
+    }
+    bases = sorted(files)
+    if end is None or not bases or not bases[0] <= end <= bases[-1] + files[bases[-1]]:
+        return False
+    return all(a + files[a] == b for a, b in pairwise(bases))
+
+
 def _stated_folders(
-    filesystem: FileSystem, folders: Sequence[str], config: StoreConfig
-) -> tuple[str, ...] | None:
-    """The folders that a configuration names: none if one has no file of the log; None if the
-    configuration names no folder."""
-    stated = [
-        path.strip().rstrip("/")
-        for name in ("storePathCommitLog", "readOnlyCommitLogStorePaths")
-        for path in setting(config, name).split(",")
-        if path.strip()
-    ]
-    found = [_folder_of(filesystem, folders, path) for path in stated]
-    if not found:
-        return None
-    known = tuple(path for path in found if path is not None)
-    return known if len(known) == len(found) else ()
+    filesystem: FileSystem,
+    folders: Sequence[str],
+    config: StoreConfig,
+    *,
+    may_be_empty: bool = False,
+) -> tuple[list[str | None], frozenset[str]]:
+    """The folders that a configuration names, None for one that has no file of the log; and those
+    of them that get no new file."""
+    found = {
+        name: [
+            _folder_of(filesystem, folders, path.rstrip("/"), may_be_empty)
+            for path in _paths(config, name)
+        ]
+        for name in _STATED
+    }
+    writable, read_only = (found[name] for name in _STATED)
+    return [*writable, *read_only], frozenset(path for path in read_only if path is not None)
 
 
-def _folder_of(filesystem: FileSystem, folders: Sequence[str], path: str) -> str | None:
-    """A folder of the configuration, below the store's root; None if it has no file of the log.
+def _folder_of(
+    filesystem: FileSystem, folders: Sequence[str], path: str, may_be_empty: bool
+) -> str | None:
+    """A folder of the configuration, below the store's root; None if it has no file of the log,
+    or with ``may_be_empty`` if there is no such folder.
 
     The store may be a copy, in which the folder has another parent.
     """
@@ -209,7 +231,11 @@ def _folder_of(filesystem: FileSystem, folders: Sequence[str], path: str) -> str
     if isinstance(filesystem, LocalFileSystem):
         root = Path(filesystem.full_path("")).absolute()
         places += [os.path.relpath(root.parent / path, root)]
-    return next((place for place in places if _offset_names(filesystem, place)), None)
+    if may_be_empty:
+        places = [place for place in places if Path(filesystem.full_path(place)).is_dir()]
+    elif places:
+        places = [place for place in places if _offset_names(filesystem, place)]
+    return next(iter(places), None)
 
 
 def _ledgers(filesystem: FileSystem, folders: Sequence[str]) -> tuple[str, ...]:

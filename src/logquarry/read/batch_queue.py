@@ -53,6 +53,22 @@ def is_batch_written(entries: BatchEntries) -> Bools:
     return found & (entries["base"] >= 0) & (entries["count"] > 0)
 
 
+def own_messages(entries: BatchEntries) -> BatchEntries:
+    """Entries without the queue offsets of lost messages that they begin with.
+
+    See :func:`logquarry.write.batch_queue_writer.without_gaps`.
+    """
+    lost = entries["reserved"].astype(np.int64)
+    lost = np.where((lost > 0) & (lost <= entries["count"]), lost, 0)
+    if not lost.any():
+        return entries
+    found = entries.copy()
+    found["base"] += lost
+    found["count"] -= lost.astype(np.int16)
+    found["reserved"] = 0
+    return found
+
+
 def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
     """The frames that units name: the index of the first unit of each, and its number of units.
 
@@ -83,7 +99,8 @@ class Spans:
     @classmethod
     def of(cls, entries: BatchEntries) -> Spans:
         """The spans of entries; unwritten and overlapping ones are left out."""
-        entries = entries[is_batch_written(entries)]
+        entries = own_messages(entries[is_batch_written(entries)])
+        entries = entries[entries["count"] > 0]
         starts = entries["base"].astype(np.int64)
         # A hostile base near the largest number must not wrap.
         sane = starts <= java.LONG_MAX - np.iinfo(np.int16).max
@@ -138,15 +155,20 @@ class BatchQueue(Queue):
         log_min_offset: int,
         files: OpenFiles | None = None,
     ) -> None:
+        self._layout = layout
+        self._reader = files or OpenFiles(layout)
+        self.topic = topic
+        self.queue_id = queue_id
+        self._begin(topic, queue_id, self._listed(), log_min_offset)
+
+    def _begin(self, topic: str, queue_id: int, files: FileSequence, log_min_offset: int) -> None:
         self.topic = topic
         self.queue_id = queue_id
         self.log_min_offset = log_min_offset
-        self._layout = layout
-        self._reader = files or OpenFiles(layout)
         self._tail: tuple[int, int] | None = None
         self._spans: dict[int, Spans] = {}
         self._firsts: dict[int, int | None] = {}
-        self._use(self._listed())
+        self._use(files)
 
     def _listed(self) -> FileSequence:
         return self._layout.batch_queue(self.topic, self.queue_id)
@@ -234,6 +256,23 @@ class BatchQueue(Queue):
             if len(spans.starts) and int(spans.stops[-1]) >= stop:
                 return
 
+    @property
+    def entry_end(self) -> int:
+        """See :attr:`Queue.entry_end`."""
+        if not self.files:
+            return 0
+        tail, count = self._tail_position()
+        return self.files[tail].base // ENTRY_SIZE + count
+
+    def positions(self, start: int, stop: int) -> BatchEntries:
+        """The written entries at some positions, counted in entries from position 0."""
+        found = [np.empty(0, BATCH_DTYPE)]
+        for file, entries in self.batches():
+            base = file.base // ENTRY_SIZE
+            if base < stop and base + len(entries) > start:
+                found.append(entries[max(0, start - base) : stop - base])
+        return np.concatenate(found)
+
     def batches(self) -> Iterator[tuple[StoreFile, BatchEntries]]:
         """The entries of each file as they are on the disk, up to the last written one."""
         for index, file in enumerate(self.files):
@@ -283,11 +322,13 @@ class BatchQueue(Queue):
         return self._firsts[index]
 
     def _of_file(self, index: int) -> Spans:
-        if index not in self._spans:
-            while len(self._spans) >= _MOST_KEPT:
-                del self._spans[next(iter(self._spans))]
-            self._spans[index] = Spans.of(self._written(index))
-        return self._spans[index]
+        found = self._spans.get(index)
+        if found is None:
+            if len(self._spans) >= _MOST_KEPT:
+                # Replaced, never emptied: other threads may read a live queue.
+                self._spans = {}
+            found = self._spans[index] = Spans.of(self._written(index))
+        return found
 
     def _tail_position(self) -> tuple[int, int]:
         if self._tail is None:
@@ -340,11 +381,18 @@ def batch_queues(layout: StoreLayout, files: OpenFiles | None = None) -> list[Ba
     ]
 
 
-def queue_with_files(layout: StoreLayout, topic: str, queue_id: int) -> Queue | None:
-    """One queue of either kind; None if it has no files."""
-    start = layout.commit_log.start
+def open_queue(
+    layout: StoreLayout,
+    topic: str,
+    queue_id: int,
+    *,
+    log_min_offset: int | None = None,
+    files: OpenFiles | None = None,
+) -> ConsumeQueue | BatchQueue | None:
+    """One queue of either kind; None if it has no files. Only listed names become paths."""
+    start = layout.commit_log.start if log_min_offset is None else log_min_offset
     if (topic, queue_id) in layout.batch_queue_names:
-        return BatchQueue(layout, topic, queue_id, log_min_offset=start)
+        return BatchQueue(layout, topic, queue_id, log_min_offset=start, files=files)
     if (topic, queue_id) in layout.queue_names:
-        return ConsumeQueue(layout, topic, queue_id, log_min_offset=start)
+        return ConsumeQueue(layout, topic, queue_id, log_min_offset=start, files=files)
     return None

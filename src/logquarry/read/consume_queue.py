@@ -77,6 +77,11 @@ class Queue(ABC):
     def max_offset(self) -> int:
         """One past the last offset (``getMaxOffsetInQueue``)."""
 
+    @property
+    def entry_end(self) -> int:
+        """The position after the last entry, counted in entries from position 0 of the files."""
+        return self.max_offset
+
     def bounds(self) -> tuple[int, int]:
         """Min and max offset."""
         return self.min_offset, self.max_offset

@@ -64,7 +64,6 @@ UNKNOWN: Final = "unknown"
 
 EXT_FOLDER: Final = "consumequeue_ext"
 
-_QUEUE_TYPE: Final = "queue.type"
 CLEANUP: Final = "cleanup.policy"
 COMPACTION_POLICY: Final = "COMPACTION"
 _LMQ: Final = "%LMQ%"
@@ -288,7 +287,7 @@ class _Finder:
         stated = {
             topic
             for topic, attributes in self._topics.items()
-            if attributes.get(_QUEUE_TYPE) == "BatchCQ"
+            if attributes.get(broker_config.QUEUE_TYPE) == broker_config.BATCH_TYPE
         }
         if folders or stated:
             evidence: tuple[str, ...] = (f"{BATCH_FOLDER}/",) if folders else ()
@@ -427,7 +426,8 @@ class _Finder:
         if is_on(self._config, "writeWithoutMmap"):
             self._add(NO_MMAP, ("writeWithoutMmap",), "the log is written without maps")
         path = setting(self._config, "storePathCommitLog").rstrip("/")
-        if path and "," not in path and not self._is_own_log(path):
+        is_found = self._layout.log_folders.feature is not None
+        if path and "," not in path and not is_found and not self._is_own_log(path):
             self._add(LOG_PATH, ("storePathCommitLog",), f"the broker keeps the log in {path}")
 
     def _is_own_log(self, path: str) -> bool:

@@ -50,7 +50,6 @@ _QUEUES: Final = frozenset({Action.WRITE, Action.RECOVER, Action.REBUILD_QUEUES}
 _LOG: Final = frozenset({Action.WRITE, Action.RECOVER, Action.RETAIN})
 
 _REFUSED: Final = {
-    names.BATCH_QUEUES: frozenset(Action) - {Action.REBUILD_QUEUES, Action.REBUILD_INDEX},
     names.ROCKSDB_QUEUES: _QUEUES | {Action.RETAIN},
     names.ROCKSDB_CONFIG: frozenset({Action.WRITE, Action.RETAIN}),
     names.ROCKSDB_STORE: _EACH,
@@ -61,23 +60,15 @@ _REFUSED: Final = {
     names.CONTROLLER: _LOG,
     names.LOG_PATH: _EACH,
     names.DLEDGER: _EACH,
-    names.SEVERAL_LOG_PATHS: _EACH,
-    names.LOG_ELSEWHERE: _EACH,
 }
-"""Feature -> the actions that it forbids. A log outside of ``commitlog/`` forbids every action but
-salvage (:mod:`logquarry.log.log_place`)."""
+"""Feature -> the actions that it forbids. A log that is not found as a whole forbids every action
+(:mod:`logquarry.log.log_place`)."""
 
-_WRITTEN: Final = (
-    "logquarry writes only files in commitlog/, and this log has files in other folders"
-)
-_CONVERT: Final = (
-    "make a plain store with `logquarry convert STORE --into DIR`, or start the broker on the "
-    "store: the broker recovers it"
-)
+UNPROVEN: frozenset[str] = frozenset({names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHERE})
+"""Places of a log that logquarry can write, but with which no broker has been started afterwards.
+They forbid every action but salvage."""
 
 _HARM: Final = {
-    names.BATCH_QUEUES: "The broker would not start: it finds queues of 20-byte entries where "
-    "batch queues belong",
     names.ROCKSDB_QUEUES: "The broker would serve neither new messages nor all old ones: the "
     "queues in RocksDB would not change",
     names.ROCKSDB_CONFIG: "The broker keeps consumer offsets in RocksDB, which would not change",
@@ -90,21 +81,15 @@ _HARM: Final = {
     "lose their messages",
     names.CONTROLLER: "The log would no longer agree with the controller's epochs",
     names.LOG_PATH: "The log in commitlog/ may be an old one",
-    names.SEVERAL_LOG_PATHS: _WRITTEN,
-    names.LOG_ELSEWHERE: _WRITTEN,
     names.DLEDGER: "The other members of the DLedger group would no longer agree with this log",
 }
 """Feature -> the harm that the refused calls would do to the store."""
 
-_OUT: Final = {
-    names.BATCH_QUEUES: "start the broker over the store, it recovers it; `logquarry rebuild` "
-    "makes new batch queues; or copy the messages with `logquarry export` and `logquarry import`",
+_OUT = {
     names.ROCKSDB_QUEUES: "start the broker over the store, it recovers it; `logquarry rebuild` "
     "makes new queues in RocksDB if no queue is in files; or copy the messages with `logquarry "
     "salvage --into`, which makes a plain store",
     names.MULTI_DISPATCH: "leave enableMultiDispatch out of the configuration: the files show it",
-    names.SEVERAL_LOG_PATHS: _CONVERT,
-    names.LOG_ELSEWHERE: f"make commitlog/ a link to that folder; or {_CONVERT}",
     names.DLEDGER: "make a plain store with `logquarry convert STORE --into DIR`",
     names.LOG_PATH: "if commitlog/ holds the whole log, leave storePathCommitLog out of --config",
     names.CONTROLLER: "copy the store without epochFileCheckpoint and change the copy",
@@ -112,6 +97,11 @@ _OUT: Final = {
     names.PROPERTY_CRC: "write the rows with `logquarry import`, or with put() in Python",
 }
 """Feature -> the way out."""
+_OUT |= dict.fromkeys(
+    (names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHERE),
+    "make a plain store with `logquarry convert STORE --into DIR`, or start the broker on the "
+    "store: the broker recovers it",
+)
 _USUAL_OUT: Final = (
     "start the broker over the store, it recovers it; or copy the messages: `logquarry export`, or "
     "`logquarry salvage --into`, which makes a plain store and lists what it leaves behind"
@@ -169,11 +159,11 @@ def refusal(
         return error
     # The settings show later whether the index has tags.
     found = find_features(layout, index=False)
-    is_missing = may_lack_log and not layout.commit_log.files and not layout.log_folders.feature
     for feature in _forbidding(found, layout.config, action):
-        if is_missing and feature.name == names.LOG_ELSEWHERE:
-            continue
         return _error(layout.root, feature, action)
+    place = layout.log_folders.feature
+    if place in UNPROVEN and action in _EACH and (feature_of := found.get(place)) is not None:
+        return _error(layout.root, feature_of, action)
     # Opening a store for writing recovers it if it was not shut down cleanly.
     if mode == "rocketmq" and action in (Action.WRITE, Action.LOAD, Action.RECOVER):
         other = next((one for one in found.features if one.name in _NOT_AS_ROCKETMQ), None)

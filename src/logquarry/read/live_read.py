@@ -6,6 +6,7 @@ number of threads may read; a reader never waits for the writer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,7 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.file_sequence import FileSequence, StoreFile
-from logquarry.log.layout import COMMIT_LOG, NAME_DIGITS, StoreLayout
+from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import Unreadable, first_unreadable
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import UNIT_DTYPE, Queue, QueueSegment, Units
@@ -53,7 +54,9 @@ class LiveLog(CommitLog):
         bases, size = self._queue.bases, self._queue.file_size
         known, sequence = self._sequence
         if known is not bases:
-            files = (StoreFile(base, size, _name(base)) for base in bases)
+            root = self._layout_now().root
+            paths = self._queue.paths
+            files = (StoreFile(int(p.name), size, os.path.relpath(p, root)) for p in paths)
             sequence = FileSequence(tuple(files), size)
             self._sequence = bases, sequence
         return sequence
@@ -105,10 +108,6 @@ class _LogBytes(OpenFiles):
     def reaches(self, path: str, end: int) -> bool:
         """See :meth:`OpenFiles.reaches`. Only the writer, this process, changes the files."""
         return True
-
-
-def _name(base: int) -> str:
-    return f"{COMMIT_LOG}/{base:0{NAME_DIGITS}d}"
 
 
 class LiveQueue(Queue):

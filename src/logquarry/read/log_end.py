@@ -44,7 +44,7 @@ from logquarry.log.file_sequence import StoreFile
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import DAMAGE, StoreLayout
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
-from logquarry.read.batch_queue import batch_queues
+from logquarry.read.batch_queue import BatchQueue, batch_queues
 from logquarry.read.consume_queue import ConsumeQueue, Queue
 
 logger = logging.getLogger(__name__)
@@ -123,24 +123,26 @@ def consume_queues(
     ]
 
 
-def all_queues(layout: StoreLayout, files: OpenFiles | None = None) -> list[Queue]:
-    """All queues that have files, batch queues too."""
+def all_queues(
+    layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
+) -> list[ConsumeQueue | BatchQueue]:
+    """As :func:`consume_queues`, with the batch queues."""
     files = files or OpenFiles(layout)
-    return [*consume_queues(layout, files), *batch_queues(layout, files)]
+    simple = consume_queues(layout, files, with_stale=with_stale)
+    return [*simple, *batch_queues(layout, files)]
 
 
 def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntry]:
     """The last entry of each queue, the one that reaches furthest in the log first.
 
-    The batch queues of the store count too, in addition to ``queues``. An entry that ends more than
-    a file after the log's last file is left out, unless the entry before it is there too: one entry
-    may be rot, two show that files of the log are missing. This reads at most the last files of
-    each queue.
+    An entry that ends more than a file after the log's last file is left out, unless the entry
+    before it is there too: one entry may be rot, two show that files of the log are missing. This
+    reads at most the last files of each queue.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
     sane = []
-    for queue in (*queues, *batch_queues(layout)):
+    for queue in queues:
         entry = queue.last_entry
         if entry is None or entry.size == FILLER_SIZE:
             continue
@@ -202,7 +204,7 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
     durable = layout.durable_end
     if durable is not None:
         return durable
-    entries = last_entries(layout, consume_queues(layout) if queues is None else queues)
+    entries = last_entries(layout, all_queues(layout) if queues is None else queues)
     if layout.has_abort:
         return missing_end(layout, entries)
     return _end(entries[0]) if entries else None
@@ -336,7 +338,7 @@ class LogFrontier:
             and _follow(LogReader(layout), seen.end) == seen.end
         ):
             return seen.end
-        entries = last_entries(layout, consume_queues(layout))
+        entries = last_entries(layout, all_queues(layout))
         if not entries:
             return None
         # It imports pyarrow, which a reader of a few messages does without.

@@ -34,7 +34,13 @@ from logquarry.log.splits import (
 from logquarry.log.walk import DEFAULT_BATCH_BYTES, Event, LogReader
 from logquarry.read.consume_queue import ConsumeQueue, Units, has_message
 from logquarry.read.index import Index
-from logquarry.read.log_end import consume_queues, last_entries, missing_end, sound_bound
+from logquarry.read.log_end import (
+    all_queues,
+    consume_queues,
+    last_entries,
+    missing_end,
+    sound_bound,
+)
 
 MOST_UNITS = 1 << 26
 """Maximum number of queue entries (20 bytes each) that a plan reads; if there are more, it walks
@@ -132,7 +138,7 @@ def plan_read(
             Without it, damage is the end.
     """
     queues = consume_queues(layout)
-    entries = last_entries(layout, queues)
+    entries = last_entries(layout, all_queues(layout))
     known_end = entries[0].physical_offset + entries[0].size if entries else None
     clean = not layout.has_abort
     live = layout.is_live()

@@ -16,10 +16,12 @@ from typing import Any
 
 from logquarry.config import DEFAULT_COMMIT_LOG_FILE, DIALECTS, StoreConfig
 from logquarry.errors import UsageError
-from logquarry.format import index, java, queue_entry, state_table
+from logquarry.format import batch_entry, index, java, queue_entry, state_table
 from logquarry.format.index import IndexShape
+from logquarry.log.delay_levels import levels_text
 from logquarry.log.file_sequence import StoreFile, fits_files, shown_sizes
-from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreLayout, levels_text
+from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreLayout
+from logquarry.read.features import find_queue_kinds
 from logquarry.read.index import Index, kept_shape, likely_shape
 from logquarry.read.index_tags import with_index_tags
 from logquarry.read.multi_dispatch import find_multi_dispatch
@@ -30,8 +32,8 @@ logger = logging.getLogger(__name__)
 def with_entry_rules(layout: StoreLayout) -> StoreLayout:
     """The layout with the settings that decide which entries queues and index have.
 
-    These are the dialect, index tags, multi-dispatch and LMQ. ``enable_multi_dispatch`` stays None
-    if nothing but the messages themselves can show it.
+    These are the dialect, index tags, batch queues, multi-dispatch and LMQ.
+    ``enable_multi_dispatch`` stays None if nothing but the messages themselves can show it.
     """
     config, kept = layout.config, layout.kept_settings
     if config.dialect is None:
@@ -45,6 +47,9 @@ def with_entry_rules(layout: StoreLayout) -> StoreLayout:
         config = with_index_tags(layout).config.in_dialect(config.dialect)
     if not config.is_3_1:
         config = _with_multi_dispatch(config, layout)
+        kinds, _ = find_queue_kinds(layout)
+        batch = frozenset(topic for topic, kind in kinds.items() if kind == "batch")
+        config = dataclasses.replace(config, batch_topics=config.batch_topics | batch)
     return layout.with_config(config)
 
 
@@ -121,6 +126,8 @@ def _sequences(layout: StoreLayout) -> Iterator[tuple[str, list[tuple[StoreFile,
     queues = [layout.queue(*name).files for name in layout.queue_names]
     yield "mapped_file_size_commit_log", [layout.list_commit_log()]
     yield "mapped_file_size_consume_queue", queues
+    batch = [layout.batch_queue(*name).files for name in layout.batch_queue_names]
+    yield "mapper_file_size_batch_consume_queue", batch
     yield "tran_state_table_mapped_file_size", [layout.state_table.files]
     yield "tran_redo_log_mapped_file_size", [layout.redo_log.files]
 
@@ -158,6 +165,10 @@ def _sized(
         or kept.get("mapped_file_size_consume_queue")
         or queue_size
         or queue_entry.DEFAULT_UNITS_PER_FILE * queue_entry.UNIT_SIZE,
+        mapper_file_size_batch_consume_queue=config.batch_queue_file_size
+        or kept.get("mapper_file_size_batch_consume_queue")
+        or (layout is not None and _common_size(layout, is_batch=True))
+        or batch_entry.DEFAULT_ENTRIES_PER_FILE * batch_entry.ENTRY_SIZE,
         tran_state_table_mapped_file_size=config.state_table_file_size or table_size or None,
         tran_redo_log_mapped_file_size=config.redo_log_file_size or redo_size or None,
         max_hash_slot_num=shape.slots,
@@ -165,13 +176,18 @@ def _sized(
     )
 
 
-def _common_size(layout: StoreLayout) -> int:
+def _common_size(layout: StoreLayout, *, is_batch: bool = False) -> int:
     """The most frequent size of a queue file; 0 without files. Single files may be damaged."""
+    names, files_of = layout.queue_names, layout.queue
+    entry_size = queue_entry.UNIT_SIZE
+    if is_batch:
+        names, files_of = layout.batch_queue_names, layout.batch_queue
+        entry_size = batch_entry.ENTRY_SIZE
     sizes = Counter(
         file.size
-        for topic, queue_id in layout.queue_names
-        for file in layout.queue(topic, queue_id).files
-        if 0 < file.size <= java.INT_MAX and file.size % queue_entry.UNIT_SIZE == 0
+        for name in names
+        for file in files_of(*name).files
+        if 0 < file.size <= java.INT_MAX and file.size % entry_size == 0
     )
     return max(sizes, key=lambda size: (sizes[size], size), default=0)
 

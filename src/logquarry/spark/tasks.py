@@ -289,9 +289,9 @@ def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> Non
 
 
 def _oldest_in_queue(layout: StoreLayout, topic: str, queue_id: int) -> int | None:
-    from logquarry.read.batch_queue import queue_with_files
+    from logquarry.read.batch_queue import open_queue
 
-    queue = queue_with_files(layout, topic, queue_id)
+    queue = open_queue(layout, topic, queue_id)
     return None if queue is None else queue.min_offset
 
 

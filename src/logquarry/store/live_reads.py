@@ -17,7 +17,8 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreUnavailable
 from logquarry.format.properties import parse_tags
 from logquarry.log.layout import StoreLayout
-from logquarry.read.consume_queue import ConsumeQueue, Queue
+from logquarry.read.batch_queue import open_queue
+from logquarry.read.consume_queue import Queue
 from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
 from logquarry.read.live_read import LiveLog
@@ -26,7 +27,6 @@ from logquarry.store.reads import StoreReads
 
 if TYPE_CHECKING:
     from logquarry.log.walk import LogReader
-    from logquarry.read.log_queues import QueueKey
     from logquarry.store.store_engine import StoreEngine
 
 _monotonic = time.monotonic
@@ -97,17 +97,14 @@ class LiveReads(StoreReads):
             if key in engine.queues.writers or engine.files.keeps_tails:
                 found.append(self.queue(*key))
             else:
-                found.append(self._queue_of(layout, key))
+                found.append(self._unopened_queue(*key, layout))
         return [queue for queue in found if queue is not None]
 
-    def _unopened_queue(self, topic: str, queue_id: int) -> Queue | None:
-        layout = self._new_layout()
-        if (topic, queue_id) not in layout.queue_names:
-            return None
-        return self._queue_of(layout, (topic, queue_id))
-
-    def _queue_of(self, layout: StoreLayout, key: QueueKey) -> ConsumeQueue:
-        return ConsumeQueue(layout, *key, log_min_offset=self._log.min_offset)
+    def _unopened_queue(
+        self, topic: str, queue_id: int, layout: StoreLayout | None = None
+    ) -> Queue | None:
+        layout = layout or self._new_layout()
+        return open_queue(layout, topic, queue_id, log_min_offset=self._log.min_offset)
 
     def get(
         self,

@@ -23,7 +23,7 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_names import absolute
 from logquarry.message import Message
-from logquarry.read.batch_queue import BatchQueue, batch_queues
+from logquarry.read.batch_queue import BatchQueue, open_queue
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue, Queue
 from logquarry.read.fence import OtherQueues, other_queues, require_queue
@@ -60,8 +60,7 @@ class BaseReader(StoreReads):
 
     def __init__(self, layout: StoreLayout, *, broker: str) -> None:
         self._files = OpenFiles(layout, is_strict=True)
-        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
-        self._batch_queues: dict[tuple[str, int], BatchQueue] = {}
+        self._queues: dict[tuple[str, int], ConsumeQueue | BatchQueue] = {}
         log = CommitLog(layout, files=self._files, last_entries=self._last_entries)
         super().__init__(layout, log, broker=broker)
         self._index = Index(layout, files=self._files)
@@ -102,9 +101,7 @@ class BaseReader(StoreReads):
         self._files.close()
         self._log.refresh()
         self._found = _Found(self)
-        queues: list[ConsumeQueue | BatchQueue] = [*self._queues.values()]
-        queues += self._batch_queues.values()
-        for queue in queues:
+        for queue in self._queues.values():
             queue.log_min_offset = self._log.min_offset
             queue.refresh()
 
@@ -166,7 +163,7 @@ class BaseReader(StoreReads):
         topic, queue_id = arguments.queue(topic, queue_id)
         if not self._found.has_queue_files:
             return self._found.log_queues[0].get((topic, queue_id))
-        found = self._batch_queue(topic, queue_id) or self._file_queue(topic, queue_id)
+        found = self._file_queue(topic, queue_id)
         if self._found.has_other_queues:
             other = self._found.log_queues[0].get((topic, queue_id))
             # Files that a broker wrote before its queues moved to RocksDB end earlier.
@@ -179,34 +176,20 @@ class BaseReader(StoreReads):
             require_queue(self.layout, self._found.other_queues, topic)
         return self.queue(topic, queue_id)
 
-    def _file_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+    def _file_queue(self, topic: str, queue_id: int) -> ConsumeQueue | BatchQueue | None:
         found = self._queues.get((topic, queue_id))
-        # Only names from a listing are used in paths.
-        if found is None and (topic, queue_id) in self.layout.queue_names:
-            found = self._queues[topic, queue_id] = ConsumeQueue(
-                self.layout,
-                topic,
-                queue_id,
-                log_min_offset=self._log.min_offset,
-                files=self._files,
+        if found is None:
+            start = self._log.min_offset
+            found = open_queue(
+                self.layout, topic, queue_id, log_min_offset=start, files=self._files
             )
+            if found is not None:
+                self._queues[topic, queue_id] = found
         return found
 
-    def _batch_queue(self, topic: str, queue_id: int) -> BatchQueue | None:
-        found = self._batch_queues.get((topic, queue_id))
-        if found is None and (topic, queue_id) in self.layout.batch_queue_names:
-            found = self._batch_queues[topic, queue_id] = BatchQueue(
-                self.layout,
-                topic,
-                queue_id,
-                log_min_offset=self._log.min_offset,
-                files=self._files,
-            )
-        return found
-
-    def _file_queues(self) -> Iterator[ConsumeQueue]:
+    def _file_queues(self) -> Iterator[ConsumeQueue | BatchQueue]:
         """The queues that have files."""
-        for topic, queue_id in self.layout.queue_names:
+        for topic, queue_id in {*self.layout.queue_names, *self.layout.batch_queue_names}:
             if (queue := self._file_queue(topic, queue_id)) is not None:
                 yield queue
 
@@ -284,11 +267,7 @@ class _Found:
 
     @cached_property
     def has_queue_files(self) -> bool:
-        queues = (
-            *self._store._file_queues(),
-            *batch_queues(self._store.layout, self._store._files),
-        )
-        return any(queue.last_entry is not None for queue in queues)
+        return any(queue.last_entry is not None for queue in self._store._file_queues())
 
     @cached_property
     def has_other_queues(self) -> bool:

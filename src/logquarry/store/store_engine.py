@@ -29,6 +29,7 @@ from logquarry.dialect31.state_table import scratch_of
 from logquarry.disk.disk import Disk
 from logquarry.disk.keep_settings import keep_settings
 from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
+from logquarry.disk.log_files import log_paths
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.disk.service import Refusal, RunningFlags, Service
 from logquarry.errors import StoreError, StoreNotFound, StoreUnavailable, UsageError
@@ -211,7 +212,8 @@ class StoreEngine:
             if self._abort.exists:
                 # A file that a crash left with only its second name is part of the store. A file
                 # that is moved to quarantine must not reappear under its second name.
-                NameGuard(self.disk).restore([root / COMMIT_LOG, root / INDEX])
+                folders = StoreLayout.open(root, config).log_folders
+                NameGuard(self.disk).restore([*log_paths(root, folders), root / INDEX])
             plan = plan_to_open(root, config)
             require_consent(plan.root, plan.loss, accept_loss)
             for line in plan.summary():

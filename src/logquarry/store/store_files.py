@@ -12,8 +12,8 @@ from logquarry.dialect31.state_table import StateTableKeeper, open_state_table
 from logquarry.disk.allocate import AllocateMappedFileService
 from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile
+from logquarry.disk.log_files import open_log
 from logquarry.disk.mapped_file import TransientStorePool
-from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreUnavailable
@@ -80,7 +80,7 @@ class StoreFiles:
         self.keeps_tails = found.keeps_tails
         self._recovered = found.recovered
         with ExitStack() as opened:
-            for name in (COMMIT_LOG, CONSUME_QUEUE, INDEX):
+            for name in (found.log_folders.paths[0], CONSUME_QUEUE, INDEX):
                 disk.make_folders(root / name)
             self.pool = self._open_pool(opened)
             self.allocator = AllocateMappedFileService(
@@ -89,14 +89,11 @@ class StoreFiles:
                 warm=config.warm_mapped_file_enable,
                 fast_fail=config.fast_fail_if_no_buffer_in_store_pool,
             )
-            log_size, queue_size = config.mapped_file_size_commit_log, config.queue_file_size
-            assert log_size is not None and queue_size is not None
-            self.log = MappedFileQueue(
-                disk,
-                root / COMMIT_LOG,
-                log_size,
+            log_size = config.mapped_file_size_commit_log
+            assert log_size is not None
+            self.log = open_log(
+                *(disk, root, found.log_folders, log_size),
                 allocator=self.allocator,
-                guard_names=True,
                 gaps=found.keeps_tails,
             )
             opened.callback(self.log.close)
@@ -105,7 +102,7 @@ class StoreFiles:
             self.queues = QueueTable(
                 disk,
                 root,
-                queue_size,
+                config,
                 found.queue_ends,
                 self.log,
                 keeps_tails=found.keeps_tails,
@@ -126,7 +123,11 @@ class StoreFiles:
             self.topics = (
                 None
                 if config.broker_role == "SLAVE"
-                else TopicTable(*(disk, root, clock, self.queues.keys()), was_unclean=was_unclean)
+                else TopicTable(
+                    *(disk, root, clock, self.queues.keys()),
+                    batch_topics=config.batch_topics,
+                    was_unclean=was_unclean,
+                )
             )
             self._opened = opened.pop_all()
 

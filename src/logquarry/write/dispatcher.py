@@ -30,13 +30,15 @@ from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
 from logquarry.log import codec
 from logquarry.log.codec import Window
 from logquarry.log.follow import DispatchRequests, Followed, Follower
-from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE
+from logquarry.log.layout import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE
 from logquarry.read.log_queues import QueueKey
+from logquarry.write.batch_queue_writer import BatchQueueWriter
 from logquarry.write.message_rules import LONGEST_NAME, name_fault
 from logquarry.write.queue_writer import (
     ConsumeQueueMender,
     ConsumeQueueWriter,
     Mending,
+    QueuePart,
     parts_with_copies,
 )
 
@@ -91,13 +93,14 @@ class ArrivalListeners:
         """Call the listeners once for each queue of a dispatched run."""
         if not self._listeners:
             return
-        for (topic, queue_id), (rows, offsets) in groups.items():
+        for (topic, queue_id), part in groups.items():
+            counts = part.counts
             arrival = MessageArrival(
                 topic,
                 queue_id,
-                int(offsets[-1]) + 1,
-                len(offsets),
-                int(requests.store_timestamp[rows[-1]]),
+                int(part.offsets[-1]) + (1 if counts is None else int(counts[-1])),
+                len(part.offsets) if counts is None else int(counts.sum()),
+                int(requests.store_timestamp[part.rows[-1]]),
             )
             for listener in self._listeners:
                 try:
@@ -111,8 +114,8 @@ class ArrivalListeners:
 # The consume queues that the dispatcher writes to, and the dispatcher.
 
 Int64 = npt.NDArray[np.int64]
-Groups = Mapping[QueueKey, tuple[Int64, Int64]]
-"""Maps each queue of a run to the rows of its frames and their queue offsets."""
+Groups = Mapping[QueueKey, QueuePart]
+"""Maps each queue of a run to its entries."""
 Arrived = Callable[[DispatchRequests], None]
 Grown = Callable[[DispatchRequests, Groups], None]
 
@@ -138,13 +141,16 @@ class QueueWriters:
     Args:
         open_files: opens the files of a queue, which end with its last entry.
         mendings: see :class:`~logquarry.write.queue_table.QueueTable`.
+        batch_topics: topics with batch queues.
     """
 
     def __init__(
         self,
         open_files: Callable[[str, int], MappedFileQueue],
         mendings: Mapping[QueueKey, Mending] | None = None,
+        batch_topics: Collection[str] = (),
     ) -> None:
+        self._batch_topics = batch_topics
         self._open_files = open_files
         self._mendings = mendings or {}
         self._opening = threading.Lock()
@@ -179,9 +185,11 @@ class QueueWriters:
         if fault is not None:
             logger.error("topic %r gets no consume queue: %s", topic, fault)
             return None
-        name = f"{CONSUME_QUEUE}/{topic}/{queue_id}"
         files = self._open_files(topic, queue_id)
         mending = self._mendings.get((topic, queue_id))
+        if topic in self._batch_topics:
+            return BatchQueueWriter(files, f"{BATCH_QUEUE}/{topic}/{queue_id}", mending)
+        name = f"{CONSUME_QUEUE}/{topic}/{queue_id}"
         if mending is not None:
             return ConsumeQueueMender(files, name, mending)
         return ConsumeQueueWriter(files, name)
@@ -342,7 +350,7 @@ class Dispatcher:
                 run.key_numbers,
             )
         self._arrived(requests)
-        self._grown(requests, {key: (part.rows, part.offsets) for key, part in parts.items()})
+        self._grown(requests, parts)
 
 
 class DispatchService(Service):

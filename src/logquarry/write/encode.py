@@ -98,6 +98,11 @@ class Encoded:
     copies: Copies | None
     own_offset: int
 
+    @property
+    def messages(self) -> int:
+        """Number of messages in the frames."""
+        return len(self.starts) if self.copies is None else self.copies.messages
+
     def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
         """Fill in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP; can be done again.
 
@@ -114,26 +119,33 @@ class Encoded:
 
 
 class Copies:
-    """The further queues of a message (``MultiDispatch``), whose offsets its properties hold.
+    """A message whose properties hold queue offsets: its frame is made under the log's lock.
+
+    With further queues (``MultiDispatch``) the properties hold its offset in each of them; those of
+    an inner batch hold the offset of its first message.
 
     Attributes:
-        keys: topic and queue id of each.
+        keys: topic and queue id of each further queue.
+        messages: number of messages in the frame: queue offsets that it takes.
     """
 
-    __slots__ = ("_encode", "keys")
+    __slots__ = ("_encode", "keys", "messages")
 
-    def __init__(self, keys: tuple[QueueKey, ...], encode: Callable[[str], bytearray]) -> None:
+    def __init__(
+        self, keys: tuple[QueueKey, ...], encode: Callable[[str], bytearray], messages: int = 1
+    ) -> None:
         self.keys = keys
+        self.messages = messages
         self._encode = encode
 
-    def frame(self, offsets: list[int]) -> bytearray:
-        """The frame for an offset in each of the queues.
+    def frame(self, queue_offset: int, offsets: list[int]) -> bytearray:
+        """The frame for its queue offset and an offset in each further queue.
 
         Raises:
             MessageRejected: if the offsets make the message too large: UNKNOWN_ERROR, as in
                 RocketMQ.
         """
-        return self._encode(MULTI_SEPARATOR.join(map(str, offsets)))
+        return self._encode(MULTI_SEPARATOR.join(map(str, offsets or [queue_offset])))
 
 
 def check_widths(numbers: Numbers) -> None:

@@ -21,12 +21,13 @@ import numpy.typing as npt
 
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
-from logquarry.format import batch, frame, sys_flag
+from logquarry.format import batch, frame, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.batch import BatchItem
+from logquarry.format.inner_batch import INNER_BATCH, MOST_MESSAGES
 from logquarry.log import codec
 from logquarry.message import Message
-from logquarry.write.encode import Encoded, MessageEncoder, Numbers
+from logquarry.write.encode import Copies, Encoded, MessageEncoder, Numbers
 from logquarry.write.host_fields import HostFields, too_large
 from logquarry.write.message_rules import (
     LONGEST_PROPERTIES,
@@ -42,6 +43,7 @@ from logquarry.write.message_rules import (
 from logquarry.write.put_result import PutStatus, refusal
 
 _SEPARATOR: Final = props.PROPERTY_SEPARATOR.encode()
+_VALUE: Final = props.NAME_VALUE_SEPARATOR
 _SHARED: Final = (
     "topic",
     "queue_id",
@@ -60,15 +62,26 @@ _Frames = tuple[bytearray, tuple[int, ...], int]
 
 
 def encode_batch(
-    encoder: MessageEncoder, config: StoreConfig, wire: bytes, message: Message
+    encoder: MessageEncoder,
+    config: StoreConfig,
+    wire: bytes,
+    message: Message,
+    *,
+    is_producer: bool = False,
 ) -> Encoded:
     """The frames of a batch in wire form.
+
+    In a topic with batch queues, a batch with a UNIQ_KEY becomes one frame, an inner batch
+    (``SendMessageProcessor.sendBatchMessage`` of RocketMQ 5).
 
     Args:
         encoder: makes the fields that the frames share.
         config: the store's settings.
         wire: the messages. Their TOTALSIZE, MAGICCODE and BODYCRC are ignored.
         message: the fields that they share; its properties are added to those of each message.
+
+        is_producer: whether to treat the batch as one with a UNIQ_KEY, which each producer of
+            RocketMQ 5 gives to its batches.
 
     Raises:
         MessageRejected: if the store does not take it.
@@ -98,6 +111,10 @@ def encode_batch(
             "most",
             reason="properties",
         )
+    if message.topic in config.batch_topics and (
+        is_producer or props.UNIQ_KEY in message.all_properties()
+    ):
+        return _inner_batch(encoder, config, wire, message, topic_data, shared)
     most = config.max_message_size
     made = None
     if codec.kernels_enabled() and not encoder.has_property_crc:
@@ -121,9 +138,54 @@ def encode_messages(
 ) -> Encoded:
     """The frames of a batch of messages; see :func:`wire_form` and :func:`encode_batch`."""
     wire, shared = wire_form(messages)
-    encoded = encode_batch(encoder, config, wire, shared)
+    encoded = encode_batch(encoder, config, wire, shared, is_producer=True)
     # A client states WAIT once more for the whole batch, and the broker writes it twice.
     encoded.wait = all(waits(looked_at(message)) for message in messages)
+    return encoded
+
+
+def _inner_batch(
+    encoder: MessageEncoder,
+    config: StoreConfig,
+    wire: bytes,
+    message: Message,
+    topic_data: bytes,
+    shared: bytes,
+) -> Encoded:
+    """One frame with all messages of a batch (:mod:`logquarry.format.inner_batch`)."""
+    try:
+        count = sum(1 for _ in batch.decode(wire))
+    except ValueError as error:
+        # A client could not take it apart.
+        text = f"the wire form of the batch is wrong: {error}"
+        raise refusal(PutStatus.MESSAGE_ILLEGAL, text, reason="truncated") from error
+    if not 0 < count <= MOST_MESSAGES:
+        text = f"an inner batch holds 1 to {MOST_MESSAGES} messages, not {count}"
+        raise refusal(PutStatus.MESSAGE_ILLEGAL, text, reason="count")
+    message = message._replace(sys_flag=message.sys_flag | INNER_BATCH)
+    hosts = encoder.hosts(message)
+    numbers = encoder.numbers(message)
+    glue = _SEPARATOR if shared and not shared.endswith(_SEPARATOR) else b""
+
+    def frame_at(base: str) -> bytearray:
+        pairs = {props.INNER_NUM: str(count), props.INNER_BASE: base}
+        own = utf8("".join(f"{k}{_VALUE}{v}{props.PROPERTY_SEPARATOR}" for k, v in pairs.items()))
+        made = encoder.frame(hosts, topic_data, wire, numbers, shared + glue + own)
+        if len(made) > config.max_message_size:
+            raise too_large(len(made), config.max_message_size)
+        return made
+
+    encoded = Encoded()
+    encoded.data, encoded.starts, encoded.body_size = bytearray(), (0,), len(wire)
+    encoded.key = message.topic, message.queue_id
+    encoded.store_host = hosts.store_host
+    encoded.store_time_at = hosts.store_time_at
+    encoded.advances = True
+    encoded.wait = waits(looked_at(message))
+    encoded.copies = Copies((), frame_at, count)
+    encoded.own_offset = 0
+    # A batch that is too large is refused here, not under the log's lock.
+    frame_at(str(java.LONG_MAX))
     return encoded
 
 

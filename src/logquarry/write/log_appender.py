@@ -183,7 +183,7 @@ class LogAppender:
         file = self.file()
         # A message that takes no queue offset registers its queue too.
         queue_offset = self.queue_offsets.setdefault(encoded.key, 0)
-        copied = self._copied(encoded)
+        copied = self._copied(encoded, queue_offset)
         if not encoded.advances:
             queue_offset = self._rules.own_offset(encoded)
         data, starts, size = encoded.data, encoded.starts, len(encoded.data)
@@ -214,19 +214,19 @@ class LogAppender:
             physical_offset,
             queue_offset,
             size,
-            len(starts),
+            encoded.messages,
             now,
             (ended - began) * _MS,
             starts,
             (ended - copying) * _MS,
         )
 
-    def _copied(self, encoded: Encoded) -> list[int]:
-        """Make the frame of a message with further queues; its offset in each of them."""
+    def _copied(self, encoded: Encoded, queue_offset: int) -> list[int]:
+        """Make a frame that holds queue offsets; its offset in each further queue."""
         if encoded.copies is None:
             return []
         copied = [self.queue_offsets.setdefault(copy, 0) for copy in encoded.copies.keys]
-        encoded.data = encoded.copies.frame(copied)
+        encoded.data = encoded.copies.frame(queue_offset, copied)
         require_fit(encoded, self.file_size)
         return copied
 
@@ -234,7 +234,7 @@ class LogAppender:
         """Count frames that are in the log; a second call changes nothing."""
         self._rules.appended(encoded)
         if encoded.advances:
-            self.queue_offsets[encoded.key] = queue_offset + len(encoded.starts)
+            self.queue_offsets[encoded.key] = queue_offset + encoded.messages
             if encoded.copies is not None:
                 for copy, offset in zip(encoded.copies.keys, copied, strict=True):
                     self.queue_offsets[copy] = offset + 1

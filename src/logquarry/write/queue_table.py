@@ -11,12 +11,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
-from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.log.layout import CONSUME_QUEUE, quarantine
+from logquarry.log.layout import quarantine
+from logquarry.log.queue_forms import queue_form
+from logquarry.read.live_batch_queue import LiveBatchQueue
 from logquarry.read.live_read import LiveQueue
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.dispatcher import QueueWriters
@@ -31,8 +33,9 @@ class QueueTable:
     Args:
         disk: the store's disk.
         root: the store's folder.
-        file_size: bytes of a queue file.
-        ends: of each existing queue one past its last queue offset.
+        config: the store's settings, with all sizes.
+        ends: of each existing queue the position after its last entry, counted in entries; in a
+            queue of 20-byte entries that is one past its last queue offset.
         log: the log's files.
         mendings: for a recovery, what it knows of each queue that it writes.
         keeps_tails: whether the bytes after the ends stay, and files may be missing between others,
@@ -47,7 +50,7 @@ class QueueTable:
         self,
         disk: Disk,
         root: Path,
-        file_size: int,
+        config: StoreConfig,
         ends: Mapping[QueueKey, int],
         log: MappedFileQueue,
         mendings: Mapping[QueueKey, Mending] | None = None,
@@ -55,29 +58,30 @@ class QueueTable:
         keeps_tails: bool = False,
     ) -> None:
         self._keeps_tails = keeps_tails
-        self.writers = QueueWriters(self._open_files, mendings)
+        self.writers = QueueWriters(self._open_files, mendings, config.batch_topics)
         self._disk = disk
         self._root = root
-        self._file_size = file_size
+        self._config = config
         self._ends = dict(ends)
         self._log = log
         self._opening = threading.Lock()
-        self.live: dict[QueueKey, LiveQueue] = {}
+        self.live: dict[QueueKey, LiveQueue | LiveBatchQueue] = {}
 
     def _open_files(self, topic: str, queue_id: int) -> MappedFileQueue:
-        parts = CONSUME_QUEUE, topic, str(queue_id)
+        form = queue_form(self._config, topic)
+        parts = form.root, topic, str(queue_id)
         aside = quarantine(self._root, *parts)
         files = MappedFileQueue(
             self._disk,
             self._root.joinpath(*parts),
-            self._file_size,
+            form.file_size,
             allocator=_SoleOwner(self._disk, aside),
             gaps=self._keeps_tails,
         )
         files.load()
         if files.bases:
             # A queue that is not in `ends` loses all its entries.
-            end = self._ends.get((topic, queue_id), 0) * UNIT_SIZE
+            end = self._ends.get((topic, queue_id), 0) * form.entry_size
             if self._keeps_tails:
                 files.end_at(end)
             else:
@@ -93,7 +97,7 @@ class QueueTable:
         writer = self.writers.get(key)
         return writer is not None and bool(writer.files.bases)
 
-    def get(self, topic: str, queue_id: int) -> LiveQueue | None:
+    def get(self, topic: str, queue_id: int) -> LiveQueue | LiveBatchQueue | None:
         """One queue for reading, None if there is none of that name."""
         key = topic, queue_id
         found = self.live.get(key)
@@ -106,12 +110,14 @@ class QueueTable:
         if writer is None or not writer.files.bases:
             return None
         with self._opening:
-            return self.live.setdefault(key, LiveQueue(topic, queue_id, writer.files, self._log))
+            kind = LiveBatchQueue if topic in self._config.batch_topics else LiveQueue
+            return self.live.setdefault(key, kind(topic, queue_id, writer.files, self._log))
 
     def next_offsets(self) -> dict[QueueKey, int]:
         """The next offset of each queue (``recoverTopicQueueTable``)."""
-        found = dict(self._ends)
-        for key in self.writers.known:
+        batch = [key for key in self._ends if key[0] in self._config.batch_topics]
+        found = {key: end for key, end in self._ends.items() if key not in batch}
+        for key in {*self.writers.known, *batch}:
             writer = self.writers.get(key)
             if writer is not None and writer.next_offset is not None:
                 found[key] = writer.next_offset

@@ -25,11 +25,14 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile, StoreUnavailable
 from logquarry.format import properties as props
 from logquarry.format import queue_entry
+from logquarry.format.batch_entry import NOT_COMPACTED
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import codec, columns
 from logquarry.log.codec import Window
 from logquarry.log.columns import Decoding
 from logquarry.log.follow import DispatchRequests, Followed
+from logquarry.log.inner_batches import queue_counts
+from logquarry.read.batch_queue import BATCH_DTYPE
 from logquarry.read.consume_queue import UNIT_DTYPE, Units
 from logquarry.read.log_queues import QueueKey, copies_of
 
@@ -42,13 +45,23 @@ class QueuePart:
 
     Attributes:
         rows: the numbers of the frames.
-        offsets: the queue offset of each entry.
-        units: the entries.
+        offsets: the queue offset of each entry; of an inner batch that of its first message.
+        units: the entries; those of a batch queue are :data:`BATCH_DTYPE`.
     """
 
     rows: Int64
     offsets: Int64
     units: Units
+
+    @property
+    def counts(self) -> Int64 | None:
+        """The number of messages of each entry of a batch queue; None in other queues."""
+        return self.units["count"].astype(np.int64) if is_batch(self.units) else None
+
+
+def is_batch(units: Units) -> bool:
+    """Whether entries are those of a batch queue."""
+    return units.dtype == BATCH_DTYPE
 
 
 def parts_of(followed: Followed) -> dict[QueueKey, QueuePart]:
@@ -91,9 +104,26 @@ def parts_with_copies(
 ) -> dict[QueueKey, QueuePart]:
     """The entries of a run for each queue, also for the further queues of multi-dispatch."""
     parts = parts_of(followed)
+    batch = [key for key in parts if key[0] in config.batch_topics]
+    if batch:
+        counts = queue_counts(window, followed.rows)
+        for key in batch:
+            parts[key] = _batch_part(followed.requests, parts[key], counts)
     if config.enable_multi_dispatch is not False:
         _add_copies(window, followed, parts, config)
     return parts
+
+
+def _batch_part(requests: DispatchRequests, part: QueuePart, counts: Int64 | None) -> QueuePart:
+    """The entries of some frames in a batch queue, as the broker writes them."""
+    entries = np.zeros(len(part.rows), BATCH_DTYPE)
+    for name in ("physical_offset", "size", "tags_code"):
+        entries[name] = part.units[name]
+    entries["store_timestamp"] = requests.store_timestamp[part.rows]
+    entries["base"] = part.offsets
+    entries["count"] = 1 if counts is None else counts[part.rows]
+    entries["compacted_offset"] = NOT_COMPACTED
+    return QueuePart(part.rows, part.offsets, entries)
 
 
 def _add_copies(

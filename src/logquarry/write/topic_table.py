@@ -16,8 +16,7 @@ from typing import Any, Final
 from logquarry.disk.config_file import TOPICS, config_file
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
-from logquarry.format import broker_config
-from logquarry.format.broker_config import TopicConfig
+from logquarry.format.broker_config import TopicConfig, topic_entry
 from logquarry.read.log_queues import QueueKey
 from logquarry.units import Clock
 from logquarry.write.dispatcher import queue_name_fault
@@ -70,6 +69,7 @@ class TopicTable:
         clock: gives the time of the table's version, in milliseconds.
         existing: gives the queues that the store already has. They are added if there is no file,
             or if the store was not shut down cleanly.
+        batch_topics: topics with batch queues.
         was_unclean: whether the store was not shut down cleanly.
     """
 
@@ -80,10 +80,12 @@ class TopicTable:
         clock: Clock,
         existing: Iterable[QueueKey],
         *,
+        batch_topics: Collection[str] = (),
         was_unclean: bool = False,
     ) -> None:
         self._file = config_file(disk, root, TOPICS)
         self._clock = clock
+        self._batch_topics = batch_topics
         self._lock = threading.Lock()
         loaded = self._file.load()
         self._document: dict[str, Any] | None = loaded.value
@@ -132,7 +134,7 @@ class TopicTable:
         for name, topic in topics.items():
             entry = table.get(name)
             if entry is None:
-                table[name] = broker_config.topic_entry(topic)
+                table[name] = topic_entry(topic, is_batch=name in self._batch_topics)
                 continue
             counts = {"readQueueNums": topic.read_queues, "writeQueueNums": topic.write_queues}
             more = {

@@ -22,6 +22,7 @@ from logquarry.format.index import IndexShape
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.follow import DispatchRequests
 from logquarry.message import Message
+from logquarry.read.consume_queue import UNIT_DTYPE
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.dispatcher import (
     ArrivalListeners,
@@ -31,6 +32,7 @@ from logquarry.write.dispatcher import (
     QueueWriters,
 )
 from logquarry.write.index_writer import IndexWriter
+from logquarry.write.queue_writer import QueuePart
 
 NOW = 1_700_000_000_000
 
@@ -264,5 +266,5 @@ def test_listeners_that_come_while_another_goes() -> None:
     removing.join()
     one = np.zeros(1, np.int64)
     requests = SimpleNamespace(store_timestamp=one)
-    listeners.tell(cast("Any", requests), {("t", 0): (one, one)})
+    listeners.tell(cast("Any", requests), {("t", 0): QueuePart(one, one, np.zeros(1, UNIT_DTYPE))})
     assert [arrival.topic for arrival in told] == ["t"]

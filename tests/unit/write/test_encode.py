@@ -202,7 +202,7 @@ def test_multi_dispatch_makes_the_string_anew() -> None:
     encoded = encode(Message("t", queue_id=4, properties=properties), **MULTI)
     assert encoded.copies is not None and not encoded.wait
     assert encoded.copies.keys == (("%LMQ%a", 0), ("b", 4))
-    encoded.data = encoded.copies.frame([7, 8])
+    encoded.data = encoded.copies.frame(0, [7, 8])
     found = frame.decode_at(bytes(encoded.data), 0, base=0)
     assert isinstance(found, Frame)
     properties |= {"INNER_MULTI_QUEUE_OFFSET": "7,8"}
@@ -215,7 +215,7 @@ def test_multi_dispatch_that_makes_it_too_large() -> None:
     copies = encode(Message("t", properties=properties), **MULTI).copies
     assert copies is not None
     with pytest.raises(MessageRejected) as error:
-        copies.frame([0])
+        copies.frame(0, [0])
     assert (error.value.status, error.value.reason) == ("UNKNOWN_ERROR", "properties")
 
 

@@ -17,11 +17,16 @@ from typing import Final
 import numpy as np
 
 from logquarry.disk.open_files import OpenFiles
-from logquarry.format.batch_entry import ENTRY_SIZE, NOT_COMPACTED
+from logquarry.format.batch_entry import ENTRY_SIZE
 from logquarry.format.frame import Frame
-from logquarry.log.follow import Followed
 from logquarry.log.layout import BATCH_QUEUE, StoreLayout
-from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue, is_batch_written
+from logquarry.read.batch_queue import (
+    BATCH_DTYPE,
+    BatchEntries,
+    BatchQueue,
+    is_batch_written,
+    own_messages,
+)
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.differences import (
@@ -36,24 +41,9 @@ from logquarry.repair.audit.differences import (
     queue_name,
     within,
 )
-from logquarry.write.queue_writer import QueuePart
 
 _FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count")
 _NAMES: Final = {"tags_code": "tags code", "store_timestamp": "store time", "count": "messages"}
-
-
-def batch_entries_of(followed: Followed, part: QueuePart) -> BatchEntries:
-    """The entries of some frames of one batch queue, as the broker writes them."""
-    requests, rows = followed.requests, part.rows
-    entries = np.zeros(len(rows), BATCH_DTYPE)
-    entries["physical_offset"] = part.units["physical_offset"]
-    entries["size"] = part.units["size"]
-    entries["tags_code"] = part.units["tags_code"]
-    entries["store_timestamp"] = requests.store_timestamp[rows]
-    entries["base"] = part.offsets
-    entries["count"] = 1 if followed.counts is None else followed.counts[rows]
-    entries["compacted_offset"] = NOT_COMPACTED
-    return entries
 
 
 @dataclass(slots=True)
@@ -243,8 +233,8 @@ class _Spare:
     def differences(self) -> Iterator[Difference]:
         """One difference for each kind."""
         last = 0
-        for file, entries in self._queue.batches():
-            written = is_batch_written(entries)
+        for file, stored in self._queue.batches():
+            written, entries = is_batch_written(stored), own_messages(stored)
             self._note("queue_hole", file.path, ~written, entries, "was never written")
             starts = entries["base"].astype(np.int64)
             stops = starts + entries["count"]
@@ -256,7 +246,7 @@ class _Spare:
             spare = np.zeros(len(entries), np.bool_)
             for begin, stop in self._gaps:
                 spare |= (starts >= begin) & (starts < stop)
-            self._check(file.path, entries, written & spare & ~overlaps)
+            self._check(file.path, entries, written & spare & ~overlaps & (entries["count"] > 0))
         for found, count in self._groups.values():
             more = f", and {count - 1} more" if count > 1 else ""
             yield Difference(

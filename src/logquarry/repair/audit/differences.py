@@ -6,8 +6,8 @@ definition of a wrong file and of a wrong entry.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 from typing import Final
@@ -95,6 +95,49 @@ class EntryGroup:
 def and_more(count: int) -> str:
     """The end of a text that names only the first of several items."""
     return f", and {count - 1} more" if count > 1 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDifference:
+    """The first place where a queue differs from the log.
+
+    Attributes:
+        offset: queue offset.
+        resume_at: physical offset of the message that has this queue offset, or of the next one.
+        reason: the difference in words.
+    """
+
+    offset: int
+    resume_at: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedQueue:
+    """A queue, compared with the whole log.
+
+    Attributes:
+        key: topic and queue id.
+        first_entry: queue offset at which its first file begins, None without a file.
+        had_until: queue offset at which it ends.
+        ends_empty: whether its last file has no entry.
+        end: one past the queue offset of the last message; None if the log has no message of it.
+        difference: its first difference, None if it has all messages.
+        kept_until: without a difference: queue offset up to which its entries belong to messages
+            that the log has, has lost, or has deleted.
+        moved: queue offsets of messages whose own is harmed, by their physical offsets.
+        largest_gap: maximum number of messages that are missing at one place.
+    """
+
+    key: QueueKey
+    first_entry: int | None
+    had_until: int
+    ends_empty: bool
+    end: int | None
+    difference: FirstDifference | None
+    kept_until: int
+    moved: Mapping[int, int] = field(default_factory=dict)
+    largest_gap: int = 0
 
 
 # ------------------------------------------------------------------------------------------- files

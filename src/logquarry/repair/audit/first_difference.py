@@ -13,7 +13,6 @@ messages are lost.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,11 +22,15 @@ from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import Follower
 from logquarry.log.walk import Run
+from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.consume_queue import Queue, Units
 from logquarry.read.log_queues import QueueKey
+from logquarry.repair.audit.batch_first_difference import BatchQueueAudit
 from logquarry.repair.audit.differences import (
     GAP_SLACK,
     MOST_MOVED,
+    AuditedQueue,
+    FirstDifference,
     Int64,
     TagsRule,
     consecutive,
@@ -37,49 +40,6 @@ from logquarry.repair.audit.differences import (
 from logquarry.repair.audit.runs import AuditedRun, EntryFacts, audited
 from logquarry.write.dispatcher import queue_name_fault
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
-
-
-@dataclass(frozen=True, slots=True)
-class FirstDifference:
-    """The first place where a queue differs from the log.
-
-    Attributes:
-        offset: queue offset.
-        resume_at: physical offset of the message that has this queue offset, or of the next one.
-        reason: the difference in words.
-    """
-
-    offset: int
-    resume_at: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class AuditedQueue:
-    """A queue, compared with the whole log.
-
-    Attributes:
-        key: topic and queue id.
-        first_entry: queue offset at which its first file begins, None without a file.
-        had_until: queue offset at which it ends.
-        ends_empty: whether its last file has no entry.
-        end: one past the queue offset of the last message; None if the log has no message of it.
-        difference: its first difference, None if it has all messages.
-        kept_until: without a difference: queue offset up to which its entries belong to messages
-            that the log has, has lost, or has deleted.
-        moved: queue offsets of messages whose own is harmed, by their physical offsets.
-        largest_gap: maximum number of messages that are missing at one place.
-    """
-
-    key: QueueKey
-    first_entry: int | None
-    had_until: int
-    ends_empty: bool
-    end: int | None
-    difference: FirstDifference | None
-    kept_until: int
-    moved: Mapping[int, int] = field(default_factory=dict)
-    largest_gap: int = 0
 
 
 class QueueAudit:
@@ -380,12 +340,16 @@ class QueueAudits:
         self._config = config
         self._damage = damage
         self._follower = Follower(config.delay_levels_ms, keys=config.index_keys)
+        self._audits: dict[QueueKey, QueueAudit | BatchQueueAudit]
         self._audits = {key: self._audit(key, disk) for key, disk in queues.items()}
 
-    def __iter__(self) -> Iterator[QueueAudit]:
+    def __iter__(self) -> Iterator[QueueAudit | BatchQueueAudit]:
         return (audit for _, audit in sorted(self._audits.items()))
 
-    def _audit(self, key: QueueKey, disk: Queue | None) -> QueueAudit:
+    def _audit(self, key: QueueKey, disk: Queue | None) -> QueueAudit | BatchQueueAudit:
+        if key[0] in self._config.batch_topics:
+            batch = disk if isinstance(disk, BatchQueue) else None
+            return BatchQueueAudit(key, batch, self._damage)
         is_3_1 = self.transactions is not None or self._config.is_3_1
         tags = TagsRule.of_writers(key, is_3_1=is_3_1)
         return QueueAudit(key, disk, self._damage, tags)

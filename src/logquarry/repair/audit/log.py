@@ -42,7 +42,7 @@ from logquarry.log.walk import (
     Run,
 )
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue
+from logquarry.read.consume_queue import Queue
 from logquarry.read.log_end import last_entries
 
 
@@ -76,7 +76,7 @@ class KnownBounds:
 
 
 def find_bounds(
-    layout: StoreLayout, queues: Iterable[ConsumeQueue], checkpoint: Checkpoint
+    layout: StoreLayout, queues: Iterable[Queue], checkpoint: Checkpoint
 ) -> KnownBounds:
     """The known bounds of a log.
 

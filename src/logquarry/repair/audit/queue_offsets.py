@@ -68,21 +68,22 @@ class QueueNotes:
         """One past the last queue offset."""
         return self._next
 
-    def take(self, places: Int64, offsets: Int64) -> None:
-        """Take some more messages: physical offsets and queue offsets."""
+    def take(self, places: Int64, offsets: Int64, counts: Int64 | None = None) -> None:
+        """Take some more frames: physical offsets, queue offsets, and messages if not one each."""
         impossible = np.flatnonzero((offsets < 0) | (offsets > MOST_OFFSET)).tolist()
         if impossible:
             offsets = offsets.copy()
             for at in impossible:
                 offsets[at] = offsets[at - 1] + 1 if at else self._next
                 self._impossible[int(places[at])] = int(offsets[at])
-        before = np.append(self._next - 1, offsets[:-1])
+        last = offsets if counts is None else offsets + counts - 1
+        before = np.append(self._next - 1, last[:-1])
         for at in np.flatnonzero(offsets - before != 1).tolist():
             self._breaks.append(
                 _Break(int(places[at]), int(offsets[at]), int(before[at]), self._count + at)
             )
         self._count += len(offsets)
-        self._next = int(offsets[-1]) + 1
+        self._next = int(last[-1]) + 1
 
     def story(self, *, mends: bool = True) -> QueueStory:
         """The queue offsets of all messages.

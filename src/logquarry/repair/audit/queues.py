@@ -26,7 +26,7 @@ from logquarry.read.consume_queue import ConsumeQueue, Queue, Units, is_written
 from logquarry.read.fence import other_queues
 from logquarry.read.log_end import consume_queues
 from logquarry.read.log_queues import QueueKey
-from logquarry.repair.audit.batch_queues import BatchQueuesAudit, batch_entries_of
+from logquarry.repair.audit.batch_queues import BatchQueuesAudit
 from logquarry.repair.audit.differences import (
     MOST_GAPS,
     Bools,
@@ -42,7 +42,7 @@ from logquarry.repair.audit.differences import (
 )
 from logquarry.repair.audit.spare_entries import SpareEntries
 from logquarry.write.dispatcher import queue_name_fault
-from logquarry.write.queue_writer import QueuePart, units_of
+from logquarry.write.queue_writer import QueuePart, is_batch, units_of
 
 _COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
 
@@ -110,8 +110,8 @@ class QueuesAudit:
         """
         requests = followed.requests
         for key, part in parts.items():
-            if key[0] in self.batch.topics and key not in self._names:
-                self.batch.add(key, batch_entries_of(followed, part))
+            if is_batch(part.units):
+                self.batch.add(key, part.units)
                 continue
             seen = self._of(key, int(part.offsets[0]))
             if not self._is_next_part(seen, part):
@@ -236,6 +236,11 @@ class QueuesAudit:
         self, log_end: int, lost: LostSpans, *, is_explained: bool
     ) -> Iterator[Difference]:
         for key in sorted({*self._seen, *self._names}):
+            if key[0] in self.batch.topics:
+                folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
+                reason = "the topic has batch queues: a broker does not start on this folder"
+                yield Difference("queue_misplaced", folder, 0, reason)
+                continue
             yield from self._file_differences(key)
             seen = self._seen.get(key)
             if seen is None:

@@ -19,7 +19,6 @@ from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed, Follower, follow_run
-from logquarry.log.inner_batches import queue_counts
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import stretches_ahead
 from logquarry.log.walk import Run
@@ -142,7 +141,6 @@ class FrameFacts:
         kept = replace(
             followed,
             rows=rows[:0],
-            counts=queue_counts(window, rows),
             key_hashes=followed.key_hashes.copy(),
             key_numbers=followed.key_numbers.copy(),
         )

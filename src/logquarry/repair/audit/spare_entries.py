@@ -1,4 +1,4 @@
-"""Checks the entries of a queue that no message of the log asked for: :class:`SpareEntries`."""
+"""Audit of queue entries that no message of the log asks for: the frames to which they point."""
 
 from __future__ import annotations
 

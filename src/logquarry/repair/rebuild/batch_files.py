@@ -1,9 +1,8 @@
 """Writes the batch queues of RocketMQ 5 in bulk, into a folder that no other process uses.
 
 The entries of a queue follow each other from the first file on, whatever their queue offsets: the
-broker searches an offset among them. If the log has lost messages of a queue, it is not built: a
-consumer that asks for an offset in such a gap gets the batch before the gap again
-(``BatchConsumeQueue.getBatchMsgIndexBuffer``), and does not get past it if that batch fills a pull.
+broker searches an offset among them. If the log has lost messages of a queue, the next entry takes
+their queue offsets (:func:`logquarry.write.batch_queue_writer.without_gaps`).
 """
 
 from __future__ import annotations
@@ -14,21 +13,15 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
-from logquarry.errors import UnsupportedStore
-from logquarry.format.batch_entry import DEFAULT_ENTRIES_PER_FILE, ENTRY_SIZE
 from logquarry.log.layout import (
-    BATCH_QUEUE,
     NAME_DIGITS,
     StoreLayout,
-    batch_queue_file_size,
 )
 from logquarry.read.batch_queue import BatchEntries, BatchQueue, batch_queues
-from logquarry.read.features import BATCH_QUEUES
 from logquarry.read.log_queues import QueueKey
-from logquarry.repair.audit.differences import queue_name
 from logquarry.repair.rebuild.queue_files import LeftOut, sync_file
+from logquarry.write.batch_queue_writer import without_gaps
 from logquarry.write.dispatcher import queue_name_fault
 
 _MOST_HELD: Final = 64 << 20
@@ -43,6 +36,7 @@ class BuiltBatchQueue:
         stop: one past the offset of the last message.
         written: bytes of the entries in the files.
         restarts: number of times that the topic was recreated.
+        gaps: number of messages that the log has lost between others.
         parts: entries that are not written yet.
     """
 
@@ -50,18 +44,8 @@ class BuiltBatchQueue:
     stop: int
     written: int = 0
     restarts: int = 0
+    gaps: int = 0
     parts: list[bytes] = field(default_factory=list)
-
-
-def batch_file_size(layout: StoreLayout, config: StoreConfig) -> int:
-    """Bytes of a batch queue file: from the settings, else the files, else RocketMQ's default."""
-    sizes = [
-        layout.batch_queue(topic, queue_id).file_size
-        for topic, queue_id in layout.batch_queue_names
-        if layout.batch_queue(topic, queue_id).files
-    ]
-    inferred = max(sizes, key=sizes.count, default=DEFAULT_ENTRIES_PER_FILE * ENTRY_SIZE)
-    return batch_queue_file_size(config) or inferred
 
 
 class BatchFiles:
@@ -71,16 +55,13 @@ class BatchFiles:
         disk: disk of the folder.
         folder: gets TOPIC/QUEUE/FILE.
         file_size: bytes of each file.
-        topics: the topics with batch queues.
 
     Attributes:
-        topics: as given.
         queues: the queues so far.
         left_out: messages that have no place in a queue.
     """
 
-    def __init__(self, disk: Disk, folder: Path, file_size: int, topics: frozenset[str]) -> None:
-        self.topics = topics
+    def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
         self.queues: dict[QueueKey, BuiltBatchQueue] = {}
         self.left_out: list[LeftOut] = []
         self._disk = disk
@@ -92,7 +73,6 @@ class BatchFiles:
         """Add the entries of some more frames of one queue, in the log's order.
 
         Raises:
-            UnsupportedStore: if the log lacks messages of the queue between two others.
             StoreUnavailable: if the disk fails, or is full.
         """
         fault = queue_name_fault(key[0])
@@ -122,15 +102,8 @@ class BatchFiles:
             self._remove(key, queue)
             self.queues[key] = queue = BuiltBatchQueue(first, stop, restarts=queue.restarts + 1)
         elif first != queue.stop:
-            raise UnsupportedStore(
-                f"{queue_name(key)}: it is a batch queue, and the log continues with queue offset "
-                f"{first} after {queue.stop} (at {int(entries['physical_offset'][0])}): between "
-                "them it has lost messages. A consumer that asks a broker for one of their offsets "
-                "would get the batch before them again, and might not get past it. Nothing was "
-                "changed; copy the messages with `logquarry export`",
-                feature=BATCH_QUEUES,
-                evidence=(f"{BATCH_QUEUE}/{key[0]}/{key[1]}/",),
-            )
+            queue.gaps += first - queue.stop
+            entries = without_gaps(entries, queue.stop)
         queue.parts.append(entries.tobytes())
         queue.stop = stop
         self._held += len(queue.parts[-1])

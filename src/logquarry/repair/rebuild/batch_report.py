@@ -29,7 +29,7 @@ def with_batches(
         copy: copies a file of the store to the new files.
     """
     queues = [
-        QueueReport(*key, queue.first, queue.stop, 0, queue.restarts)
+        QueueReport(*key, queue.first, queue.stop, queue.gaps, queue.restarts)
         for key, queue in batch.queues.items()
     ]
     for old in batch.expired(layout):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,25 +17,20 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import UsageError
 from logquarry.log.batches import ahead
-from logquarry.log.codec import Window
-from logquarry.log.follow import Followed, Follower, follow_run
-from logquarry.log.inner_batches import queue_counts
+from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import (
     BATCH_QUEUE,
     CONSUME_QUEUE,
     INDEX,
     StoreLayout,
-    batch_queue_file_size,
 )
 from logquarry.log.walk import DamagedSpan
-from logquarry.read.log_queues import QueueKey
-from logquarry.repair.audit.batch_queues import batch_entries_of
 from logquarry.repair.audit.log import LogAudit, damage_json
 from logquarry.repair.rebuild.batch_files import BatchFiles
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, QueueFiles
 from logquarry.repair.rebuild.rocksdb_files import RocksFiles
 from logquarry.units import Progress
-from logquarry.write.queue_writer import QueuePart, parts_with_copies
+from logquarry.write.queue_writer import is_batch, parts_with_copies
 
 _WRITTEN_BY: Final = "logquarry"
 
@@ -56,7 +51,7 @@ def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, 
             "enable_multi_dispatch": config.enable_multi_dispatch,
             "enable_lmq": config.enable_lmq,
         },
-        BATCH_QUEUE: {"file_size": batch_queue_file_size(config)},
+        BATCH_QUEUE: {"file_size": config.batch_queue_file_size},
         INDEX: {
             "slots": None if shape is None else shape.slots,
             "entries": None if shape is None else shape.entries,
@@ -311,8 +306,10 @@ def build_here(job: BuildJob, progress: Progress | None) -> Built:
                     index.add(found)
                 if queues is not None:
                     parts = parts_with_copies(window, found, job.config)
-                    if job.batch is not None:
-                        _add_batches(job.batch, window, found, parts)
+                    for key in [key for key, part in parts.items() if is_batch(part.units)]:
+                        units = parts.pop(key).units
+                        if job.batch is not None:
+                            job.batch.add(key, units)
                     if isinstance(queues, RocksFiles):
                         queues.add_run(found, parts)
                     else:
@@ -329,14 +326,3 @@ def build_here(job: BuildJob, progress: Progress | None) -> Built:
         if index is not None:
             index.close()
     return Built(queues) if index is None else Built(queues, index.files, index.keys)
-
-
-def _add_batches(
-    batch: BatchFiles, window: Window, found: Followed, parts: dict[QueueKey, QueuePart]
-) -> None:
-    """Move the entries of batch queues from the parts of a run to their files."""
-    keys = [key for key in parts if key[0] in batch.topics]
-    if keys:
-        counted = replace(found, counts=queue_counts(window, found.rows))
-        for key in keys:
-            batch.add(key, batch_entries_of(counted, parts.pop(key)))

@@ -23,6 +23,7 @@ from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.locks import StoreLock, alone_in
+from logquarry.disk.log_files import log_paths
 from logquarry.disk.open_files import OpenFiles
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import UsageError
@@ -41,14 +42,14 @@ from logquarry.log.layout import (
 )
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.fence import Action, other_queues, require
-from logquarry.read.log_end import consume_queues, last_entries
+from logquarry.read.log_end import all_queues, consume_queues, last_entries
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import queue_fault
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.timer_files import mend_timer_files
-from logquarry.repair.rebuild.batch_files import BatchFiles, batch_file_size
+from logquarry.repair.rebuild.batch_files import BatchFiles
 from logquarry.repair.rebuild.batch_report import not_in_tasks, with_batches
 from logquarry.repair.rebuild.build import (
     Builder,
@@ -169,7 +170,7 @@ def rebuild(
     lock = StoreLock(disk, root)
     try:
         # A writer that crashed may have left files with their second name alone.
-        NameGuard(disk).restore([root / COMMIT_LOG, root / INDEX])
+        NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
         return work.run(progress)
     finally:
         lock.release()
@@ -392,7 +393,7 @@ class _Rebuild:
             log=log,
             likely_end=likely_end,
             is_live=report.is_live,
-            batch=self._batch_files(layout, config),
+            batch=self._batch_files(config),
             rocksdb=next(iter(rocksdb_folders(layout)), None),
         )
         built = self._builder(job, progress)
@@ -427,18 +428,19 @@ class _Rebuild:
         self._disk.replace(self._build / _COMPLETE, b"complete\n")
         return report
 
-    def _batch_files(self, layout: StoreLayout, config: StoreConfig) -> BatchFiles | None:
+    def _batch_files(self, config: StoreConfig) -> BatchFiles | None:
         if BATCH_QUEUE not in self._names:
             return None
-        folder, topics = self._build / BATCH_QUEUE, other_queues(layout).batch
-        return BatchFiles(self._disk, folder, batch_file_size(layout, config), topics)
+        assert config.batch_queue_file_size is not None
+        folder = self._build / BATCH_QUEUE
+        return BatchFiles(self._disk, folder, config.batch_queue_file_size)
 
     def _audit(
         self, layout: StoreLayout, queue_size: int, *, is_live: bool
     ) -> tuple[LogAudit, int]:
         """The audit of the log, and a physical offset near its end."""
         files = OpenFiles(layout)
-        found = consume_queues(layout, files)
+        found = all_queues(layout, files)
         if is_live:
             end = CommitLog(
                 layout, files=files, last_entries=lambda: last_entries(layout, found)
@@ -447,7 +449,12 @@ class _Rebuild:
                 durable=None, queued=None, is_closed=False, dispatched_timestamp=None
             )
             return LogAudit(layout, bounds, stop=end, is_live=True), end
-        usable = [queue for queue in found if queue_fault(queue.files, queue_size) is None]
+        usable = [
+            queue
+            for queue in found
+            if queue_fault(queue.files, queue.sequence.file_size if queue.is_batch else queue_size)
+            is None
+        ]
         try:
             checkpoint = layout.read_checkpoint() or Checkpoint()
         except ValueError:

@@ -19,11 +19,11 @@ from typing import Final
 from logquarry.dialect31.recovery import make_units
 from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile
+from logquarry.disk.log_files import log_paths, open_log
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.open_files import OpenFiles
 from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.format import frame, queue_entry
-from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import (
     CHECKPOINT,
@@ -36,6 +36,7 @@ from logquarry.log.layout import (
     StoreLayout,
     quarantine,
 )
+from logquarry.log.queue_forms import queue_form
 from logquarry.log.walk import DamagedSpan
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import DamageMap
@@ -135,7 +136,13 @@ class _Work:
                 note_end(self._disk, self._root, self._plan.log_end, self._plan.damage)
             self._mend_queues_and_index(log, checkpoint)
             log.flush(0)
-            sync_files(self._disk, self._root, write_from=durable_until, log_end=self._plan.log_end)
+            sync_files(
+                self._disk,
+                self._root,
+                write_from=durable_until,
+                log_end=self._plan.log_end,
+                log=self._plan.log_folders.paths,
+            )
             self._mark(checkpoint, self._plan.log_end)
             times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
             if not self._plan.message_count:
@@ -154,7 +161,8 @@ class _Work:
         plan, root = self._plan, self._root
         size = self._config.mapped_file_size_commit_log
         assert size is not None
-        self._disk.make_folders(root / COMMIT_LOG)
+        folders = log_paths(root, plan.log_folders)
+        self._disk.make_folders(folders[0])
         for name in plan.misnamed:
             if (root / name).exists():
                 self._disk.set_aside(root / name, quarantine(root, COMMIT_LOG))
@@ -170,12 +178,12 @@ class _Work:
                 position = step.offset - int(path.name)
                 self._save(path, position, step.length, COMMIT_LOG)
                 self._zero(path, position, step.length)
-            elif step.kind is StepKind.CUT and path.parent == root / COMMIT_LOG:
+            elif step.kind is StepKind.CUT and path.parent in folders:
                 assert step.length is not None
                 self._shorten(path, size, step.length)
             elif step.kind is StepKind.EXTEND:
                 self._extend(path, size)
-        log = MappedFileQueue(self._disk, root / COMMIT_LOG, size, guard_names=True)
+        log = open_log(self._disk, root, plan.log_folders, size)
         log.load()
         if log.bases:
             log.truncate_to(plan.log_end, aside=quarantine(root, COMMIT_LOG))
@@ -261,11 +269,13 @@ class _Work:
                     for offset, entry in noted.get(queue.key, {}).items()
                     if queue.keep_until <= offset < queue.end and names_damage(entry, damage)
                 }
-            if damage and queue.had_until > queue.keep_until:
+            form = queue_form(self._config, queue.key[0])
+            has_fillers = form.root == CONSUME_QUEUE
+            if has_fillers and damage and queue.had_until > queue.keep_until:
                 start = self._plan.log_start
                 disk = ConsumeQueue(layout, *queue.key, log_min_offset=start, files=files)
                 kept |= kept_entries(disk, queue.keep_until, queue.end, damage)
-            aside = quarantine(self._root, CONSUME_QUEUE, queue.key[0], str(queue.key[1]))
+            aside = quarantine(self._root, form.root, queue.key[0], str(queue.key[1]))
             self._mendings[queue.key] = Mending(
                 queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
             )
@@ -283,26 +293,28 @@ class _Work:
         plan, root, disk = self._plan, self._root, self._disk
         for step in plan.steps:
             path = root / step.file
-            if step.kind is StepKind.SET_ASIDE and path.is_dir():
+            if step.kind is StepKind.SET_ASIDE and path.parent == root / CONSUME_QUEUE:
+                # A broker does not start on an empty folder either.
+                if path.is_dir():
+                    disk.set_aside(path, quarantine(root, CONSUME_QUEUE))
+            elif step.kind is StepKind.SET_ASIDE and path.is_dir():
                 aside = quarantine(root, *path.relative_to(root).parts)
                 for name in disk.list(path):
                     disk.set_aside(path / name, aside)
             elif step.kind is StepKind.SET_ASIDE and path.is_file() and path.parent.name != SIDECAR:
                 # Files of the log, and logquarry's own files, were moved before.
                 disk.set_aside(path, quarantine(root, path.parent.name))
-        size = self._config.queue_file_size
-        assert size is not None
         ends = {
             queue.key: 0 if queue.action is QueueAction.REBUILD else queue.keep_until
             for queue in plan.queues
         }
         for queue in plan.queues:
             if queue.action is QueueAction.CUT:
-                self._save_entries(queue.key, queue.keep_until, size)
+                self._save_entries(queue.key, queue.keep_until)
         # An empty index folder would show that the store keeps an index.
         for name in (CONSUME_QUEUE, *([] if plan.index is None else [INDEX])):
             disk.make_folders(root / name)
-        queues = QueueTable(disk, root, size, ends, log, mendings=self._mendings)
+        queues = QueueTable(disk, root, self._config, ends, log, mendings=self._mendings)
         index = None
         if plan.index is not None and self._config.index_shape is not None:
             shape = self._config.index_shape
@@ -331,13 +343,14 @@ class _Work:
             if index is not None:
                 index.close()
 
-    def _save_entries(self, key: QueueKey, start: int, size: int) -> None:
-        folder = self._root.joinpath(CONSUME_QUEUE, key[0], str(key[1]))
-        position = start * UNIT_SIZE
-        path = folder / f"{position - position % size:020d}"
-        if path.is_file() and position % size:
-            length = min(size, path.stat().st_size) - position % size
-            self._save(path, position % size, length, CONSUME_QUEUE, key[0], str(key[1]))
+    def _save_entries(self, key: QueueKey, start: int) -> None:
+        form = queue_form(self._config, key[0])
+        folder = form.root, key[0], str(key[1])
+        position = start * form.entry_size
+        path, at = form.file_at(self._root.joinpath(*folder), position), position % form.file_size
+        if path.is_file() and at:
+            length = min(form.file_size, path.stat().st_size) - at
+            self._save(path, at, length, *folder)
 
     def _dispatch(
         self, log: MappedFileQueue, queues: QueueTable, index: IndexKeeper | None

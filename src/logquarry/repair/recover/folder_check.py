@@ -24,6 +24,7 @@ from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.filesystem import FileView
 from logquarry.log.layout import (
     ABORT,
+    BATCH_QUEUE,
     CHECKPOINT,
     COMMIT_LOG,
     CONSUME_QUEUE,
@@ -42,7 +43,9 @@ from logquarry.repair.recover.kept_entries import KEPT_ENTRIES
 
 REPORT: Final = "recovery.json"
 _FILES: Final = (ABORT, LOCK, CHECKPOINT, DURABLE)
-_FOLDERS: Final = (COMMIT_LOG, CONSUME_QUEUE, INDEX, SIDECAR, TRANSACTION, STATE_TABLE, REDO_LOG)
+_FOLDERS: Final = (
+    *(COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, SIDECAR, TRANSACTION, STATE_TABLE, REDO_LOG),
+)
 
 
 def check_entries(root: Path) -> None:
@@ -62,7 +65,7 @@ def check_entries(root: Path) -> None:
     for name in (STATE_TABLE, REDO_LOG):
         for path in _entries(root / name):
             _check_numbered(path, places)
-    for topic in _entries(root / CONSUME_QUEUE):
+    for topic in (*_entries(root / CONSUME_QUEUE), *_entries(root / BATCH_QUEUE)):
         _found(topic)
         for queue in _entries(topic):
             found = _found(queue)
@@ -87,14 +90,13 @@ def check_folders(root: Path) -> None:
         _check(root / name, is_folder=True)
 
 
-def check_queue_folder(root: Path, topic: str, queue_id: int) -> None:
+def check_queue_folder(folder: Path) -> None:
     """Check that the files of a queue can be made. Readers ignore a file in place of its folder.
 
     Raises:
         StoreUnavailable: if a file is in place of the folder of the topic or of the queue.
     """
-    folder = root / CONSUME_QUEUE / topic
-    for path in (folder, folder / str(queue_id)):
+    for path in (folder.parent, folder):
         _check(path, is_folder=True)
 
 

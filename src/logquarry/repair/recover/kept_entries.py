@@ -16,7 +16,7 @@ from typing import Final
 from logquarry.disk.disk import Disk
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
-from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION
+from logquarry.log.layout import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION
 from logquarry.log.readable import BLOCK
 from logquarry.read.log_queues import QueueKey
 
@@ -67,12 +67,18 @@ def save_kept(disk: Disk, path: Path, kept: Kept) -> None:
 # The process that wrote a file may have crashed before its sync, or ended after a failed sync.
 # After a failed sync the system treats the pages as written, so the recovery writes the doubtful
 # bytes of the log again.
-_PARTS: Final = (COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION)
+_PARTS: Final = (CONSUME_QUEUE, BATCH_QUEUE, INDEX, TRANSACTION)
 _COPY_BYTES: Final = 1 << 20
 
 
 def sync_files(
-    disk: Disk, root: Path, *, write_from: int, log_end: int, parts: tuple[str, ...] = _PARTS
+    disk: Disk,
+    root: Path,
+    *,
+    write_from: int,
+    log_end: int,
+    log: tuple[str, ...] = (COMMIT_LOG,),
+    parts: tuple[str, ...] = _PARTS,
 ) -> None:
     """Sync the files of a store and their names.
 
@@ -81,13 +87,14 @@ def sync_files(
         root: the store's folder.
         write_from: physical offset of the first byte of the log that is written again.
         log_end: physical offset of the log's end.
-        parts: folders to sync.
+        log: folders of the log.
+        parts: further folders to sync.
 
     Raises:
         StoreUnavailable: if the disk fails.
     """
-    for part in parts:
-        start = write_from if part == COMMIT_LOG else None
+    for part in (*log, *parts):
+        start = write_from if part in log else None
         for folder, _, names in os.walk(root / part):
             for name in names:
                 if name.isascii() and name.isdigit():

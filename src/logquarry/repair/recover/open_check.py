@@ -38,13 +38,14 @@ from logquarry.log.layout import (
     TRANSACTION,
     StoreLayout,
 )
+from logquarry.log.log_place import LogFolders
 from logquarry.log.near_store import not_a_store
 from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue
+from logquarry.read.consume_queue import Queue
 from logquarry.read.index import Index
 from logquarry.read.log_end import (
-    consume_queues,
+    all_queues,
     known_damage,
     last_entries,
     last_file_start,
@@ -98,9 +99,10 @@ class StoreFound:
         log_end: physical offset of the log's end.
         pieces: the stretches of the log that are not dispatched yet, without the damage between
             them. Queues and index have all messages before the first stretch.
-        queue_ends: one past the last queue offset of each queue.
+        queue_ends: of each queue the position after its last entry, counted in entries.
         recovered: result of RocketMQ's recovery, if that mode is set.
         transactions: state table and redo log, in dialect 3.1.
+        log_folders: the folders of the log.
     """
 
     config: StoreConfig
@@ -109,6 +111,7 @@ class StoreFound:
     queue_ends: Mapping[QueueKey, int]
     recovered: RocketmqResult | None = None
     transactions: TransactionsFound = field(default_factory=TransactionsFound)
+    log_folders: LogFolders = field(default_factory=LogFolders)
 
     @property
     def keeps_tails(self) -> bool:
@@ -164,7 +167,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     if not names.are_right:
         raise NeedsRecovery(str(names.error(layout.filesystem)))
     files = OpenFiles(layout)
-    queues = consume_queues(layout, files, with_stale=True)
+    queues = all_queues(layout, files, with_stale=True)
     queued = max((queue.last_physical_end or 0 for queue in queues), default=0)
     has_log = bool(layout.commit_log.files)
     settings = with_sizes(config, layout)
@@ -172,7 +175,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     if layout.has_abort and not is_recovered and (has_log or queued):
         raise NeedsRecovery(f"it was not shut down cleanly: {ABORT} exists")
     _check_sizes(layout, settings)
-    ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in queues}
+    ends = {(queue.topic, queue.queue_id): queue.entry_end for queue in queues}
     entries = last_entries(layout, queues)
     log = CommitLog(layout, files=files, last_entries=lambda: entries)
     end = log.max_offset
@@ -207,7 +210,11 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         # What is put from now on is in further queues only if the messages so far are.
         has_lmq = names_copies if settings.enable_lmq is None else settings.enable_lmq
         settings = replace(settings, enable_multi_dispatch=names_copies, enable_lmq=has_lmq)
-    return StoreFound(settings, end, pieces, ends, transactions=transactions)
+    return StoreFound(
+        *(settings, end, pieces, ends),
+        transactions=transactions,
+        log_folders=layout.log_folders,
+    )
 
 
 def _find_transactions(
@@ -311,7 +318,7 @@ def recovered_store(
     plan = result.plan
     if not is_clean:
         # The durable offset will cover the log, which its writer may not have synced.
-        sync_files(disk, root, write_from=plan.log_end, log_end=plan.log_end, parts=(COMMIT_LOG,))
+        sync_files(disk, root, write_from=plan.log_end, log_end=plan.log_end, parts=())
     return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=result)
 
 
@@ -362,6 +369,11 @@ def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     queues = (layout.queue(*name).files for name in layout.queue_names)
     sequences += [(files, config.queue_file_size) for files in queues]
+    batch = (layout.batch_queue(*name).files for name in layout.batch_queue_names)
+    sequences += [(files, config.batch_queue_file_size) for files in batch]
+    twice = {topic for topic, _ in layout.queue_names} & config.batch_topics
+    if twice:
+        raise NeedsRecovery(f"topic {min(twice)} has batch queues and other queues")
     for files, size in sequences:
         assert size is not None
         for found in file_differences(files, size):
@@ -384,7 +396,7 @@ def _check_index(layout: StoreLayout, config: StoreConfig, end: int) -> None:
 def _check_queues(
     layout: StoreLayout,
     config: StoreConfig,
-    queues: Iterable[ConsumeQueue],
+    queues: Iterable[Queue],
     start: int,
     stop: int,
 ) -> None:

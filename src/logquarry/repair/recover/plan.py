@@ -19,8 +19,7 @@ from logquarry.log.walk import DamagedSpan
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.log_queues import QueueKey
-from logquarry.repair.audit.differences import names_damage
-from logquarry.repair.audit.first_difference import AuditedQueue
+from logquarry.repair.audit.differences import AuditedQueue, names_damage
 from logquarry.repair.audit.index import entries_of_last, file_fault, sequence_fault
 from logquarry.repair.audit.log import damage_json
 from logquarry.repair.recover.loss import Loss

@@ -16,13 +16,13 @@ from logquarry import arguments
 from logquarry.config import RECOVERIES, StoreConfig, settings_of
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
+from logquarry.disk.log_files import log_paths
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreNotFound, StoreUnavailable, UnreadableFile
 from logquarry.log.filesystem import local_store
 from logquarry.log.layout import (
     ABORT,
     CHECKPOINT,
-    COMMIT_LOG,
     DAMAGE,
     DURABLE,
     INDEX,
@@ -119,7 +119,7 @@ def recover(
     try:
         check_entries(root)
         # A writer that crashed may have left files with their second name alone.
-        NameGuard(disk).restore([root / COMMIT_LOG, root / INDEX])
+        NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _planned(root, mode, settings, progress)
         _require_possible(plan, accept_loss)
         if plan.is_needed:

@@ -16,14 +16,15 @@ from logquarry.dialect31.recovery import TransactionCheck, UnitsPlan, keeps_tran
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreUnavailable
 from logquarry.format.checkpoint import Checkpoint
-from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.file_sequence import StoreFile
-from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreLayout
-from logquarry.log.log_names import right_path
+from logquarry.log.layout import BATCH_QUEUE, CONSUME_QUEUE, INDEX, StoreLayout
+from logquarry.log.log_place import LogFolders
+from logquarry.log.queue_forms import queue_form
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.walk import LogReader
+from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.consume_queue import ConsumeQueue
-from logquarry.read.log_end import DamageMap, consume_queues
+from logquarry.read.log_end import DamageMap, all_queues
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.differences import FileFault, file_differences, queue_fault
 from logquarry.repair.audit.first_difference import QueueAudits
@@ -60,6 +61,7 @@ class SafePlan(RecoveryPlan):
         transactions: the plans of state table and redo log, for a store of 3.x.
         last_timestamp: store time of the last message.
         message_count: number of sound messages.
+        log_folders: the folders of the log.
         pieces: the stretches of the log without damage: physical offsets of start and end.
         misnamed: paths of files in the log's folder that do not belong to the log.
     """
@@ -70,6 +72,7 @@ class SafePlan(RecoveryPlan):
     transactions: tuple[UnitsPlan, ...] = field(default=(), repr=False)
     last_timestamp: int = 0
     message_count: int = 0
+    log_folders: LogFolders = field(default_factory=LogFolders, repr=False)
     pieces: tuple[tuple[int, int], ...] = field(default=(), repr=False)
     misnamed: tuple[str, ...] = ()
 
@@ -177,6 +180,7 @@ class _Planner:
             transactions=plans,
             last_timestamp=log.last_timestamp,
             message_count=log.count,
+            log_folders=layout.log_folders,
             pieces=tuple(pieces),
             misnamed=tuple(file.path for file, _ in misnamed),
         )
@@ -206,7 +210,7 @@ class _Planner:
             if one.fault not in (FileFault.SIZE, FileFault.EMPTY_LAST):
                 continue
             file, reason = one.file, f"{one.file.size} bytes instead of {size}"
-            path = right_path(file.base)
+            path = self._layout.right_path(file)
             end = file.base + min(file.size, size)
             if file.size < size:
                 torn = made_whole(self._layout, file, log)
@@ -219,7 +223,7 @@ class _Planner:
         for one in found:
             if one.fault is FileFault.GAP:
                 for base in one.missing:
-                    path = right_path(base)
+                    path = self._layout.log_file(base)
                     reason = "this part of the log has no file"
                     self._step(StepKind.PUT_BLANK, path, base, size, reason)
 
@@ -239,10 +243,10 @@ class _Planner:
                 at = max(log.end, file.base)
                 self._require_writable(reader, at, last - at)
                 reason = "bytes behind the log's end must not become messages again"
-                self._step(StepKind.ZERO, right_path(file.base), at, last - at, reason)
+                self._step(StepKind.ZERO, self._layout.right_path(file), at, last - at, reason)
             else:
                 reason = "the whole file lies behind the log's end"
-                self._step(StepKind.SET_ASIDE, right_path(file.base), None, None, reason)
+                self._step(StepKind.SET_ASIDE, self._layout.right_path(file), None, None, reason)
 
     def _require_writable(self, reader: LogReader, offset: int, length: int) -> None:
         """Refuse to overwrite bytes that the disk does not deliver: they cannot be kept first."""
@@ -257,14 +261,21 @@ class _Planner:
     # ----------------------------------------------------------------------------------- queues
     def _find_queues(self) -> None:
         """Find the queues whose files can be used; the others are rebuilt."""
-        size = self._config.queue_file_size
-        assert size is not None
-        self._queues: dict[QueueKey, ConsumeQueue | None] = {}
-        for queue in consume_queues(self._layout, self._files, with_stale=True):
+        self._queues: dict[QueueKey, ConsumeQueue | BatchQueue | None] = {}
+        for queue in all_queues(self._layout, self._files, with_stale=True):
             key = queue.topic, queue.queue_id
+            form = queue_form(self._config, queue.topic)
+            is_batch = form.root == BATCH_QUEUE
+            if is_batch != queue.is_batch:
+                why = "the topic has batch queues: a broker does not start on these files"
+                folder = f"{CONSUME_QUEUE}/{key[0]}"
+                if all(step.file != folder for step in self._steps):
+                    self._step(StepKind.SET_ASIDE, folder, None, None, why)
+                continue
             # A queue ignores files whose names are no multiple of an entry's size.
-            files = self._layout.queue(*key).files
-            reason = queue_fault(files, size) or self._unreadable(files)
+            sequence = self._layout.batch_queue(*key) if is_batch else self._layout.queue(*key)
+            files = sequence.files
+            reason = queue_fault(files, form.file_size) or self._unreadable(files)
             if reason is not None:
                 self._unusable[key] = reason
             self._queues[key] = queue if reason is None else None
@@ -281,23 +292,24 @@ class _Planner:
     def _plan_queues(self, queues: tuple[QueuePlan, ...]) -> None:
         for queue in queues:
             topic, queue_id = queue.key
-            folder = f"{CONSUME_QUEUE}/{topic}/{queue_id}"
+            form = queue_form(self._config, topic)
+            folder, entry_size = f"{form.root}/{topic}/{queue_id}", form.entry_size
             unusable = self._unusable.get(queue.key)
             if unusable is not None:
                 self._step(StepKind.SET_ASIDE, folder, None, None, unusable)
             elif queue.action is QueueAction.REBUILD and queue.had_until:
                 self._step(StepKind.SET_ASIDE, folder, None, None, queue.reason)
             elif queue.action is QueueAction.CUT:
-                at = queue.keep_until * UNIT_SIZE
-                length = (queue.had_until - queue.keep_until) * UNIT_SIZE
+                at = queue.keep_until * entry_size
+                length = (queue.had_until - queue.keep_until) * entry_size
                 self._step(StepKind.CUT, folder, at, length, queue.reason)
             if queue.resume_at is not None:
-                check_queue_folder(Path(self._layout.root), *queue.key)
-                lacking = (queue.end - queue.keep_until) * UNIT_SIZE
+                check_queue_folder(Path(self._layout.root, folder))
+                lacking = (queue.end - queue.keep_until) * entry_size
                 self._step(
                     StepKind.BUILD_QUEUE,
                     folder,
-                    queue.keep_until * UNIT_SIZE,
+                    queue.keep_until * entry_size,
                     lacking,
                     queue.reason,
                 )

@@ -15,7 +15,7 @@ import numpy as np
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import MISSING_FILE, DamagedSpan
 from logquarry.read.consume_queue import has_message
-from logquarry.read.log_end import consume_queues
+from logquarry.read.log_end import all_queues
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.differences import Int64, consecutive, span_numbers
 from logquarry.repair.audit.queue_offsets import Range
@@ -113,7 +113,7 @@ def fill_messages(
         key: [(np.array(places, np.int64), np.array(offsets, np.int64))]
         for key, (places, offsets) in framed.items()
     }
-    for queue in consume_queues(layout):
+    for queue in all_queues(layout):
         for start, units in queue.runs(0, queue.max_offset):
             places = units["physical_offset"].astype(np.int64)
             inside = (span_numbers(places, spans) >= 0) & has_message(units)

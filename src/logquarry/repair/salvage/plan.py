@@ -24,7 +24,7 @@ from logquarry.log import columns
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
-from logquarry.read.log_end import consume_queues, last_entries
+from logquarry.read.log_end import all_queues, last_entries
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import KnownBounds, LogAudit
@@ -247,7 +247,7 @@ class _Planner:
             checkpoint = layout.read_checkpoint()
         except ValueError:
             checkpoint = None
-        queues = consume_queues(layout)
+        queues = all_queues(layout)
         entries = last_entries(layout, queues)
         queued = entries[0].physical_offset + entries[0].size if entries else None
         if not self._log.files:
@@ -391,7 +391,8 @@ class _Planner:
             # The queue offset of a copy is not in the field of its frame.
             mends = not self._config.enable_multi_dispatch and not self._has_copies
             for key, notes in self._notes.items():
-                story = plan.queues[key] = notes.story(mends=mends)
+                is_batch = key[0] in self._config.batch_topics
+                story = plan.queues[key] = notes.story(mends=mends and not is_batch)
                 plan.queue_offsets.update(story.mended)
                 plan.rotten_offsets += len(story.mended)
         except ValueError as error:
@@ -413,7 +414,10 @@ class _Planner:
             file as deleted, and skips the entries of all its messages. So that file must not begin
             at 0.
         """
-        is_padded = any(story.is_padded for story in self._plan.queues.values())
+        is_padded = any(
+            story.is_padded and key[0] not in self._config.batch_topics
+            for key, story in self._plan.queues.items()
+        )
         return self._size if is_padded and self._start == 0 else 0
 
     def _move(self, shift: int) -> None:
@@ -449,4 +453,5 @@ def _note(notes: dict[QueueKey, QueueNotes], parts: dict[QueueKey, QueuePart]) -
         known = notes.get(key)
         if known is None:
             known = notes[key] = QueueNotes(int(part.offsets[0]))
-        known.take(part.units["physical_offset"].astype(np.int64), part.offsets)
+        places = part.units["physical_offset"].astype(np.int64)
+        known.take(places, part.offsets, part.counts)

@@ -26,6 +26,7 @@ from logquarry.format import broker_config, fastjson, queue_entry
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import (
+    BATCH_QUEUE,
     CHECKPOINT,
     COMMIT_LOG,
     CONFIG,
@@ -40,7 +41,7 @@ from logquarry.log.layout import (
 from logquarry.log.rocksdb_config import tables_in_rocksdb
 from logquarry.log.store_names import absolute
 from logquarry.read.fence import Action, require
-from logquarry.read.log_end import consume_queues
+from logquarry.read.log_end import all_queues, consume_queues
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.timers import CHECK as TIMER_CHECK
 from logquarry.repair.recover.apply import apply_safe, disk_json
@@ -325,7 +326,7 @@ def _remove_unfinished(into: Path) -> None:
     report = Path(SIDECAR, REPORT)
     # Written before the first of them is moved out.
     comes_out = (into / report).is_file() or (work / report).is_file()
-    made = [COMMIT_LOG, CONSUME_QUEUE, INDEX, CONFIG, SIDECAR, CHECKPOINT]
+    made = [COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, CONFIG, SIDECAR, CHECKPOINT]
     made += carried_names(into)
     there = [name for name in made if os.path.lexists(into / name)]
     for name in there:
@@ -458,7 +459,7 @@ class _Target:
         """Move the store out of the folder in which it was made, the log last."""
         disk_json(self.disk, self.work / SIDECAR / REPORT, found.to_json())
         names = [path.name for path in self.work.iterdir()]
-        last = [CHECKPOINT, CONSUME_QUEUE, COMMIT_LOG]
+        last = [CHECKPOINT, BATCH_QUEUE, CONSUME_QUEUE, COMMIT_LOG]
         order = [name for name in names if name not in last] + last
         with held():
             for name in order:
@@ -483,7 +484,9 @@ def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress]
     topics = f"{CONFIG}/{broker_config.TOPICS_FILE}"
     if topics not in documents:
         # Without it a broker serves no topic of the new store to clients.
-        documents[topics] = broker_config.encode_topics(topics_of(plan.queues)).encode()
+        documents[topics] = broker_config.encode_topics(
+            topics_of(plan.queues), batch_topics=plan.config.batch_topics
+        ).encode()
     path = f"{CONFIG}/{broker_config.CONSUMER_OFFSET_FILE}"
     if path not in documents:
         return [], documents
@@ -515,7 +518,7 @@ def _moved_progress(
 
     A broker would send them back to the queue's beginning, or let them skip new messages.
     """
-    had = {(queue.topic, queue.queue_id): queue.max_offset for queue in consume_queues(layout)}
+    had = {(queue.topic, queue.queue_id): queue.max_offset for queue in all_queues(layout)}
     found: list[MovedProgress] = []
     for (topic, group), progress in offsets.items():
         for queue_id, was in progress.items():

@@ -17,7 +17,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import LogExtent, LogSplit, plan_splits
 from logquarry.log.store_names import stores_by_name
 from logquarry.log.walk import LogReader
-from logquarry.read.batch_queue import queue_with_files
+from logquarry.read.batch_queue import open_queue
 from logquarry.read.log_end import LogFrontier
 from logquarry.read.selection import ReadPlan, Selection, time_range
 from logquarry.spark.options import ReadOptions
@@ -219,7 +219,7 @@ class StreamPlanner:
         for (topic, queue_id), (first, _) in (self._options.wanted.queue_ranges or {}).items():
             if first != java.LONG_MAX:
                 yield (topic, queue_id), first
-            elif (queue := queue_with_files(layout, topic, queue_id)) is not None:
+            elif (queue := open_queue(layout, topic, queue_id)) is not None:
                 yield (topic, queue_id), queue.max_offset
 
     def _filter(self, broker: str, offset: StreamOffset) -> MessageFilter:

@@ -28,6 +28,7 @@ from typing import Final
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile
+from logquarry.disk.log_files import log_paths, open_log
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.disk.queue_folders import NameGuard
@@ -210,7 +211,8 @@ def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> P
         for segment in intent.segments:
             SegmentReader(intent.folder(root), segment).close()
     except CorruptFile as error:
-        NameGuard(disk).restore([root / COMMIT_LOG])
+        folders = StoreLayout.open(root, config).log_folders
+        NameGuard(disk).restore(log_paths(root, folders))
         if _is_whole(root, config, intent):
             return Pending(intent, is_whole=True)
         logger.warning("%s: rolling back an interrupted load: %s", root, error)
@@ -252,7 +254,7 @@ def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent
         )
     size = settings.mapped_file_size_commit_log
     assert size is not None
-    log = MappedFileQueue(disk, root / COMMIT_LOG, size, guard_names=True)
+    log = open_log(disk, root, layout.log_folders, size)
     try:
         log.load()
         _keep(disk, root, log, intent.start, plan.log_end)

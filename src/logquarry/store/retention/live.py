@@ -21,7 +21,7 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreError, StoreUnavailable
-from logquarry.log.layout import COMMIT_LOG, INDEX, REDO_LOG, STATE_TABLE, StoreLayout
+from logquarry.log.layout import INDEX, REDO_LOG, STATE_TABLE, StoreLayout
 from logquarry.read.log_queues import QueueKey
 from logquarry.store.load.ledger import Ledger
 from logquarry.store.retention.plan import RetentionPlan, plan_retention
@@ -88,6 +88,11 @@ class LiveRetention:
         # The log's start at the last check of queues and index.
         self._derived_at = -1
         self.removed: Callable[[], None] = lambda: None
+
+    @property
+    def log_folders(self) -> tuple[Path, ...]:
+        """The folders of the log."""
+        return self._log.folders
 
     def plan(self, rules: RetentionRules, *, always_derived: bool = True) -> RetentionPlan:
         """Plan which files to delete now. Changes nothing.
@@ -209,7 +214,9 @@ class RetentionService(Service):
     def due(self) -> RetentionRules | None:
         """The rules that apply now; None if there is nothing to delete."""
         config = self._config
-        found = self._use(self._root / COMMIT_LOG)
+        every = [self._use(folder) for folder in self._retention.log_folders]
+        # RocketMQ deletes for room only when all disks of the log are full.
+        found = min((use for use in every if use), key=lambda use: use.ratio, default=None)
         return rules_due(
             now_ms=self._clock(),
             delete_when=config.delete_when,

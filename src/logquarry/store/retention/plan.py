@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,23 +13,26 @@ import numpy as np
 
 from logquarry import text
 from logquarry.dialect31.unit_files import UnitFiles, read_redo, read_table
+from logquarry.disk.log_files import log_paths
 from logquarry.disk.open_files import OpenFiles
 from logquarry.documents import document
+from logquarry.format.batch_entry import ENTRY_SIZE
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.file_sequence import FileSequence, StoreFile
-from logquarry.log.layout import COMMIT_LOG, INDEX, StoreLayout
+from logquarry.log.layout import INDEX, StoreLayout
+from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue, has_message, is_written
+from logquarry.read.consume_queue import ConsumeQueue, Queue, has_message, is_written
 from logquarry.read.index import Index
-from logquarry.read.log_end import consume_queues, last_entries
+from logquarry.read.log_end import all_queues, last_entries
 from logquarry.read.log_queues import QueueKey
 from logquarry.store.retention.rules import (
     DiskUse,
     RetentionRules,
-    disk_use,
     first_time_from,
     freed_bytes,
     last_time_in,
+    least_used,
 )
 from logquarry.store.retention.unread import Unread, unread
 
@@ -230,11 +233,11 @@ class _Planner:
         self._safe_end = log_end if safe_end is None else min(safe_end, log_end)
 
     @cached_property
-    def _all_queues(self) -> list[ConsumeQueue]:
-        return consume_queues(self._layout, self._files)
+    def _all_queues(self) -> list[ConsumeQueue | BatchQueue]:
+        return all_queues(self._layout, self._files)
 
     def plan(self, *, always_derived: bool) -> RetentionPlan:
-        disk = disk_use(self._root / COMMIT_LOG)
+        disk = least_used(log_paths(self._root, self._layout.log_folders))
         log, stays_because = self._expired(disk)
         start = self._log.start
         cut = log[-1].base + self._log.file_size if log else start
@@ -359,11 +362,13 @@ class _Planner:
         return disk.without(freed), None
 
     # -------------------------------------------------------------------------- queues and index
-    def _expired_queue(self, queue: ConsumeQueue, cut: int) -> tuple[ExpiredFile, ...]:
+    def _expired_queue(self, queue: ConsumeQueue | BatchQueue, cut: int) -> tuple[ExpiredFile, ...]:
         """The leading files of a queue that have no entry of a kept message."""
         sequence: FileSequence = queue.sequence
         if len(sequence.files) < 2:
             return ()
+        if isinstance(queue, BatchQueue):
+            return tuple(_expired_batches(queue, cut))
         found = []
         end = queue.max_offset
         for file in sequence.files[:-1]:
@@ -397,7 +402,7 @@ class _Planner:
             found.append(ExpiredFile(file.path, 0, sizes.get(file.path, 0), reason))
         return tuple(found)
 
-    def _first_kept(self, queue: ConsumeQueue, start: int) -> int:
+    def _first_kept(self, queue: Queue, start: int) -> int:
         """The first queue offset whose message is at or after a physical offset; else the end."""
         for first, units in queue.runs(0, queue.max_offset):
             at, chunk = 0, _FIRST_CHUNK
@@ -415,3 +420,15 @@ class _Planner:
     ) -> tuple[Unread, ...]:
         log = CommitLog(self._layout, files=self._files)
         return unread(self._layout, log, self._all_queues if firsts else (), firsts, start, cut)
+
+
+def _expired_batches(queue: BatchQueue, cut: int) -> Iterator[ExpiredFile]:
+    """The leading files of a batch queue that have no entry of a kept message."""
+    room = queue.sequence.file_size // ENTRY_SIZE
+    end = queue.entry_end
+    for file, entries in queue.batches():
+        is_last = file.base // ENTRY_SIZE + room >= end
+        if is_last or len(entries) < room or int(entries["physical_offset"].max()) >= cut:
+            return
+        reason = f"all its messages are before the log's start at {cut}"
+        yield ExpiredFile(file.path, file.base, file.size, reason)

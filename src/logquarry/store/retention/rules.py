@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from pathlib import Path
@@ -104,6 +105,16 @@ def disk_use(path: Path) -> DiskUse | None:
         return None
     used = (found.f_blocks - found.f_bfree) * found.f_frsize
     return DiskUse(used, found.f_bavail * found.f_frsize)
+
+
+def least_used(paths: Iterable[Path]) -> DiskUse | None:
+    """The use of the disk with the most room among those of some paths; None if unknown.
+
+    RocketMQ deletes files for room only when all disks of the log are full
+    (``CleanCommitLogService.isSpaceToDelete``).
+    """
+    found = [use for path in paths if (use := disk_use(path)) is not None]
+    return min(found, key=lambda use: use.ratio, default=None)
 
 
 def freed_bytes(path: Path) -> int:

@@ -1,0 +1,191 @@
+"""Logs in several folders, or in one other folder: written, recovered, rebuilt and expired."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.config import StoreConfig
+from logquarry.errors import UnsupportedStore
+from logquarry.log.layout import StoreLayout
+from logquarry.read import fence
+from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.verify.verify import verify_store
+from logquarry.store.retention.rules import RetentionRules
+from tests.conformance.rocketmq5 import state_of, unpack_rocketmq5
+
+FILE_SIZE = 16_384
+FOLDERS = ("clA", "clB")
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack_rocketmq5(tmp_path_factory.mktemp("logfolders"))
+
+
+@pytest.fixture
+def scenario(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The copy of a store with the files of its log in turn in two folders."""
+    monkeypatch.setattr(fence, "UNPROVEN", frozenset())
+    source = stores / "5.5.0-multipath"
+    ignored = shutil.ignore_patterns("timerwheel*")
+    shutil.copytree(source / "store", tmp_path / "store", ignore=ignored)
+    shutil.copy(source / "broker.conf", tmp_path)
+    return tmp_path
+
+
+def _settings(scenario: Path, **changes: str) -> StoreConfig:
+    lines = (scenario / "broker.conf").read_text().splitlines()
+    pairs = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
+    return StoreConfig.from_mapping({**pairs, **changes})
+
+
+def _files(root: Path) -> dict[int, str]:
+    """Folder of each file of the log, by offset."""
+    found = [path for name in FOLDERS for path in (root / name).iterdir()]
+    return {int(path.name): path.parent.name for path in sorted(found, key=lambda p: p.name)}
+
+
+def _offsets(root: Path, config: StoreConfig | None = None) -> list[int]:
+    with lq.MessageStore.open(root, config=config) as store:
+        return [message.physical_offset for message in store.scan()]
+
+
+def _put(root: Path, config: StoreConfig | None, count: int = 60) -> None:
+    with lq.MessageStore.open(root, mode="rw", config=config) as store:
+        for number in range(count):
+            store.put(lq.Message("Orders", b"x" * 1_000, keys=f"new{number}"))
+        assert store.wait_dispatched(timeout=20)
+
+
+def _has_no_damage(root: Path, config: StoreConfig | None = None) -> bool:
+    return not verify_store(StoreLayout.open(root, config)).has_damage
+
+
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_files_are_added_to_the_folders_in_turn(is_stated: bool, scenario: Path) -> None:
+    root = scenario / "store"
+    config = _settings(scenario) if is_stated else None
+    before = _offsets(root)
+    _put(root, config)
+    assert _offsets(root) == sorted(set(_offsets(root)) | set(before))
+    assert len(_offsets(root)) == len(before) + 60
+    files = _files(root)
+    assert list(files) == list(range(0, FILE_SIZE * len(files), FILE_SIZE)) and len(files) > 6
+    assert all(folder == FOLDERS[base // FILE_SIZE % 2] for base, folder in files.items())
+    assert not (root / "commitlog").exists()
+    assert _has_no_damage(root)
+
+
+def test_a_read_only_folder_gets_no_file(scenario: Path) -> None:
+    root = scenario / "store"
+    before = _files(root)
+    config = _settings(
+        scenario,
+        storePathCommitLog="store/clA,store/clB",
+        readOnlyCommitLogStorePaths="store/clB",
+    )
+    _put(root, config)
+    added = {base: folder for base, folder in _files(root).items() if base not in before}
+    assert set(added.values()) == {"clA"}
+    assert _has_no_damage(root)
+
+
+def test_damage_and_a_torn_tail_are_recovered(scenario: Path) -> None:
+    root = scenario / "store"
+    before = _offsets(root)
+    (root / "abort").touch()
+    last = max(before)
+    folder = _files(root)[last - last % FILE_SIZE]
+    with (root / folder / f"{last - last % FILE_SIZE:020d}").open("r+b") as file:
+        file.seek(last % FILE_SIZE + 40)
+        file.write(bytes(FILE_SIZE - last % FILE_SIZE - 40))
+    shutil.rmtree(root / "consumequeue" / "Orders")
+    plan = lq.recover(root, apply=True, accept_loss=1 << 20)
+    assert plan.log_end == last
+    assert _offsets(root) == before[:-1]
+    assert _has_no_damage(root)
+    assert not lq.recover(root).is_needed
+    rebuild(root, apply=True)
+    assert _offsets(root) == before[:-1]
+    assert _has_no_damage(root)
+
+
+def test_a_lost_file_becomes_a_blank_in_its_folder(scenario: Path) -> None:
+    root = scenario / "store"
+    _put(root, None)
+    kept = [at for at in _offsets(root) if not FILE_SIZE <= at < 2 * FILE_SIZE]
+    (root / "clB" / f"{FILE_SIZE:020d}").unlink()
+    lq.recover(root, apply=True, accept_loss=1 << 20)
+    assert _offsets(root) == kept
+    lq.MessageStore.open(root, mode="rw").close()
+
+
+def test_retention_deletes_the_oldest_files_of_both_folders(scenario: Path) -> None:
+    root = scenario / "store"
+    _put(root, None)
+    before = _offsets(root)
+    plan = lq.retain(root, RetentionRules(keep_bytes=2 * FILE_SIZE), apply=True)
+    assert {file.path.partition("/")[0] for file in plan.log} == set(FOLDERS)
+    assert min(_files(root)) == plan.new_min_offset
+    assert _offsets(root) == [at for at in before if at >= plan.new_min_offset]
+    assert _has_no_damage(root)
+
+
+def test_a_log_in_one_other_folder(scenario: Path, stores: Path) -> None:
+    root = scenario / "plain" / "store"
+    ignored = shutil.ignore_patterns("timerwheel*")
+    shutil.copytree(stores / "5.5.0-plain" / "store", root, ignore=ignored)
+    (root / "commitlog").rename(scenario / "plain" / "log")
+    config = StoreConfig.from_mapping({"storePathCommitLog": "log"})
+    before = _offsets(root, config)
+    with pytest.raises(UnsupportedStore):
+        lq.MessageStore.open(root, mode="rw")
+    _put(root, config)
+    assert len(_offsets(root, config)) == len(before) + 60
+    (root / "abort").touch()
+    shutil.rmtree(root / "consumequeue")
+    (root / "consumequeue").mkdir()
+    lq.recover(root, config=config, apply=True)
+    assert len(_offsets(root, config)) == len(before) + 60
+    assert _has_no_damage(root, config)
+    assert not (root / "commitlog").exists()
+
+
+def test_an_empty_folder_is_no_whole_log(scenario: Path) -> None:
+    root, config = scenario / "store", _settings(scenario)
+    shutil.rmtree(root / "clB")
+    (root / "clB").mkdir()
+    before = state_of(root)
+    calls: list[Callable[[], object]] = [
+        lambda: lq.MessageStore.open(root, mode="rw", config=config),
+        lambda: lq.recover(root, config=config, apply=True, accept_loss=1 << 20),
+        lambda: lq.retain(root, RetentionRules(keep_bytes=1), config=config, apply=True),
+    ]
+    for call in calls:
+        with pytest.raises(UnsupportedStore, match="no file of the log"):
+            call()
+    assert state_of(root) == before
+
+
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_a_folder_that_a_recovery_emptied_is_used_again(is_stated: bool, scenario: Path) -> None:
+    root = scenario / "store"
+    config = _settings(scenario) if is_stated else None
+    kept = [at for at in _offsets(root) if at < FILE_SIZE // 2][:-1]
+    for base, folder in _files(root).items():
+        start = max(0, FILE_SIZE // 2 - base)
+        with (root / folder / f"{base:020d}").open("r+b") as file:
+            file.seek(start)
+            file.write(bytes(FILE_SIZE - start))
+    (root / "abort").touch()
+    lq.recover(root, config=config, apply=True, accept_loss=1 << 20)
+    assert set(_files(root).values()) == {"clA"}
+    assert _offsets(root, config) == kept
+    _put(root, config)
+    assert len(_offsets(root, config)) == len(kept) + 60
+    assert set(_files(root).values()) == (set(FOLDERS) if is_stated else {"clA"})
