@@ -51,6 +51,7 @@ class Cell:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
         extras = project["optional-dependencies"]
         wanted = [f"pyspark[connect]=={self.spark}.*", *project["dependencies"], *TOOLS]
+        wanted += extras["fast"]
         wanted += [text for text in extras["spark"] if text.startswith("pandas")]
         wanted += [text for text in extras["lakehouse"] if text.startswith("deltalake")]
         python = str(self.folder / "bin" / "python")

@@ -11,7 +11,6 @@ import ctypes
 import mmap
 import os
 import sys
-from importlib.abc import MetaPathFinder
 from typing import Any
 
 WINDOWS_MODULES = ("fcntl", "grp", "pwd", "resource", "termios", "tty", "syslog", "posix")
@@ -28,18 +27,6 @@ MACOS_MMAP = ("MADV_DONTFORK", "MADV_HUGEPAGE", "MAP_POPULATE")
 MACOS_FCNTL = ("F_OFD_GETLK", "F_OFD_SETLK", "F_OFD_SETLKW")
 
 
-class _Hidden(MetaPathFinder):
-    """Finds no module of some names."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-
-    def find_spec(self, name: str, path: object, target: object = None) -> None:
-        """Raise for a hidden module."""
-        if name in self._names:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
 def _without(module: Any, names: tuple[str, ...]) -> None:
     for name in names:
         if hasattr(module, name):
@@ -48,8 +35,7 @@ def _without(module: Any, names: tuple[str, ...]) -> None:
 
 def _hide(*names: str) -> None:
     for name in names:
-        sys.modules.pop(name, None)
-    sys.meta_path.insert(0, _Hidden(names))
+        sys.modules[name] = None  # type: ignore[assignment]
 
 
 class _WindowsMap(mmap.mmap):
@@ -84,6 +70,8 @@ def become(system: str) -> None:
     import pyarrow.fs  # noqa: F401
 
     sys.platform = system
+    # PySpark looks for files of the build of the other system's Python.
+    _hide("pyspark")
     if system == "win32":
         _hide(*WINDOWS_MODULES)
         _without(os, WINDOWS_OS)
