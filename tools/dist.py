@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -109,16 +110,12 @@ def check_contents(artifact: Path) -> None:
     """
     tracked = set(run(["git", "ls-files"]).splitlines())
     if artifact.suffix == ".whl":
-        packages = ("logquarry/", "pyspark_logquarry/")
-        tracked = {name.removeprefix("src/") for name in tracked if name.startswith("src/")}
-        odd = [n for n in names_in(artifact) if n.startswith(packages) and n not in tracked]
-        odd += [
-            n for n in names_in(artifact) if not n.startswith(packages) and "dist-info/" not in n
-        ]
+        known = {name.removeprefix("src/") for name in tracked if name.startswith("src/")}
         # A platform wheel also has the compiled modules.
-        odd = [n for n in odd if not n.endswith((".so", ".pyd"))]
+        made = re.compile(r"[^/]+\.dist-info/.*|.*\.(so|pyd)")
     else:
-        odd = [n for n in names_in(artifact) if n not in tracked and n != "PKG-INFO"]
+        known, made = tracked, re.compile("PKG-INFO")
+    odd = [n for n in names_in(artifact) if n not in known and not made.fullmatch(n)]
     if odd:
         raise SystemExit(f"{artifact.name} has files that the repository does not have: {odd[:5]}")
 
@@ -155,15 +152,9 @@ def describe(tools: Path, python: Path, target: Path, name: str) -> None:
     options = ["--output-reproducible", "--of", "JSON", "--pyproject", ROOT / "pyproject.toml"]
     run([tools, "-m", "cyclonedx_py", "environment", *options, "-o", sbom, python])
     licences = target / f"licences-{name}.md"
-    options = [
-        "--python",
-        python,
-        "--format",
-        "markdown",
-        "--with-urls",
-        "--ignore-packages",
-        "pip",
-    ]
+    # pip installed the packages and is no dependency; older Pythons bring setuptools too.
+    options = ["--python", str(python), "--format", "markdown", "--with-urls"]
+    options += ["--ignore-packages", "pip", "setuptools"]
     licences.write_text(run([tools.with_name("pip-licenses"), *options]), "utf-8")
 
 

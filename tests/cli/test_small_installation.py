@@ -51,7 +51,7 @@ def test_export_to_parquet_needs_no_spark_and_no_numba(golden: Path, tmp_path: P
         (["verify", "STORE", "--spark-master", "local[1]"], "spark"),
         (["export", "STORE", "--to", "OUT", "--format", "delta"], "lakehouse"),
         (["report", "STORE", "--html", "OUT"], "report"),
-        (["stats", "STORE", "--format", "prometheus"], "metrics"),
+        (["stats", "STORE", "--prometheus"], "metrics"),
     ],
 )
 def test_a_command_names_the_extra_that_it_needs(

@@ -1,4 +1,4 @@
-"""Runs a command of logquarry in a Python that looks like another system's: `SYSTEM WORDS...`.
+"""Runs commands in a Python that looks like another system's: `SYSTEM [[WORD, ...], ...]`.
 
 A simulation, not the system: it hides the modules, functions and constants that the other system
 does not have, and makes `mmap.mmap` refuse the arguments that Windows does not know. Paths and the
@@ -8,6 +8,7 @@ behaviour of files stay those of this machine.
 from __future__ import annotations
 
 import ctypes
+import json
 import mmap
 import os
 import sys
@@ -96,7 +97,9 @@ def become(system: str) -> None:
 
 if __name__ == "__main__":
     become(sys.argv[1])
-    sys.argv[:2] = ["logquarry"]
-    from logquarry.__main__ import main
+    from click.testing import CliRunner
 
-    main()
+    from logquarry.cli.main import app
+
+    results = [CliRunner().invoke(app, words) for words in json.loads(sys.argv[2])]
+    print(json.dumps([[r.exit_code, r.stdout, r.stderr, repr(r.exception)] for r in results]))
