@@ -4,8 +4,8 @@
 extras, and `SHA256SUMS`. Each artifact is built twice; the two builds must have equal bytes. The
 wheel is installed into an environment of its own, outside of the source tree, and runs there.
 
-If the build backend makes a platform wheel too, it is built, compared and listed like the pure one:
-the environment variable LOGQUARRY_COMPILED=1 is passed on to the backend for that second wheel.
+With LOGQUARRY_COMPILED=1 in the environment a second wheel is built with that variable set, for a
+backend that compiles modules then. A platform wheel is compared and checked like the pure one.
 """
 
 from __future__ import annotations
@@ -71,20 +71,28 @@ def commit_time() -> str:
     return run(["git", "log", "-1", "--format=%ct"]).strip()
 
 
-def build(python: Path, target: Path) -> None:
+def committed(target: Path) -> Path:
+    """Copy the committed files to a folder: the artifacts have no file of this machine alone."""
+    target.mkdir()
+    archive = target.with_suffix(".tar")
+    run(["git", "archive", "--output", archive, "HEAD"])
+    with tarfile.open(archive) as files:
+        files.extractall(target, filter="data")
+    if changed := run(["git", "status", "--porcelain"]).splitlines():
+        print(f"{len(changed)} changed files are not committed, and so not in the artifacts")
+    return target
+
+
+def build(python: Path, source: Path, target: Path) -> None:
     """Build the source archive, and from it the wheels, into a folder."""
     environ = {"SOURCE_DATE_EPOCH": commit_time()}
-    run([python, "-m", "build", "--outdir", target, ROOT], environ=environ)
+    run([python, "-m", "build", "--outdir", target, source], environ=environ)
     if os.environ.get("LOGQUARRY_COMPILED"):
-        pure = {path.name for path in target.glob("*.whl")}
         compiled = target / "compiled"
-        run(
-            [python, "-m", "build", "--wheel", "--outdir", compiled, ROOT],
-            environ={**environ, "LOGQUARRY_COMPILED": "1"},
-        )
+        environ["LOGQUARRY_COMPILED"] = "1"
+        run([python, "-m", "build", "--wheel", "--outdir", compiled, source], environ=environ)
         for path in compiled.glob("*.whl"):
-            if path.name not in pure:
-                path.rename(target / path.name)
+            path.replace(target / path.name)
         shutil.rmtree(compiled)
 
 
@@ -108,7 +116,7 @@ def check_contents(artifact: Path) -> None:
     Raises:
         SystemExit: if not.
     """
-    tracked = set(run(["git", "ls-files"]).splitlines())
+    tracked = set(run(["git", "ls-tree", "-r", "--name-only", "HEAD"]).splitlines())
     if artifact.suffix == ".whl":
         known = {name.removeprefix("src/") for name in tracked if name.startswith("src/")}
         # A platform wheel also has the compiled modules.
@@ -177,7 +185,8 @@ def main(extras: Sequence[str]) -> int:
         work = Path(folder)
         tools = environment(work / "tools", *TOOLS)
         for number in ("first", "second"):
-            build(tools, work / number)
+            # Another folder each time: its path must not be in the artifacts.
+            build(tools, committed(work / f"source-{number}"), work / number)
         first, second = digests(work / "first"), digests(work / "second")
         if first != second:
             raise SystemExit(f"two builds differ: {first} and {second}")
