@@ -155,27 +155,21 @@ def try_wheel(wheel: Path, extra: str, work: Path) -> tuple[Path, float]:
 
 
 def describe(tools: Path, python: Path, target: Path, name: str) -> None:
-    """Write the SBOM and the licence list of an environment."""
+    """Write the SBOM and the licence list of an environment; it loses pip, which is no part."""
+    run([python, "-m", "pip", "uninstall", "--yes", "--quiet", "setuptools", "pip"])
     sbom = target / f"sbom-{name}.cdx.json"
-    options = ["--output-reproducible", "--of", "JSON", "--pyproject", ROOT / "pyproject.toml"]
+    options = ["--output-reproducible", "--of", "JSON", "--pyproject", str(ROOT / "pyproject.toml")]
     run([tools, "-m", "cyclonedx_py", "environment", *options, "-o", sbom, python])
     licences = target / f"licences-{name}.md"
-    # pip installed the packages and is no dependency; older Pythons bring setuptools too.
     options = ["--python", str(python), "--format", "markdown", "--with-urls"]
-    options += ["--ignore-packages", "pip", "setuptools"]
     licences.write_text(run([tools.with_name("pip-licenses"), *options]), "utf-8")
 
 
 def megabytes(python: Path) -> float:
     """The size of what is installed in an environment, in MB."""
     packages = next((python.parents[1] / "lib").glob("python3.*")) / "site-packages"
-    pip = ("pip", "pip-")
-    files = [p for top in packages.iterdir() if not top.name.startswith(pip) for p in _files(top)]
-    return sum(p.stat().st_size for p in files) / 1e6
-
-
-def _files(top: Path) -> list[Path]:
-    return [p for p in top.rglob("*") if p.is_file()] if top.is_dir() else [top]
+    files = [path for path in packages.rglob("*") if path.is_file()]
+    return sum(path.stat().st_size for path in files) / 1e6
 
 
 def main(extras: Sequence[str]) -> int:
@@ -201,11 +195,11 @@ def main(extras: Sequence[str]) -> int:
         for extra in extras:
             python, seconds = try_wheel(wheel, extra, work)
             name = extra or "base"
+            describe(tools, python, target, name)
             print(
                 f"{name}: {megabytes(python):.0f} MB installed; installation and demo took "
                 f"{seconds:.0f} s"
             )
-            describe(tools, python, target, name)
         sums = [f"{digest}  {name}" for name, digest in digests(target).items()]
         (target / "SHA256SUMS").write_text("\n".join([*sums, ""]), "ascii")
     return 0
