@@ -78,7 +78,7 @@ def become(system: str) -> None:
         _without(os, WINDOWS_OS)
         names = [n for n in dir(mmap) if n.startswith(("MADV_", "MAP_", "PROT_"))]
         _without(mmap, tuple(names))
-        mmap.mmap = _WindowsMap  # type: ignore[misc]
+        mmap.mmap = _WindowsMap  # type: ignore[assignment, misc]
         loaded = ctypes.CDLL
 
         def library(name: Any, *args: Any, **kwargs: Any) -> Any:
