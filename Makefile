@@ -21,7 +21,7 @@ QUICK := not slow and not java and not root and not cluster
 # If no test is selected, that is an error, unless ARGS narrowed the selection.
 OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])
 
-.PHONY: help demo test test-slow test-root test-java test-cluster test-matrix crash check docs bench clean
+.PHONY: help demo test test-slow test-root test-java test-cluster test-matrix crash check docs bench dist clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed ## installs what is missing (needs Python 3.11+) and runs the main job
@@ -68,6 +68,9 @@ docs: .venv/.installed-dev ## the site of the docs, in site/; a dead link is an 
 
 bench: .venv/.installed-dev ## the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
+
+dist: .venv/bin/python ## wheel and source archive, built twice and tried out, with SBOM and licence lists
+	$(BIN)/python -m tools.dist $(ARGS)
 
 clean: ## removes what all of these made
 	rm -rf .venv .matrix .mutation demo-output dist build site .hypothesis .mypy_cache .ruff_cache .pytest_cache

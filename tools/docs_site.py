@@ -29,6 +29,7 @@ ROOT_PAGES = {
     "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "tests/README.md": "tests.md",
 }
 """Page of the project -> its name on the site."""

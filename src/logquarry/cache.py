@@ -59,6 +59,8 @@ def _temporary_folder() -> Path:
     or may write to is not used: programs are run from it.
     """
     parent = tempfile.gettempdir()
+    if not hasattr(os, "getuid"):  # Windows
+        return _folder_of_this_process(parent)
     folder = Path(parent) / f"logquarry-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -8,6 +8,7 @@ from typing import TypeVar
 from unittest import mock
 
 import numpy as np
+import pytest
 
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
 from logquarry.log import codec
@@ -25,7 +26,8 @@ def plain_python() -> Iterator[None]:
 
 def both(question: Callable[[], T]) -> tuple[T, T]:
     """The results of kernels and reference."""
-    assert codec.kernels_enabled(), "there is nothing to compare without kernels"
+    if not codec.kernels_enabled():
+        pytest.skip("there is nothing to compare without kernels")
     fast = question()
     with plain_python():
         return fast, question()

@@ -19,7 +19,7 @@ import logquarry
 ROOT = Path(logquarry.__file__).parent
 
 LAYERS = (
-    "errors units documents text arguments cache signals",
+    "errors units documents text arguments cache signals systems",
     "format",
     "protocol",
     "config_names config message",

@@ -248,14 +248,12 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
     type=click.Choice(["parquet", "jsonl", *KINDS]),
     default="parquet",
     show_default=True,
-    help="jsonl needs no Spark; the other formats do.",
+    help="delta and iceberg need Spark.",
 )
 @click.option(
     "--spark-master",
     metavar="URL",
-    default="local[*]",
-    show_default=True,
-    help="The Spark master's URL.",
+    help="The Spark master's URL.  [default: local[*]; Parquet without PySpark: this process]",
 )
 @click.option(
     "--partition-by",
@@ -278,7 +276,7 @@ def export(
     stores: tuple[str, ...],
     target: str,
     kind: str,
-    spark_master: str,
+    spark_master: str | None,
     partition_by: str | None,
     columns: str | None,
     flags: TableFlags,
@@ -336,14 +334,14 @@ def export(
     folders = _words(partition_by or "")
     if kind in KINDS:
         export = prepared(kind, stores, target, read, folders, flags)
-        added = export_table(out, export, spark_master)
+        added = export_table(out, export, spark_master or "local[*]")
         messages.report_damage(out, added.summary.damage, read.on_damage)
         return
     paths = find_stores(stores)
     for path in paths:
         # Report a wrong path before Spark starts, which takes seconds.
         StoreLayout.open(path, read.config)
-    with spark.session(spark_master) as session:
+    with spark.session_if_installed(spark_master) as session:
         done = spark.export(out, session, paths, target, read, folders)
     messages.report_damage(out, done.summary.damage, read.on_damage)
 

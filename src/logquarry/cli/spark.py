@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from logquarry import text
@@ -32,13 +33,14 @@ def session(master: str) -> Iterator[SparkSession]:
     Raises:
         SparkTrouble: if PySpark is not installed, or Spark fails in the block.
     """
-    try:
-        from logquarry.spark import get_session
-    except ModuleNotFoundError as error:
-        raise SparkTrouble(str(error)) from error
+    if find_spec("pyspark") is None:
+        raise SparkTrouble(
+            "this needs PySpark, which is not installed: pip install 'logquarry[spark]'"
+        )
     from pyspark import SparkContext
 
     from logquarry.signals import held
+    from logquarry.spark import get_session
 
     # getActiveSession() is per thread; the context is per process.
     running = SparkContext._active_spark_context is not None
@@ -56,6 +58,16 @@ def session(master: str) -> Iterator[SparkSession]:
             if made is not None and not running:
                 with held():
                     made.stop()
+
+
+@contextmanager
+def session_if_installed(master: str | None) -> Iterator[SparkSession | None]:
+    """Yield a session; None if no master is given and PySpark is not installed."""
+    if master is None and find_spec("pyspark") is None:
+        yield None
+    else:
+        with session(master or "local[*]") as made:
+            yield made
 
 
 def _in_other_thread(make: Callable[[], SparkSession]) -> SparkSession:
@@ -98,7 +110,7 @@ def _spark_trouble() -> Iterator[None]:
 
 def export(
     out: Output,
-    spark: SparkSession,
+    spark: SparkSession | None,
     stores: Sequence[str],
     target: str,
     options: ReadOptions | None = None,

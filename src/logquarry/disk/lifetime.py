@@ -80,4 +80,5 @@ def _abandon_all() -> None:
 
 
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_abandon_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import struct
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.lifetime import abandon_in_children
 from logquarry.errors import StoreUnavailable
 from logquarry.log.layout import ABORT, LOCK
+from logquarry.systems import fcntl, require_writing
 
 AT_WORK: Final = "a salvage or rebuild is at work there"
 
@@ -35,6 +35,8 @@ def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int |
         FileNotFoundError: if the folder does not exist (any more).
         StoreUnavailable: if another process holds the lock.
     """
+    if fcntl is None:
+        return None
     while True:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -62,6 +64,7 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
     Raises:
         StoreUnavailable: if another process holds the lock, or the folder cannot be created.
     """
+    require_writing(folder)
     while True:
         is_new = not folder.exists()
         try:
@@ -98,8 +101,6 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
 
 _CONTENT: Final = b"lock"
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
-# struct flock on Linux: type, whence, start, length, pid.
-_BYTE_0: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
 _PROC: Final = Path("/proc")
 
 
@@ -120,6 +121,7 @@ class StoreLock:
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:
+        require_writing(root)
         self.path = root / LOCK
         self._disk = disk
         existed = self.path.exists()
@@ -211,12 +213,15 @@ class AbortFile:
 
 
 def _take(descriptor: int) -> None:
+    assert fcntl is not None, "require_writing passed"
     command = getattr(fcntl, "F_OFD_SETLK", None)
     if command is None:
         # macOS has no locks of open files; a lock of the process is better than none.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
     else:
-        fcntl.fcntl(descriptor, command, _BYTE_0)
+        # struct flock on Linux: type, whence, start, length, pid.
+        byte_0 = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        fcntl.fcntl(descriptor, command, byte_0)
 
 
 def _holders(descriptor: int) -> list[int]:

@@ -37,8 +37,13 @@ def kernels() -> ModuleType | None:
         return None
     try:
         from logquarry.format import kernels as module
-    except ImportError as error:
-        logger.warning("numba is missing (%s): reading with the slow Python reference", error)
+    except (ImportError, OSError) as error:  # OSError: a library of numba cannot be loaded
+        reason = str(error).partition("\n")[0]
+        logger.warning(
+            "no compiled kernels (%s): the slower Python reference is used. For speed: "
+            "pip install 'logquarry[fast]'",
+            reason,
+        )
         return None
     return module
 

@@ -22,6 +22,7 @@ from logquarry import arguments
 from logquarry.errors import StoreNotFound, UnreadableFile, UsageError
 from logquarry.log.near_store import not_a_store
 from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable, joined
+from logquarry.systems import READ_ONLY, next_data
 
 if TYPE_CHECKING:
     from pyarrow import fs as pafs
@@ -172,8 +173,7 @@ class _LocalFile(FileView):
 
     def __init__(self, path: str, note: Callable[[Sequence[Unreadable]], None]) -> None:
         self.path = path
-        # An ordinary open of a pipe without a writer would block for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+        descriptor = os.open(path, READ_ONLY)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
@@ -183,7 +183,7 @@ class _LocalFile(FileView):
             self._map = (
                 ReadableMap(
                     path,
-                    mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ),
+                    mmap.mmap(descriptor, self.size, access=mmap.ACCESS_READ),
                     self.size,
                     note=note,
                 )
@@ -210,13 +210,13 @@ class _LocalFile(FileView):
         if position >= self.size:
             return self.size
         try:
-            descriptor = os.open(self.path, os.O_RDONLY)
+            descriptor = os.open(self.path, READ_ONLY)
         except OSError:
             # The file was deleted; its map is still valid.
             return position
         try:
             # The file may have grown since it was mapped; only the mapped part is read.
-            return min(os.lseek(descriptor, position, os.SEEK_DATA), self.size)
+            return min(next_data(descriptor, position), self.size)
         except OSError as error:
             return self.size if error.errno == errno.ENXIO else position
         finally:
@@ -228,7 +228,7 @@ class LocalFileSystem(FileSystem):
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         # The process may change its working folder while the store is open.
-        self._base = str(Path(root).absolute()).rstrip("/")
+        self._base = Path(root).absolute().as_posix().rstrip("/")
         self.root = str(root)
         self.unreadable = {}
 

@@ -635,23 +635,27 @@ def _is_queue_id(name: str) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    import fcntl
     import struct
 
+    from logquarry.systems import READ_ONLY, fcntl, read_at
+
     try:
-        # An ordinary open would block for ever on a pipe of that name.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+        descriptor = os.open(path, READ_ONLY)
     except OSError:
         return False
     command = getattr(fcntl, _LOCK_PROBE, None)
-    # struct flock: type, whence, start, length, pid. Java's tryLock(0, 1) locks byte 0.
-    request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     try:
+        if fcntl is None:
+            # On Windows nobody else can read the byte that a process has locked.
+            read_at(descriptor, 1, 0)
+            return False
         if command is None:
             return False
+        # struct flock: type, whence, start, length, pid. Java's tryLock(0, 1) locks byte 0.
+        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         answer = fcntl.fcntl(descriptor, command, request)
         return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
-    except OSError:
-        return False
+    except OSError as error:
+        return fcntl is None and isinstance(error, PermissionError)
     finally:
         os.close(descriptor)

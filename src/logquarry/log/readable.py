@@ -21,6 +21,7 @@ import ctypes
 import errno
 import mmap
 import os
+import sys
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +32,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from logquarry.format.frame import DamageKind
+from logquarry.systems import READ_ONLY, read_at
 
 UNREADABLE: Final = DamageKind.UNREADABLE.label
 """Kind of bytes that the disk does not deliver."""
@@ -123,11 +125,14 @@ class Probe:
 
     def read(self, path: str, descriptor: int, position: int, length: int) -> bytes:
         """Read bytes of a file. Raises OSError."""
-        return os.pread(descriptor, length, position)
+        return read_at(descriptor, length, position)
 
 
 @cache
 def _libc() -> Any:
+    if sys.platform != "linux":
+        # Other systems have no such advice, or give its number another meaning.
+        return None
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -272,7 +277,7 @@ class ReadableMap:
     def _read(self, start: int, length: int) -> tuple[bytes, list[Unreadable]]:
         """The bytes of a range, with FILL in place of the unreadable ones, and these."""
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+            descriptor = os.open(self.path, READ_ONLY)
         except OSError as error:
             return FILL * length, [Unreadable(start, length, reason_of(error))]
         try:

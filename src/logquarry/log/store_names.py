@@ -112,7 +112,8 @@ def absolute(location: str | os.PathLike[str]) -> str:
     text = without_file_scheme(text)
     if "://" in text:
         return text.rstrip("/")
-    return os.path.abspath(text)  # noqa: PTH100
+    # Windows takes both separators; this package splits paths at "/".
+    return os.path.abspath(text).replace(os.sep, "/")  # noqa: PTH100
 
 
 def _matches(pattern: str, storage_options: Mapping[str, Any] | None) -> list[str]:

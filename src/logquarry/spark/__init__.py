@@ -11,20 +11,14 @@ session of your own. `read` reads stores on each version of Spark, also on 3.5. 
 `export_delta`, `export_iceberg` and `compact` write tables, `summarize` counts messages, `load`
 writes a DataFrame into stores.
 
-Needs the extra `logquarry[spark]`.
+`export_parquet`, `compact` and `summarize` also run without Spark, in this process, if they get
+None in place of a session. All else needs the extra `logquarry[spark]`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-
-if find_spec("pyspark") is None:
-    raise ModuleNotFoundError(
-        "logquarry.spark needs PySpark, which is not installed: pip install 'logquarry[spark]'",
-        name="pyspark",
-    )
 
 # Spark's workers import this package too: session.py imports pyspark only inside its functions.
 from logquarry.spark.session import get_session, register

@@ -17,14 +17,17 @@ import inspect
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import pyspark
+try:
+    import pyspark
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "PySpark is not installed: pip install 'logquarry[spark]'", name=error.name
+    ) from error
 
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
     from pyspark.sql.datasource import (
         DataSource,
         DataSourceArrowWriter,
@@ -59,7 +62,6 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "WriterCommitMessage",
     "arrow_schema",
-    "context_of",
     "has_admission",
     "has_sources",
     "require_sources",
@@ -137,18 +139,3 @@ def arrow_schema(struct: StructType) -> pa.Schema:
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return to_arrow_schema(struct, timezone="UTC")
     return to_arrow_schema(struct)
-
-
-def context_of(spark: SparkSession) -> SparkContext:
-    """Return the context of a session, which runs the tasks of our jobs.
-
-    Raises:
-        UsageError: if `spark` is a session of Spark Connect, which has no context.
-    """
-    try:
-        return spark.sparkContext
-    except (AttributeError, NotImplementedError) as error:
-        raise UsageError(
-            "this job needs a classic Spark session; a session of Spark Connect reads and writes "
-            "stores with format('rocketmq') only"
-        ) from error

@@ -1,4 +1,4 @@
-"""Exports stores to Parquet, and counts their messages.
+"""Exports stores to Parquet, and counts their messages; on Spark, or in this process.
 
 The workers read and write; only counts return to the driver. A file's name depends only on the
 store and the place of its messages, and :mod:`logquarry.spark.output` commits the files, so an
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from logquarry.errors import UsageError
 from logquarry.log.store_names import Stores, as_paths
 from logquarry.signals import held
-from logquarry.spark.adapter import context_of
-from logquarry.spark.jobs import run_tasks
+from logquarry.spark.jobs import context_of, run_tasks
 from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.output import ExportCommit, OutputFolder
 from logquarry.spark.parquet import (
@@ -64,7 +63,7 @@ class ExportSummary:
 
 
 def export_parquet(
-    spark: SparkSession,
+    spark: SparkSession | None,
     stores: Stores,
     dest: str | os.PathLike[str],
     options: ReadOptions | Mapping[str, str] | None = None,
@@ -81,6 +80,7 @@ def export_parquet(
 
     Args:
         spark: a session; its workers must reach the stores and ``dest`` under the same paths.
+            None exports in this process, without PySpark.
         stores: a path, URL or glob, or several.
         dest: a folder that does not exist, is empty, or holds an earlier export.
         options: options of the source, or :class:`ReadOptions`, which also takes
@@ -135,7 +135,7 @@ def export_parquet(
 
 
 def summarize(
-    spark: SparkSession,
+    spark: SparkSession | None,
     stores: Stores,
     options: ReadOptions | Mapping[str, str] | None = None,
     *,
@@ -146,7 +146,8 @@ def summarize(
     Bodies are not read, so their CRC is not checked.
 
     Args:
-        spark: a session; its workers must reach the stores under the same paths.
+        spark: a session; its workers must reach the stores under the same paths. None counts in
+            this process.
         stores: a path, URL or glob, or several.
         options: see :func:`export_parquet`.
         progress: called with (bytes of log done, bytes in total).
@@ -189,7 +190,9 @@ def read_options(
     return replace(read, paths=paths)
 
 
-def _cores(spark: SparkSession) -> int:
+def _cores(spark: SparkSession | None) -> int:
+    if spark is None:
+        return 1
     with held():
         return context_of(spark).defaultParallelism
 

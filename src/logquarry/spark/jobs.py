@@ -1,4 +1,4 @@
-"""Runs tasks in Spark's Python workers and returns their small results to the driver."""
+"""Runs tasks in Spark's Python workers, or in this process, and returns their small results."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from logquarry.errors import UsageError
 from logquarry.signals import held
-from logquarry.spark.adapter import context_of
 from logquarry.spark.errors import explain
 from logquarry.spark.worker import settle, without_traceback
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
-    from pyspark import Accumulator
+    from pyspark import Accumulator, SparkContext
     from pyspark.sql import SparkSession
 
 _POLL_SECONDS = 0.1
@@ -23,8 +23,23 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+def context_of(spark: SparkSession) -> SparkContext:
+    """Return the context of a session, which runs the tasks of our jobs.
+
+    Raises:
+        UsageError: if `spark` is a session of Spark Connect, which has no context.
+    """
+    try:
+        return spark.sparkContext
+    except (AttributeError, NotImplementedError) as error:
+        raise UsageError(
+            "this job needs a classic Spark session; a session of Spark Connect reads and writes "
+            "stores with format('rocketmq') only"
+        ) from error
+
+
 def run_tasks(
-    spark: SparkSession,
+    spark: SparkSession | None,
     name: str,
     tasks: Sequence[T],
     work: Callable[[int, T], R],
@@ -33,12 +48,12 @@ def run_tasks(
     progress: Progress | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> list[R]:
-    """Run `work` on each task in a Spark job; return the results in the order of the tasks.
+    """Run `work` on each task; return the results in the order of the tasks.
 
     Ctrl-C and every exception that `progress` or `pause` raises cancel the job.
 
     Args:
-        spark: the session.
+        spark: the session; None runs the tasks in this process, one after the other.
         name: description of the job in Spark's UI.
         tasks: tasks; picklable.
         work: called in a worker with a task's number and the task; it and its result are picklable.
@@ -52,6 +67,15 @@ def run_tasks(
     if not tasks:
         return []
     total = sum(map(weight, tasks))
+    if spark is None:
+        found, done_here = [], 0
+        for number, task in enumerate(tasks):
+            pause()
+            found.append(work(number, task))
+            done_here += weight(task)
+            if progress is not None:
+                progress(done_here, total)
+        return found
     with held() as interrupts:
         context = context_of(spark)
         done = context.accumulator(0)

@@ -33,6 +33,7 @@ from logquarry.disk.locks import lock_folder
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.log.filesystem import arrow_folder
 from logquarry.log.store_names import absolute
+from logquarry.systems import fcntl
 
 if TYPE_CHECKING:
     from pyarrow import fs as pafs
@@ -129,7 +130,7 @@ class OutputFolder:
 
     def sync(self, path: str) -> None:
         """Sync a local file and its folder; an object store needs no sync."""
-        if not self.is_local:
+        if not self.is_local or fcntl is None:  # Windows cannot open a folder to sync it
             return
         for place in (self._full(path), os.path.dirname(self._full(path))):  # noqa: PTH120
             descriptor = os.open(place, os.O_RDONLY)

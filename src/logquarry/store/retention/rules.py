@@ -101,7 +101,7 @@ def disk_use(path: Path) -> DiskUse | None:
     """The use of the disk with a path; None if unknown."""
     try:
         found = os.statvfs(path)
-    except OSError:
+    except (OSError, AttributeError):  # Windows has no statvfs
         return None
     used = (found.f_blocks - found.f_bfree) * found.f_frsize
     return DiskUse(used, found.f_bavail * found.f_frsize)

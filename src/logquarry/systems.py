@@ -1,0 +1,58 @@
+"""What Linux, macOS and Windows lack of each other's system calls, for reading a store.
+
+Reading works on all three. Writing needs Linux or macOS: see :func:`require_writing`.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+from logquarry.errors import StoreUnavailable
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
+
+# An ordinary open would block for ever on a pipe without a writer. Windows reads a file as text
+# unless O_BINARY is given.
+READ_ONLY = (
+    os.O_RDONLY
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+"""Flags of :func:`os.open` for reading a file of a store."""
+
+
+def read_at(descriptor: int, length: int, position: int) -> bytes:
+    """Read at a position. Raises OSError.
+
+    Without ``pread`` it moves the descriptor: no other thread may use it.
+    """
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, length, position)
+    os.lseek(descriptor, position, os.SEEK_SET)
+    return os.read(descriptor, length)
+
+
+def next_data(descriptor: int, position: int) -> int:
+    """The first position from one on that may hold data. Raises OSError (ENXIO: there is none)."""
+    if hasattr(os, "SEEK_DATA"):
+        return os.lseek(descriptor, position, os.SEEK_DATA)
+    return position
+
+
+def require_writing(place: str | os.PathLike[str]) -> None:
+    """Refuse to write a store on Windows: its locks, renames and syncs differ, and are untested.
+
+    Raises:
+        StoreUnavailable: if this system cannot write stores.
+    """
+    if fcntl is None:
+        raise StoreUnavailable(
+            f"{os.fsdecode(place)}: this system can read stores, but not write them: it has no "
+            "fcntl locks. Write on Linux or macOS"
+        )
