@@ -34,7 +34,7 @@ def test_the_base_brings_neither_spark_nor_numba() -> None:
 def test_all_brings_each_extra_but_the_development_tools() -> None:
     (whole,) = EXTRAS["all"]
     named = whole.removeprefix("logquarry[").removesuffix("]").split(",")
-    assert set(named) == EXTRAS.keys() - {"all", "dev"}
+    assert set(named) == EXTRAS.keys() - {"all", "dev", "docs"}
 
 
 def test_each_extra_that_a_text_names_exists() -> None:

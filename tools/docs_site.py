@@ -181,5 +181,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str | None:
-    """Add the diagrams to the page of the formats (MkDocs calls this)."""
-    return with_diagrams(markdown) if page.file.src_uri == "formats.md" else None
+    """Add the diagrams to the formats, and lead links to pages of the site (MkDocs calls this)."""
+    if page.file.src_uri == "formats.md":
+        return with_diagrams(markdown)
+    for source, name in ROOT_PAGES.items():
+        markdown = markdown.replace(f"](../{source}", f"]({name}")
+    return markdown
