@@ -19,10 +19,10 @@ import logquarry
 ROOT = Path(logquarry.__file__).parent
 
 LAYERS = (
-    "errors units documents text arguments cache signals",
+    "errors units compiled uncompiled documents text arguments cache signals",
     "format",
     "protocol",
-    "config_names config message",
+    "config_names config message_call message",
     "log",
     "disk",
     "read",
