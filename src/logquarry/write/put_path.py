@@ -2,8 +2,8 @@
 
 One source, two ways to run: compiled by Cython (``put_path.pxd`` has the C types), or interpreted.
 Only the last step differs, because each way has its own cheapest means to write a frame:
-:meth:`PutPath._append_joined` packs and joins, :meth:`PutPath._append_frame` stores numbers at an
-address. Both write the bytes of the reference, :meth:`MessageEncoder.encode
+interpreted, :meth:`PutPath.put_common` packs and joins; compiled, ``_append_frame`` stores numbers
+at an address. Both write the bytes of the reference, :meth:`MessageEncoder.encode
 <logquarry.write.encode.MessageEncoder.encode>` and :meth:`LogAppender.append
 <logquarry.write.log_appender.LogAppender.append>` (tests/property/test_put_path_twins.py).
 
