@@ -61,7 +61,7 @@ class SinglePut:
                 self._path.check_status()
                 self._feed.adopt()
             result = self._path.put(message)
-            topic = message.topic
+            topic = cython.cast(tuple, message)[0] if cython.compiled else message.topic
         except LogquarryError:
             self._counter.put_failed()
             raise

@@ -36,9 +36,16 @@ cdef extern from *:
         logquarry_store32(at + 4, value);
     }
 
-    /* A tuple of a subclass: tuple.__new__ takes twice the time. */
-    static inline PyObject *logquarry_tuple(PyObject *type, Py_ssize_t count) {
-        return PyType_GenericAlloc((PyTypeObject *)type, count);
+    /* tuple.__new__ without a call from Python. */
+    static inline PyObject *logquarry_tuple(PyObject *type, PyObject *fields) {
+        Py_ssize_t count = PyTuple_GET_SIZE(fields), i;
+        PyObject *made = PyType_GenericAlloc((PyTypeObject *)type, count);
+        if (made == NULL) return NULL;
+        for (i = 0; i < count; i++) {
+            Py_INCREF(PyTuple_GET_ITEM(fields, i));
+            PyTuple_SET_ITEM(made, i, PyTuple_GET_ITEM(fields, i));
+        }
+        return made;
     }
     /* Interruptible, with the GIL released while it waits. 0 if a signal came first. */
     static inline int logquarry_acquire(PyThread_type_lock lock) {
@@ -55,7 +62,7 @@ cdef extern from *:
     void store16 "logquarry_store16"(char *at, long long value) nogil
     void store32 "logquarry_store32"(char *at, long long value) nogil
     void store64 "logquarry_store64"(char *at, long long value) nogil
-    object new_tuple "logquarry_tuple"(object type, Py_ssize_t count)
+    object tuple_of "logquarry_tuple"(object type, object fields)
     bint acquire_lock "logquarry_acquire"(void *lock)
 
 ctypedef uint32_t (*crc32_function)(uint32_t, const char*, size_t) noexcept nogil
@@ -81,6 +88,7 @@ cdef class FrameHead:
     cdef Py_ssize_t store_time_at
     cdef bint advances
 
+@cython.locals(fields=tuple)
 cdef put_result(bytes store_host, long long physical_offset, long long queue_offset,
                 long long size, long long now, double held)
 

@@ -124,13 +124,20 @@ def put_result(
     held: float,
 ) -> PutResult:
     """The result of a put of one message; see :class:`PutResult`."""
-    return _new(
-        PutResult,
-        (
-            *(_PUT_OK, _APPENDED, store_host, physical_offset, queue_offset, size, 1, now),
-            *(held, _ONE_FRAME, held),
-        ),
+    fields = (
+        _PUT_OK,
+        _APPENDED,
+        store_host,
+        physical_offset,
+        queue_offset,
+        size,
+        1,
+        now,
+        held,
+        _ONE_FRAME,
+        held,
     )
+    return tuple_of(PutResult, fields) if cython.compiled else _new(PutResult, fields)
 
 
 class LogLock:
