@@ -1,7 +1,7 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from logquarry.disk.file_place cimport FilePlace
+from logquarry.disk.file_place cimport FilePlace, HealthReason, LastFile, Refusals
 
 cdef extern from *:
     """
@@ -36,15 +36,35 @@ cdef extern from *:
         logquarry_store32(at + 4, value);
     }
 
-    /* tuple.__new__ without a call from Python. */
-    static inline PyObject *logquarry_tuple(PyObject *type, PyObject *fields) {
-        Py_ssize_t count = PyTuple_GET_SIZE(fields), i;
-        PyObject *made = PyType_GenericAlloc((PyTypeObject *)type, count);
+    /* A PutResult: tuple.__new__ takes a second tuple. The last field is that before the tenth. */
+    static PyObject *logquarry_result(PyObject *type, PyObject *status, PyObject *appended,
+                                      PyObject *host, long long physical, long long queue,
+                                      long long size, PyObject *count, long long now,
+                                      PyObject *held, PyObject *starts) {
+        PyObject *made = PyType_GenericAlloc((PyTypeObject *)type, 11);
+        PyObject *numbers[4];
+        int i;
         if (made == NULL) return NULL;
-        for (i = 0; i < count; i++) {
-            Py_INCREF(PyTuple_GET_ITEM(fields, i));
-            PyTuple_SET_ITEM(made, i, PyTuple_GET_ITEM(fields, i));
-        }
+        numbers[0] = PyLong_FromLongLong(physical);
+        numbers[1] = PyLong_FromLongLong(queue);
+        numbers[2] = PyLong_FromLongLong(size);
+        numbers[3] = PyLong_FromLongLong(now);
+        PyTuple_SET_ITEM(made, 3, numbers[0]);
+        PyTuple_SET_ITEM(made, 4, numbers[1]);
+        PyTuple_SET_ITEM(made, 5, numbers[2]);
+        PyTuple_SET_ITEM(made, 7, numbers[3]);
+        PyTuple_SET_ITEM(made, 0, Py_NewRef(status));
+        PyTuple_SET_ITEM(made, 1, Py_NewRef(appended));
+        PyTuple_SET_ITEM(made, 2, Py_NewRef(host));
+        PyTuple_SET_ITEM(made, 6, Py_NewRef(count));
+        PyTuple_SET_ITEM(made, 8, Py_NewRef(held));
+        PyTuple_SET_ITEM(made, 9, Py_NewRef(starts));
+        PyTuple_SET_ITEM(made, 10, Py_NewRef(held));
+        for (i = 0; i < 4; i++)
+            if (numbers[i] == NULL) {
+                Py_DECREF(made);
+                return NULL;
+            }
         return made;
     }
     /* Interruptible, with the GIL released while it waits. 0 if a signal came first. */
@@ -62,7 +82,9 @@ cdef extern from *:
     void store16 "logquarry_store16"(char *at, long long value) nogil
     void store32 "logquarry_store32"(char *at, long long value) nogil
     void store64 "logquarry_store64"(char *at, long long value) nogil
-    object tuple_of "logquarry_tuple"(object type, object fields)
+    object result_of "logquarry_result"(
+        object type, object status, object appended, object host, long long physical,
+        long long queue, long long size, object count, long long now, object held, object starts)
     bint acquire_lock "logquarry_acquire"(void *lock)
 
 ctypedef uint32_t (*crc32_function)(uint32_t, const char*, size_t) noexcept nogil
@@ -88,7 +110,6 @@ cdef class FrameHead:
     cdef Py_ssize_t store_time_at
     cdef bint advances
 
-@cython.locals(fields=tuple)
 cdef put_result(bytes store_host, long long physical_offset, long long queue_offset,
                 long long size, long long now, double held)
 
@@ -100,9 +121,9 @@ cdef class PutPath:
     cdef public object _lock
     cdef public double _held_since
     cdef public object settle
-    cdef public object _files
-    cdef public object _flags
-    cdef public object _health
+    cdef public LastFile _files
+    cdef public Refusals _flags
+    cdef public HealthReason _health
     cdef str _topic_check
     cdef str _store_host
     cdef long long _largest

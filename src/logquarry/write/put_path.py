@@ -92,6 +92,8 @@ _SEPARATOR_BYTE = ord(_SEPARATOR)
 assert len(_TAGS_BYTES) == _NAME_SIZE and frame.PROPERTIES_LENGTH.size == 2
 _PUT_OK, _APPENDED = PutStatus.PUT_OK, AppendStatus.PUT_OK
 _ONE_FRAME: Final = (0,)
+_ONE_MESSAGE: Final = 1
+_NO_TIME: Final = 0.0
 _CACHED: Final = 4_096
 _new = tuple.__new__
 _monotonic = time.monotonic
@@ -124,20 +126,38 @@ def put_result(
     held: float,
 ) -> PutResult:
     """The result of a put of one message; see :class:`PutResult`."""
-    fields = (
-        _PUT_OK,
-        _APPENDED,
-        store_host,
-        physical_offset,
-        queue_offset,
-        size,
-        1,
-        now,
-        held,
-        _ONE_FRAME,
-        held,
+    if cython.compiled:
+        # Most puts end within one tick.
+        held_ms = held if held else _NO_TIME
+        return result_of(
+            PutResult,
+            _PUT_OK,
+            _APPENDED,
+            store_host,
+            physical_offset,
+            queue_offset,
+            size,
+            _ONE_MESSAGE,
+            now,
+            held_ms,
+            _ONE_FRAME,
+        )
+    return _new(
+        PutResult,
+        (
+            _PUT_OK,
+            _APPENDED,
+            store_host,
+            physical_offset,
+            queue_offset,
+            size,
+            1,
+            now,
+            held,
+            _ONE_FRAME,
+            held,
+        ),
     )
-    return tuple_of(PutResult, fields) if cython.compiled else _new(PutResult, fields)
 
 
 class LogLock:
