@@ -36,21 +36,21 @@ check: .venv/.installed-dev ## lint, format and types: exactly what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 
-test: .venv/.installed-dev ## every quick test; first those without Spark, then those with it
+test: .venv/.compiled ## every quick test; first those without Spark, then those with it
 	$(PARALLEL) -m "$(QUICK) and not spark" $(ARGS) $(OR_NONE)
 	$(PYTEST) -m "$(QUICK) and spark" $(ARGS) $(OR_NONE)
 
-test-slow: .venv/.installed-dev ## the slow tests, and those that need RocketMQ's own code or root (else skipped)
+test-slow: .venv/.compiled ## the slow tests, and those that need RocketMQ's own code or root (else skipped)
 	$(PARALLEL) -m "(slow or java or root) and not cluster and not spark" $(ARGS) $(OR_NONE)
 	$(PYTEST) -m "spark and slow" $(ARGS) $(OR_NONE)
 
-test-java: .venv/.installed-dev ## the quick tests beside RocketMQ's own code (skipped without a JDK and Maven)
+test-java: .venv/.compiled ## the quick tests beside RocketMQ's own code (skipped without a JDK and Maven)
 	$(PARALLEL) -m "java and not spark and not slow" $(ARGS) $(OR_NONE)
 
-test-root: .venv/.installed-dev ## the quick tests that need root, for mounts (else skipped)
+test-root: .venv/.compiled ## the quick tests that need root, for mounts (else skipped)
 	$(PYTEST) -m "root and not slow" $(ARGS) $(OR_NONE)
 
-test-cluster: .venv/.installed-dev ## the tests that start a Spark cluster here, or Spark beside RocketMQ
+test-cluster: .venv/.compiled ## the tests that start a Spark cluster here, or Spark beside RocketMQ
 	$(PYTEST) -m "cluster or (spark and (java or root) and not slow)" $(ARGS) $(OR_NONE)
 
 CELLS ?=
@@ -60,13 +60,13 @@ test-matrix: .venv/.installed-dev ## each version of Spark in an environment bel
 RUNG ?= power_cut
 N ?=
 SEED ?= 1
-crash: .venv/.installed-dev ## one crash test: RUNG=power_cut N=300000 SEED=7 (docs/testing.md)
+crash: .venv/.compiled ## one crash test: RUNG=power_cut N=300000 SEED=7 (docs/testing.md)
 	CRASH_N=$(N) CRASH_SEED=$(SEED) $(PARALLEL) tests/crash/test_$(RUNG).py $(ARGS)
 
 docs: .venv/.installed-dev ## the site of the docs, in site/; a dead link is an error
 	$(BIN)/python -m mkdocs build --strict --quiet
 
-bench: .venv/.installed-dev ## the benchmarks
+bench: .venv/.compiled ## the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
 
 dist: .venv/bin/python ## wheel and source archive, built twice and tried out, with SBOM and licence lists
@@ -85,6 +85,12 @@ clean: ## removes what all of these made
 .venv/.installed: pyproject.toml | .venv/bin/python
 	@echo "Installing logquarry and its dependencies (the first time this downloads PySpark: some minutes)"
 	@$(PIP) install -e '.[all]'
+	@touch $@
+
+# Modules that are compiled if there is a C compiler.
+TYPED := $(shell find src -name '*.pxd')
+.venv/.compiled: hatch_build.py src/logquarry/compiled.py $(TYPED) $(TYPED:.pxd=.py) .venv/.installed-dev
+	@$(BIN)/python hatch_build.py
 	@touch $@
 
 .venv/.installed-dev: pyproject.toml | .venv/bin/python

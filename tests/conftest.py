@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
+import hatch_build
 from tests.helpers.golden_data import unpack_golden
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background ignores interrupts, and every process that the
     # tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if hatch_build.is_stale():
+    pytest.exit("the compiled modules are older than their sources: run python hatch_build.py", 2)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by the markers

@@ -23,6 +23,7 @@ that a quick command stays quick.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ if TYPE_CHECKING:
     from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 
 __version__ = "0.1.0"
+
+if os.environ.get("LOGQUARRY_COMPILED"):
+    from logquarry import compiled
+
+    compiled.obey_switch()
 
 __all__ = [
     "AppendStatus",

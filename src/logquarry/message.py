@@ -17,6 +17,7 @@ from logquarry.errors import UsageError
 from logquarry.format import compression, delay, inner_batch, java, message_id, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
+from logquarry.message_call import speed_up
 
 DEFAULT_BORN_HOST: Final = "127.0.0.1:0"
 
@@ -224,6 +225,31 @@ def _timed(
     if delay_ms is not None:
         added[props.TIMER_DELAY_MS] = str(arguments.integer(delay_ms, "delay_ms"))
     return added
+
+
+# As the constructor's one condition has it.
+speed_up(
+    Message,
+    {
+        "topic": (object(), str),
+        "body": (b"", bytes),
+        "queue_id": (0, int),
+        "tags": (None, str),
+        "keys": (None, str),
+        "properties": (None, None),
+        "properties_string": (None, str),
+        "delay_level": (0, None),
+        "wait_store_ok": (True, None),
+        "flag": (0, None),
+        "sys_flag": (0, None),
+        "queue_offset": (0, None),
+        "born_timestamp": (None, int),
+        "born_host": (DEFAULT_BORN_HOST, str),
+        "store_host": (None, None),
+        "reconsume_times": (0, None),
+        "prepared_transaction_offset": (0, None),
+    },
+)
 
 
 def _host(value: object, field: str) -> str | bytes:

@@ -19,10 +19,10 @@ import logquarry
 ROOT = Path(logquarry.__file__).parent
 
 LAYERS = (
-    "errors units documents text arguments cache signals systems",
+    "errors units compiled uncompiled documents text arguments cache signals systems",
     "format",
     "protocol",
-    "config_names config message",
+    "config_names config message_call message",
     "log",
     "disk",
     "read",
@@ -134,7 +134,9 @@ def test_public_names_have_homes() -> None:
     # mypy reads the same homes from the imports under TYPE_CHECKING.
     homes = logquarry._HOMES
     assert set(homes) == set(logquarry.__all__) - {"__version__", "errors"}
-    assert set(homes.values()) | {"logquarry.errors"} == IMPORTS["logquarry"] - {"logquarry"}
+    assert set(homes.values()) | {"logquarry.errors", "logquarry.compiled"} == IMPORTS[
+        "logquarry"
+    ] - {"logquarry"}
 
 
 def test_no_layer_name_is_left_over() -> None:

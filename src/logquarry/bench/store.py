@@ -120,7 +120,19 @@ class Bench:
     def _messages(self, start: int, stop: int, step: int) -> Iterator[Message]:
         topics = [f"BenchTopic{topic}" for topic in range(self._load.topics)]
         count, queues, body = len(topics), self._load.queues, self._body
-        has_one_key = self._load.keys == 1
+        if self._load.keys == 1:
+            # As a program writes it.
+            for i in range(start, stop, step):
+                yield Message(
+                    topics[i % count],
+                    body,
+                    queue_id=i // count % queues,
+                    keys=f"key{i}",
+                    tags="TagA",
+                    born_timestamp=FIRST_BORN + i,
+                    born_host=BORN_HOST,
+                )
+            return
         for i in range(start, stop, step):
             yield Message(
                 topics[i % count],
@@ -128,9 +140,7 @@ class Bench:
                 queue_id=i // count % queues,
                 born_timestamp=FIRST_BORN + i,
                 born_host=BORN_HOST,
-                properties_string=f"KEYS\x01key{i}\x02TAGS\x01TagA"
-                if has_one_key
-                else self._properties(i),
+                properties_string=self._properties(i),
             )
 
     def _record_batch(self, start: int) -> pa.RecordBatch:

@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from logquarry import __version__, text
+from logquarry import __version__, compiled, text
 from logquarry.cli import interrupts, next_step, output
 from logquarry.cli.exit_codes import ExitCode, exit_code
 from logquarry.errors import LogquarryError
@@ -93,13 +93,28 @@ class _Commands(click.Group):
                 _interrupted(ctx)
 
 
+def _version(ctx: click.Context, option: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        click.echo(f"{ctx.info_name} {__version__}")
+        if ctx.params["verbose"]:
+            click.echo(compiled.description())
+        ctx.exit()
+
+
 @click.command(
     cls=_Commands,
     name="logquarry",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(__version__, message="%(prog)s %(version)s")
-def app() -> None:
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    callback=_version,
+    help="Show the version; with -v also whether single puts run compiled.",
+)
+@click.option("-v", "--verbose", is_flag=True, is_eager=True, hidden=True)
+def app(verbose: bool) -> None:
     """Read, check, repair, export and import the message store of an Apache RocketMQ broker.
 
     No broker is needed. STORE is the folder that holds commitlog/ (the broker's storePathRootDir),

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from logquarry.disk import open_files
 from logquarry.disk.disk import Disk
+from logquarry.disk.file_place import FilePlace
 from logquarry.disk.lifetime import abandon_in_children, stays
 from logquarry.errors import StoreUnavailable, UnreadableFile
 from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable
@@ -79,7 +80,7 @@ _STEP: Final = 8 << 20
 _NO_BYTES: Final = memoryview(b"")
 
 
-class MappedFile:
+class MappedFile(FilePlace):
     """A file of a :class:`MappedFileQueue`. Positions are within the file.
 
     Opens the file, and makes it if there is none. Positions are 0 in both cases: only a walk over

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from logquarry.disk.disk import Disk
+from logquarry.disk.file_place import LastFile
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.queue_folders import NameGuard, QueueFolders
 from logquarry.errors import StoreUnavailable, UsageError
@@ -44,7 +45,7 @@ class Allocator(Protocol):
         """Delete the files that were not taken: they are no longer the next ones."""
 
 
-class MappedFileQueue:
+class MappedFileQueue(LastFile):
     """The files of a commit log or of a consume queue. Offsets count over all files of the queue.
 
     The constructor touches no file; :meth:`load` finds those that exist.

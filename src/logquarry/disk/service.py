@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
 
+from logquarry.disk.file_place import HealthReason, Refusals
 from logquarry.errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Refusal(Enum):
     CLOSED = "it is closed"
 
 
-class RunningFlags:
+class RunningFlags(Refusals):
     """The reasons for which one store takes no messages now. Any thread may use it.
 
     Attributes:
@@ -71,7 +72,7 @@ class RunningFlags:
         return "; ".join(refusal.value for refusal in Refusal if refusal in self.refusals)
 
 
-class Health:
+class Health(HealthReason):
     """Whether a store may be written and read.
 
     Attributes:

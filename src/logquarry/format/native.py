@@ -10,9 +10,7 @@ as an argument.
 
 from __future__ import annotations
 
-import ctypes
 import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -197,18 +195,3 @@ def call_crc32(typingctx: Any, function: Any, address: Any, count: Any) -> Any:
         return builder.call(crc32, (word(0), data, args[2]))
 
     return types.uint32(types.uintp, types.uintp, types.intp), codegen
-
-
-@cache
-def crc32_address() -> int:
-    """Address of ``crc32(uint32, const uint8_t *, size_t)`` in zlib-ng, or 0.
-
-    With 0 the kernels compute the CRC themselves, which is slower.
-    """
-    try:
-        from zlib_ng import zlib_ng
-
-        function = ctypes.CDLL(zlib_ng.__file__).zng_crc32_z
-    except (ImportError, OSError, AttributeError):
-        return 0
-    return ctypes.cast(function, ctypes.c_void_p).value or 0

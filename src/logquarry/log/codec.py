@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from logquarry.format import dledger, frame
+from logquarry.format import crc, dledger, frame
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, ROW_WIDTH, SIZE, TABLE_FULL
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SWITCH = "LOGQUARRY_KERNELS"
+
+crc32_address = crc.crc32_address
 
 Rows = npt.NDArray[np.int32]
 
@@ -348,14 +350,6 @@ def last_nonzero(window: Window, start: int, stop: int) -> int:
         return int(fast.last_nonzero(window.address, start, stop))
     found = np.flatnonzero(window.data[start:stop] != 0)  # a copy: a live log may change
     return start + int(found[-1]) + 1 if len(found) else start
-
-
-@cache
-def crc32_address() -> int:
-    """Address of the native CRC-32 function for the kernels."""
-    from logquarry.format import native
-
-    return native.crc32_address()
 
 
 def damage_reason(window: Window, position: int, *, check_crc: bool) -> str:

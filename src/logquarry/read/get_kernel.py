@@ -68,7 +68,7 @@ class LogAtHand:
     __slots__ = ("address", "data", "end", "state")
 
     def __init__(self, start: int, end: int, data: memoryview, limits: TransferLimits) -> None:
-        from logquarry.format.native import crc32_address
+        from logquarry.format.crc import crc32_address
 
         self.end = end
 

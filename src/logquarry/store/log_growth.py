@@ -1,5 +1,7 @@
 """Wakes dispatcher, flush service and replication after an append, and settles the put.
 
+Compiled if possible.
+
 ::
 
     a put's message is in the log --> the dispatcher, followers --> FlushWait
@@ -59,7 +61,9 @@ class LogGrowth:
         dispatch, flush = self._dispatching.flag, self._flushing.flag
         # The flags to set for each message, and the flags to set for a put that does not wait.
         self._after_append = followers if dispatch is None else (dispatch, *followers)
-        self._after_put = self._after_append if flush is None else (*self._after_append, flush)
+        after_put = self._after_append if flush is None else (*self._after_append, flush)
+        # Looked up once: each put calls these.
+        self._after_put = tuple((flag.is_unset, flag) for flag in after_put)
 
     def wake(self) -> None:
         """Wake the dispatcher and the followers: the log has grown."""
@@ -86,8 +90,8 @@ class LogGrowth:
 
     def settle_now(self, result: PutResult, wait: bool) -> PutResult:
         """Settle a put in a store in which no put waits."""
-        for flag in self._after_put:
-            if flag.is_unset():
+        for is_unset, flag in self._after_put:
+            if is_unset():
                 flag.set()
         return result
 

@@ -1,6 +1,6 @@
 """A store that is open for writing: the methods for users, on :mod:`logquarry.store.store_engine`.
 
-A put runs through ``BaseWriter.put``, ``CommitLogWriter.put`` (the message becomes a frame in the
+A put runs through ``SinglePut.put``, ``PutPath.put`` (the message becomes a frame in the
 log) and ``LogGrowth`` (the put waits for flush and replica).
 """
 
@@ -23,9 +23,8 @@ from logquarry.message import Message, StoredMessage, require_message, require_m
 from logquarry.read.consume_queue import Queue
 from logquarry.store.live_reads import LiveReads
 from logquarry.store.service_calls import ServiceCalls
+from logquarry.store.single_put import SinglePut
 from logquarry.units import Clock, now_ms
-from logquarry.write.append import log_slow
-from logquarry.write.log_appender import SLOW_PUT
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 _monotonic = time.monotonic
 
 
-class BaseWriter(LiveReads, ServiceCalls):
+class BaseWriter(LiveReads, ServiceCalls, SinglePut):
     """The methods of :class:`~logquarry.store.message_store.StoreWriter`. Any thread may use it.
 
     In a forked child every call raises StoreUnavailable.
@@ -63,7 +62,7 @@ class BaseWriter(LiveReads, ServiceCalls):
         self._writer = engine.writer
         self._found_time: int | None = None
         # Look these up once, for all puts.
-        self._put = engine.writer.put
+        self._start_puts(engine.writer, engine.recorder, engine.feed)
         self._count_put = engine.recorder.put
         engine.retention.removed = self._release_removed
         self._services = Services(engine, _ServedStore(self))
@@ -121,38 +120,6 @@ class BaseWriter(LiveReads, ServiceCalls):
         return store
 
     # ------------------------------------------------------------------------------------ write
-    def put(self, message: Message) -> PutResult:
-        """Put one message, and wait for flush and replica if settings and its WAIT request it.
-
-        Returns:
-            The message's offsets, and whether it is on the disk and at the replica.
-
-        Raises:
-            StoreUnavailable: if the store accepts no messages now. The error's ``status`` is
-                RocketMQ's. If a sync failed, the message may or may not be on the disk.
-            MessageRejected: if the store does not accept this message.
-            UsageError: if a number does not fit its field, or ``message`` is no Message.
-        """
-        began = _monotonic()
-        try:
-            topic = message.topic
-            if self._writer.bar is not None:
-                self._writer.check_status()
-                self._engine.feed.adopt()
-            result = self._put(message)
-        except LogquarryError:
-            self._recorder.put_failed()
-            raise
-        except (AttributeError, TypeError, ValueError):
-            # A put pays for this check only if it failed.
-            require_message(message)
-            raise
-        took = _monotonic() - began
-        if took > SLOW_PUT:
-            log_slow(took, len(message.body), result)
-        self._count_put(topic, result, took)
-        return result
-
     def put_async(self, message: Message) -> PutFuture:
         """Put one message; the future is done once flush and replica are settled.
 

@@ -28,8 +28,8 @@ from typing import Final, Protocol
 
 from logquarry.disk.service import Clock, Done, Health, Service, monotonic_ms
 from logquarry.errors import StoreUnavailable
-from logquarry.write.log_appender import SLOW_PUT
 from logquarry.write.put_future import PutFuture
+from logquarry.write.put_path import SLOW_PUT
 from logquarry.write.put_result import PutResult, PutStatus
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ with a blank.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,24 +30,16 @@ from logquarry.format import frame, property_crc
 from logquarry.read.log_queues import QueueKey
 from logquarry.units import Clock
 from logquarry.write.encode import Encoded
+from logquarry.write.put_path import SLOW_PUT, PutPath, Settle, log_held, settle_nothing
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus, refusal
 
 logger = logging.getLogger(__name__)
 
-Settle = Callable[[PutResult, bool], PutResult]
-
-SLOW_PUT: Final = 0.5
-"""A put that takes longer, or holds the lock longer, is logged. Seconds."""
 _BLANK: Final = frame.BLANK.size
 _MS: Final = 1_000
 _monotonic = time.monotonic
 _CLOSED: Final = "it is closed"
 _FOREIGN: Final = "bytes of another store's log were appended and are not dispatched yet"
-
-
-def settle_nothing(result: PutResult, wait: bool) -> PutResult:
-    """The result of a put that waits for nothing."""
-    return result
 
 
 class AppendRules:
@@ -75,7 +66,7 @@ class AppendRules:
         """Continue after bytes of another store's log that are dispatched by now."""
 
 
-class LogAppender:
+class LogAppender(PutPath):
     """Appends to the log. Any thread may append.
 
     Args:
@@ -91,14 +82,8 @@ class LogAppender:
         rules: of another dialect; then no kernel may write frames.
 
     Attributes:
-        queue_offsets: the next offset of each queue, by topic and queue id.
-        clock: gives the store times.
         config: the store's settings.
         file_size: bytes of each file of the log.
-        settle: waits for flush and replica.
-        takes_kernels: whether kernels may write frames.
-        bar: why nothing may be appended now, None if it may. Checked under the lock: a put may
-            have passed all other checks before the bar was set.
     """
 
     def __init__(
@@ -113,20 +98,20 @@ class LogAppender:
         settle: Settle = settle_nothing,
         rules: AppendRules | None = None,
     ) -> None:
-        self.queue_offsets = {} if queue_offsets is None else queue_offsets
-        self._files = files
+        super().__init__(
+            files,
+            config,
+            clock,
+            {} if queue_offsets is None else queue_offsets,
+            flags or RunningFlags(),
+            health or Health(),
+            rules is None,
+            settle,
+        )
         self.config = config
-        self.clock = clock
         self.file_size = files.file_size
-        self._flags = flags or RunningFlags()
-        self._health = health or Health()
-        self.settle = settle
-        self.takes_kernels = rules is None
         self._rules = rules or AppendRules()
-        self.bar: str | None = None
         self._ends_foreign = False
-        self._lock = threading.Lock()
-        self._held_since = 0.0
         self._busy_after = config.os_page_cache_busy_time_out_mills / _MS
 
     def end(self) -> None:
@@ -388,10 +373,3 @@ def end_file(file: MappedFile) -> int:
         file.buffer[file.wrote : file.wrote + _BLANK] = frame.encode_blank(left)
     file.advance(left)
     return left
-
-
-def log_held(body_size: int, result: PutResult) -> None:
-    """Log a put that held the lock for long."""
-    logger.warning(
-        "a put held the log for %d ms: %d bytes of body, %s", result.elapsed_ms, body_size, result
-    )

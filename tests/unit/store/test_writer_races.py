@@ -13,7 +13,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.store import store_engine
-from logquarry.write import append
+from logquarry.write import message_rules, put_path
 from logquarry.write.flush_wait import Asked
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, opened
@@ -89,16 +89,16 @@ def test_closing_while_a_service_puts(
     """The put has passed the flags; were it left to wait for the log, closing would wait for it."""
     monkeypatch.setattr(store_engine, "_PATIENCE_SECONDS", SECONDS)
     store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
-    writer, passed, go_on = store._writer, threading.Event(), threading.Event()
-    put_common, own = writer._put_common, threading.current_thread()
+    passed, go_on = threading.Event(), threading.Event()
+    topic_bytes, own = message_rules.topic_bytes, threading.current_thread()
 
-    def wait_and_append(message: lq.Message) -> lq.PutResult | None:
+    def wait_behind_checks(topic: str, check: str) -> bytes:
         if threading.current_thread() is not own:
             passed.set()
             go_on.wait(SECONDS)
-        return put_common(message)
+        return topic_bytes(topic, check)
 
-    monkeypatch.setattr(writer, "_put_common", wait_and_append)
+    monkeypatch.setattr(put_path, "topic_bytes", wait_behind_checks)
     ended = []
 
     def put(_: object) -> None:
@@ -135,7 +135,7 @@ def test_a_put_between_the_bytes_of_a_master(
         writer = store._writer
         # What comes behind the checks, before the log is held.
         owner, name = {
-            "common": (append, "topic_bytes"),
+            "common": (put_path, "topic_bytes"),
             "uncommon": (writer.encoder, "encode"),
             "many": (writer, "check_status"),
         }[way]

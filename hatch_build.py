@@ -1,0 +1,145 @@
+"""Compiles the modules of a single put, when the package is installed or a wheel is built.
+
+Each module in :data:`COMPILED` is Python that also runs interpreted; the ``.pxd`` beside it has the
+C types for Cython. Without a C compiler or Python's headers the package is installed uncompiled;
+``logquarry --version -v`` says which of the two is in use.
+
+``python hatch_build.py`` compiles in place what has changed since the last time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import runpy
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+SOURCES: Final = Path(__file__).parent / "src"
+PACKAGE: Final = SOURCES / "logquarry"
+COMPILED: Final = tuple(
+    name.replace(".", "/") for name in runpy.run_path(str(PACKAGE / "compiled.py"))["MODULES"]
+)
+STAMP: Final = PACKAGE / f"compiled.{sys.implementation.cache_tag}.stamp"
+"""What the compiled modules were made of; without it, or with another content, they are stale."""
+DIRECTIVES: Final = {
+    "language_level": 3,
+    "annotation_typing": False,
+    "boundscheck": False,
+    "wraparound": False,
+    "initializedcheck": False,
+    "cdivision": True,
+}
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:
+    BuildHookInterface = object
+
+
+class CompileHook(BuildHookInterface):  # type: ignore[misc]
+    """Compiles the modules for a wheel, or in place for an editable installation."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and add the files to the wheel, which is then made for this Python alone."""
+        if self.target_name != "wheel":
+            return
+        failure = compile_modules()
+        if failure is not None:
+            self.app.display_warning(f"logquarry is installed uncompiled: {failure}")
+            return
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+        if version != "editable":
+            for path in (STAMP, *map(extension, COMPILED)):
+                build_data["force_include"][str(path)] = str(path.relative_to(SOURCES))
+
+
+def extension(name: str) -> Path:
+    """The compiled file of a module."""
+    return PACKAGE / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+def digest() -> str:
+    """A hash of everything that the compiled modules are made of."""
+    found = hashlib.sha256(sys.version.encode())
+    for name in COMPILED:
+        for suffix in (".py", ".pxd"):
+            found.update((PACKAGE / f"{name}{suffix}").read_bytes())
+    found.update(Path(__file__).read_bytes())
+    return found.hexdigest()
+
+
+def is_stale() -> bool:
+    """Whether compiled modules are there that were made of other sources."""
+    return any(extension(name).exists() for name in COMPILED) and not _is_current()
+
+
+def _is_current() -> bool:
+    paths = STAMP, *map(extension, COMPILED)
+    return all(path.exists() for path in paths) and STAMP.read_text() == digest()
+
+
+def compile_modules() -> str | None:
+    """Compile all modules in place, unless they are there already.
+
+    Returns:
+        None, or the reason why the package stays uncompiled; then no compiled file is left.
+    """
+    if _is_current():
+        return None
+    extensions = [extension(name) for name in COMPILED]
+    for path in (STAMP, *extensions):
+        path.unlink(missing_ok=True)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            made = [_compile(name, Path(folder)) for name in COMPILED]
+            # All of them or none: they call each other without the Python between them.
+            for source, path in zip(made, extensions, strict=True):
+                path.write_bytes(source.read_bytes())
+    except (OSError, ImportError, RuntimeError) as error:
+        return str(error) or type(error).__name__
+    STAMP.write_text(digest())
+    return None
+
+
+def _compile(name: str, folder: Path) -> Path:
+    cython = import_module("Cython.Compiler.Main")
+
+    c_file = folder / f"{name.replace('/', '.')}.c"
+    options = cython.CompilationOptions(
+        compiler_directives=DIRECTIVES, include_path=[str(SOURCES)], output_file=str(c_file)
+    )
+    module = f"logquarry.{name.replace('/', '.')}"
+    try:
+        result = cython.compile_single(
+            str(PACKAGE / f"{name}.py"), options, full_module_name=module
+        )
+    except cython.CompileError as error:
+        raise RuntimeError(str(error)) from error
+    if result.num_errors:
+        raise RuntimeError(f"{name}.py: Cython reports {result.num_errors} errors")
+    made = c_file.with_suffix(".so")
+    shared, flags, pic = sysconfig.get_config_vars("LDSHARED", "CFLAGS", "CCSHARED")
+    command = [
+        *shlex.split(f"{shared} {flags} {pic or ''}"),
+        *("-O2", "-g0", "-fno-strict-aliasing", "-I", sysconfig.get_path("include")),
+        *(str(c_file), "-o", str(made)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
+        raise RuntimeError(f"the C compiler failed: {lines[0].strip()}")
+    return made
+
+
+if __name__ == "__main__":
+    why = compile_modules()
+    print("compiled" if why is None else f"not compiled: {why}")

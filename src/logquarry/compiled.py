@@ -1,0 +1,78 @@
+"""Which modules are compiled, and the switch that runs them interpreted.
+
+The modules in :data:`MODULES` are Python with C types beside it (``.pxd``). ``hatch_build.py``
+compiles them at the installation if there are a C compiler and Python's headers; without them the
+same code runs interpreted. ``LOGQUARRY_COMPILED=off`` runs it interpreted too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+SWITCH: Final = "LOGQUARRY_COMPILED"
+MODULES: Final = (
+    "message_call",
+    "disk.file_place",
+    "write.put_path",
+    "store.call_counts",
+    "store.log_growth",
+    "store.single_put",
+)
+"""Below ``logquarry``; each imports only modules before it without Python in between."""
+
+_NAMES: Final = frozenset(f"logquarry.{name}" for name in MODULES)
+
+
+class _Sources:
+    """Finds the Python source of each module that may be compiled."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in _NAMES:
+            return None
+        for folder in path or ():
+            source = Path(folder, name.rpartition(".")[2]).with_suffix(".py")
+            if source.exists():
+                return spec_from_file_location(name, source)
+        return PathFinder.find_spec(name, path, target)
+
+
+def is_switched_off() -> bool:
+    """Whether :data:`SWITCH` asks for interpreted modules."""
+    return os.environ.get(SWITCH, "").lower() in ("off", "0", "no", "false")
+
+
+def obey_switch() -> None:
+    """Let the next imports find the sources if compiled modules are switched off."""
+    if is_switched_off():
+        sys.meta_path.insert(0, _Sources())
+
+
+def is_compiled() -> bool:
+    """Whether the modules are compiled, and not switched off. They are all compiled, or none is."""
+    return all(
+        (spec := find_spec(name)) is not None and not str(spec.origin).endswith(".py")
+        for name in _NAMES
+    )
+
+
+def description() -> str:
+    """Whether single puts run compiled or interpreted, and why."""
+    if is_compiled():
+        return "single puts run compiled"
+    if is_switched_off():
+        return f"single puts run interpreted ({SWITCH} is off): they take about twice the time"
+    return (
+        "single puts run interpreted: they take about twice the time. At the installation there "
+        "was no C compiler, or Python's headers (python3-dev) were missing. Install both, then "
+        "install logquarry again"
+    )

@@ -1,0 +1,30 @@
+"""Makes a :class:`~logquarry.message.Message` from a call without a Python frame. Compiled only.
+
+``Message.__new__`` is the reference. :func:`speed_up` puts a C function before it, which takes the
+calls whose arguments have usual types, and passes every other call on
+(tests/property/test_put_path_twins.py compares them).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+try:
+    import cython
+except ImportError:
+    from logquarry import uncompiled as cython
+
+
+def speed_up(kind: type, usual: Mapping[str, tuple[object, type | None]]) -> None:
+    """Make calls of a class faster, if this module is compiled.
+
+    Args:
+        kind: a subclass of tuple, whose ``__new__`` takes the first two fields by their place.
+        usual: for each field, in order, the default, and a type whose values need no check; None if
+            only the default needs none. The first field has no default.
+    """
+    if cython.compiled:
+        names = tuple(map(sys.intern, usual))
+        defaults, types = zip(*usual.values(), strict=True)
+        install(kind, names, defaults, types, kind.__new__)

@@ -1,0 +1,10 @@
+cdef class LogGrowth:
+    cdef object _dispatching
+    cdef object _flushing
+    cdef public object _wait
+    cdef object _change
+    cdef tuple _followers
+    cdef tuple _after_append
+    cdef tuple _after_put
+
+    cpdef settle_now(self, result, wait)
