@@ -189,9 +189,7 @@ class Admin:
         name = request.fields["producerGroup"]
         members = self._core.clients.producers.get(name)
         if members is None:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"the producer group[{name[:200]}] not exist"
-            )
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name[:200]}] not exist")
         _reply(request, {"connectionSet": [client.document() for client in members.values()]})
 
     async def reset_offset(self, request: Request) -> None:
@@ -242,9 +240,7 @@ class Admin:
                 ResponseCode.CONSUME_MSG_TIMEOUT,
                 f"consumer <{group}> <{client_id}> does not answer: {error}",
             ) from error
-        request.reply(
-            answer.code, answer.remark, fields=answer.ext_fields, body=answer.body
-        )
+        request.reply(answer.code, answer.remark, fields=answer.ext_fields, body=answer.body)
 
     async def _message_of(self, message_id: str) -> bytes:
         from logquarry.read.messages import frames_of

@@ -68,7 +68,7 @@ class Broker:
         options: how to serve it; the default listens on loopback, on ports that the system chooses.
         config: settings of the store.
         clock: time in milliseconds, for delays, retries and checks of transactions. Tests pass a
-            :class:`logquarry.testing.FakeClock`.
+            :class:`logquarry.testing.clock.FakeClock`.
 
     Attributes:
         store: the open store, between start and end.
@@ -228,6 +228,19 @@ class Broker:
         """The open connections."""
         return [connection for port in self._ports for connection in port.connections]
 
+    def lags(self) -> dict[str, int]:
+        """Messages that each connected group has not committed, as far as its queues were read."""
+        core = self.core
+        found: dict[str, int] = {}
+        for name, group in core.clients.consumers.items():
+            lag = 0
+            for topic in group.filters:
+                offsets = core.tables.offsets.of(topic, name)
+                for queue_id, offset in offsets.items():
+                    lag += max(0, self._pulling.end_of((topic, queue_id)) - offset)
+            found[name] = lag
+        return found
+
     # ------------------------------------------------------------------------------- housekeeping
     async def _keep_house(self, core: Core) -> None:
         while True:
@@ -264,7 +277,7 @@ class Broker:
 
     # ---------------------------------------------------------------------------------------- stop
     async def stop(self) -> None:
-        """Answer the requests that are in flight, and close the store. A second call does nothing."""
+        """Answer the requests in flight, and close the store; a second call does nothing."""
         core, self._core = self._core, None
         for task in self._housekeeping:
             task.cancel()
@@ -328,7 +341,8 @@ class _Port:
         self._core.counts.requests[request.command.code] += 1
         acl = self._broker.options.acl
         if acl is not None:
-            acl.admit(request.command, request.fields)
+            account = acl.admit(request.command, request.fields)
+            request.require = None if account is None else account.require_topic
 
 
 def _host_bytes(host: str, port: int) -> bytes:

@@ -66,7 +66,8 @@ def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | N
             raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
     if kind not in (None, "", TAG):
         raise Refused(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"unknown type of expression: {str(kind)[:80]!r}"
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"unknown type of expression: {str(kind)[:80]!r}",
         )
     if parse_tags(text) is None or text.strip() in ("", ANY_TAG):
         return None, None

@@ -41,11 +41,14 @@ class Request:
         command: the request as received.
         fields: its parsed header fields.
         connection: where it came from.
+        require: raises Refused if the client's account has not a permission (PUB or SUB) for a
+            topic that is known only now; None without accounts.
     """
 
     command: RemotingCommand
     fields: dict[str, Any]
     connection: Connection
+    require: Callable[[str, str], None] | None = None
 
     def reply(
         self,
@@ -69,7 +72,7 @@ class Request:
         self.reply(code, str(error) or repr(error))
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not a fault
+class Refused(Exception):
     """A request gets an answer with another code than SUCCESS.
 
     Attributes:
@@ -112,7 +115,6 @@ class Connection(asyncio.Protocol):
         heard: time of the last bytes, by ``time.monotonic``.
         is_open: whether it can still take answers.
         is_writable: whether the client reads its answers in time.
-        user: the client's access key, after a valid signature.
     """
 
     def __init__(self, server: Server) -> None:

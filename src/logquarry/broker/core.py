@@ -48,9 +48,7 @@ class Lanes:
         slow: queries, saves of tables, and all other calls.
     """
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, *, is_writer: bool, capacity: int
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, is_writer: bool, capacity: int) -> None:
         self.gets = Lane(loop, "broker-get", capacity)
         self.puts = self.blocking = self.slow = self.gets
         if is_writer:

@@ -156,7 +156,8 @@ class Pulling:
         known: TopicFilter | None = None if consumers is None else consumers.filters.get(topic)
         if known is None:
             raise Refused(
-                _C.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist: {group}, {topic}"
+                _C.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's subscription not exist: {group}, {topic}",
             )
         if known.version < fields["subVersion"]:
             raise Refused(_C.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
@@ -271,6 +272,10 @@ class Pulling:
         """Take the end of a queue that was looked at."""
         if end > self._ends.get(key, (0, 0))[1]:
             self.arrived(key, end)
+
+    def end_of(self, key: QueueKey) -> int:
+        """One past the last offset of a queue, as far as it was read or has grown."""
+        return self._ends.get(key, (0, 0))[1]
 
     def forget(self, topic: str) -> None:
         """Forget the ends of the queues of a topic that was deleted."""

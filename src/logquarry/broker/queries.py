@@ -69,6 +69,8 @@ class Queries:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}"
             ) from error
+        if request.require is not None:
+            request.require(message.topic, "SUB")
         request.reply(body=frames_of((message,)))
 
     async def by_time(self, request: Request) -> None:

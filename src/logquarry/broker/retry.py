@@ -1,4 +1,4 @@
-"""Messages that a consumer sends back: retry with a delay, then dead letter (``asyncConsumerSendMsgBack``)."""
+"""Messages that a consumer sends back (``asyncConsumerSendMsgBack``): a retry, or a dead letter."""
 
 from __future__ import annotations
 

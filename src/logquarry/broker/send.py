@@ -135,9 +135,7 @@ class Sending:
             self._answer(request, message, future)
         else:
             # A flush settles many puts at once: their answers share one wakeup of the loop.
-            future.add_done_callback(
-                lambda future: self._settled.post((request, message, future))
-            )
+            future.add_done_callback(lambda future: self._settled.post((request, message, future)))
 
     def _answer(self, request: Request, message: Message, future: PutFuture) -> None:
         self._done(request)
@@ -206,7 +204,7 @@ class Sending:
         core.lanes.slow.submit(partial(core.tables.save_topic, name), log_failure)
 
     def _retry_topic(self, fields: Mapping[str, Any], name: str, queue_id: int) -> tuple[str, int]:
-        """The retry topic, or the dead letter topic after too many times (``handleRetryAndDLQ``)."""
+        """The retry topic; after too many times the dead letter topic (``handleRetryAndDLQ``)."""
         group = name.removeprefix(RETRY_PREFIX)
         settings = self._core.require_group(group)
         most = fields["maxReconsumeTimes"] or int(settings.get("retryMaxTimes", 16))
@@ -283,4 +281,3 @@ def refusal_of(error: BaseException) -> BaseException:
             return Refused(ResponseCode.SYSTEM_BUSY, f"[PC_SYNCHRONIZED]broker busy: {error}")
         return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
     return error
-

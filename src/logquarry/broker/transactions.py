@@ -50,6 +50,9 @@ class Transactions:
         core, fields = self._core, request.fields
         writer = core.require_writer()
         state = _STATES.get(fields["commitOrRollback"])
+        if request.require is not None:
+            half = await core.slow(partial(core.store.message_at, fields["commitLogOffset"]))
+            request.require(half.properties.get(props.REAL_TOPIC, ""), "PUB")
         if state is not None:
             job = partial(
                 writer.end_transaction,

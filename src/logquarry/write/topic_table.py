@@ -132,6 +132,7 @@ class TopicTable:
             table = dict(old["topicConfigTable"])
             if entry is None:
                 table.pop(name, None)
+                self._new = {key for key in self._new if key[0] != name}
             else:
                 table[name] = {**table.get(name, {}), **entry}
             document = self._versioned(old, table)
