@@ -8,6 +8,7 @@ from logquarry.cli import exit_codes
 from logquarry.format import batch, batch_entry, checkpoint, frame, index, queue_entry, state_table
 from logquarry.format.fields import Layout
 from logquarry.log import schema
+from logquarry.protocol import remoting_codes
 from logquarry.repair.verify import findings
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -92,7 +93,20 @@ def command_line() -> str:
     return f"{before}<!-- exit codes -->\n{exit_codes.markdown()}\n<!-- end -->{after}"
 
 
-PAGES = {"command-line.md": command_line, "formats.md": formats, "verify.md": verify}
+def broker() -> str:
+    """Return docs/broker.md with a new table of requests."""
+    text = (DOCS / "broker.md").read_text("utf-8")
+    before, rest = text.split("<!-- requests -->\n", 1)
+    _, after = rest.split("<!-- end -->", 1)
+    return f"{before}<!-- requests -->\n{remoting_codes.markdown()}\n<!-- end -->{after}"
+
+
+PAGES = {
+    "broker.md": broker,
+    "command-line.md": command_line,
+    "formats.md": formats,
+    "verify.md": verify,
+}
 
 
 def main() -> None:

@@ -146,8 +146,8 @@ class Clients:
         Raises:
             Refused: if a filter is invalid.
         """
-        for group in producers:
-            self.producers.setdefault(group, {})[connection] = client()
+        for producer in producers:
+            self.producers.setdefault(producer, {})[connection] = client()
         for document in consumers:
             name = str(document["groupName"])
             filters = {

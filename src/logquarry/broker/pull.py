@@ -30,6 +30,7 @@ _COMMITS, _SUSPENDS, _HAS_SUBSCRIPTION = 1, 2, 4
 """Bits of a pull's sysFlag (``PullSysFlag``)."""
 _MOST_MESSAGES: Final = 32
 _MOST_HELD: Final = 200_000
+_PAUSE_SECONDS: Final = 0.001
 _LONGEST_HOLD_MS: Final = 120_000
 _FILTERED_READS: Final = 8
 """Reads of one pull with an SQL92 filter before the client gets its turn."""
@@ -188,7 +189,8 @@ class Pulling:
         if code is _C.PULL_NOT_FOUND and pull.deadline:
             _, end = self._ends.get(pull.key, (0, 0))
             if end > pull.offset:
-                self._start(pull)
+                # It arrived while this pull was read. The pause bounds the work if a queue is cut.
+                self._core.loop.call_later(_PAUSE_SECONDS, self._start, pull)
             elif pull.deadline > self._core.loop.time() and not self._is_closing:
                 self._hold(pull)
             else:
@@ -300,10 +302,11 @@ class Pulling:
 def _get(store: Any, pull: Pull) -> tuple[GetResult, bytes]:
     """Get the messages of a pull, and their frames."""
     sql, offset = pull.sql, pull.offset
+    result: GetResult
     if sql is None:
-        result: GetResult = store.get(*pull.key, offset, pull.count, pull.tags)
+        result = store.get(*pull.key, offset, pull.count, pull.tags)
         return result, result.frames
-    for _ in range(_FILTERED_READS):
+    for left in reversed(range(_FILTERED_READS)):
         result = store.get(*pull.key, offset, pull.count)
         if result.status is not GetMessageStatus.FOUND:
             return result, b""
@@ -311,7 +314,6 @@ def _get(store: Any, pull: Pull) -> tuple[GetResult, bytes]:
         if matching:
             return result._replace(messages=matching), frames_of(matching)
         offset = result.next_offset
-        if offset >= result.max_offset:
+        if not left or offset >= result.max_offset:
             break
-    status = GetMessageStatus.NO_MATCHED_MESSAGE
-    return result._replace(status=status, messages=()), b""
+    return result._replace(status=GetMessageStatus.NO_MATCHED_MESSAGE, messages=()), b""

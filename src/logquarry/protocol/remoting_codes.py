@@ -328,6 +328,14 @@ _ROWS: Final = (
 REQUESTS: Final[Mapping[int, RequestType]] = {row.code: row for row in _ROWS}
 """The requests by their codes."""
 
+
+def markdown() -> str:
+    """The table of requests for docs/broker.md."""
+    lines = ["| code | request | answered by |", "|---|---|---|"]
+    lines += [f"| {row.code} | {row.name} | {row.where or '-'} |" for row in _ROWS]
+    return "\n".join(lines)
+
+
 _PARSED: Final = {row.code: row.fields for row in _ROWS}
 
 

@@ -307,13 +307,9 @@ def test_retries_and_dead_letters_with_a_clock_of_the_test(tmp_path: Path) -> No
         await client.send("t", b"bad")
         await client.heartbeat(group="g")
         message = messages_of(await _until(client, "t"))[0]
+        back = {"group": "g", "delayLevel": 0, "maxReconsumeTimes": 2}
         for times in (1, 2):
-            back = {
-                "offset": message.physical_offset,
-                "group": "g",
-                "delayLevel": 0,
-                "maxReconsumeTimes": 2,
-            }
+            back["offset"] = message.physical_offset
             assert (await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == 0
             clock.advance(3_600_000)
             held = pull_fields("%RETRY%g", times - 1, **SUSPENDS)
@@ -357,6 +353,7 @@ def _half(topic: str = "t") -> dict[str, Any]:
 
 def test_transactions_end_by_commit_or_rollback(tmp_path: Path) -> None:
     async def scenario(_: Broker, client: Client) -> None:
+        end: dict[str, Any] = {}
         for body, state in ((b"kept", 8), (b"dropped", 12), (b"open", 0)):
             half = await client.ask(RequestCode.SEND_MESSAGE_V2, _half(), body)
             assert half.ext_fields["transactionId"] == "u7"
