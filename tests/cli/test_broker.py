@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 120
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_until_a_signal(tmp_path: Path, number: int) -> None:
+def test_it_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     config = tmp_path / "broker.conf"
     config.write_text("mappedFileSizeCommitLog=1048576\n")
     words = ["broker", str(tmp_path / "s"), "--listen", "127.0.0.1:0", "--name-port", "0"]

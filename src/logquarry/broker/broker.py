@@ -241,6 +241,10 @@ class Broker:
             found[name] = lag
         return found
 
+    def disconnected(self, connection: Connection) -> None:
+        """Forget the requests of a connection that has ended."""
+        self._pulling.disconnected(connection)
+
     # ------------------------------------------------------------------------------- housekeeping
     async def _keep_house(self, core: Core) -> None:
         while True:
@@ -336,6 +340,7 @@ class _Port:
     def closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
         self._core.clients.disconnected(connection)
+        self._broker.disconnected(connection)
 
     def admit(self, request: Request) -> None:
         self._core.counts.requests[request.command.code] += 1

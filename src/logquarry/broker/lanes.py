@@ -71,7 +71,8 @@ class Lane:
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, capacity: int) -> None:
         self._loop = loop
         self._capacity = capacity
-        self._jobs: queue.SimpleQueue[tuple[Job, Done] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[list[tuple[Job, Done]] | None] = queue.SimpleQueue()
+        self._new: list[tuple[Job, Done]] = []
         self._mailbox: Mailbox[tuple[Done, Any, BaseException | None]] = Mailbox(loop, self._finish)
         self.waiting = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -81,9 +82,20 @@ class Lane:
         """Carry out a job; return False, without the job, if too many wait."""
         if self.waiting >= self._capacity:
             return False
-        self.waiting += 1
-        self._jobs.put((job, done))
+        self._add(job, done)
         return True
+
+    def _add(self, job: Job, done: Done) -> None:
+        # The jobs of one loop iteration wake the thread once.
+        if not self._new:
+            self._loop.call_soon(self._push)
+        self.waiting += 1
+        self._new.append((job, done))
+
+    def _push(self) -> None:
+        if self._new:
+            self._jobs.put(self._new)
+            self._new = []
 
     async def run(self, job: Callable[[], T]) -> T:
         """Carry out a job, and wait for its result; a full lane does not refuse it."""
@@ -97,12 +109,12 @@ class Lane:
             else:
                 future.set_exception(error)
 
-        self.waiting += 1
-        self._jobs.put((job, done))
+        self._add(job, done)
         return await future
 
     async def close(self) -> None:
         """Carry out all jobs, and end the thread."""
+        self._push()
         self._jobs.put(None)
         while self._thread.is_alive():
             await asyncio.sleep(0.005)
@@ -116,23 +128,15 @@ class Lane:
             logger.exception("the result of a job was not delivered")
 
     def _run(self) -> None:
-        jobs = self._jobs
         results: list[tuple[Done, Any, BaseException | None]] = []
-        while True:
-            item = jobs.get()
-            while item is not None:
-                job, done = item
+        while (jobs := self._jobs.get()) is not None:
+            for job, done in jobs:
                 try:
                     results.append((done, job(), None))
                 except BaseException as error:
                     results.append((done, None, error))
                 if len(results) >= _AT_ONCE:
-                    break
-                try:
-                    item = jobs.get_nowait()
-                except queue.Empty:
-                    break
+                    self._mailbox.post(*results)
+                    results.clear()
             self._mailbox.post(*results)
             results.clear()
-            if item is None:
-                return

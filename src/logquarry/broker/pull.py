@@ -7,15 +7,15 @@ answers, its pulls stay held.
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import asyncio
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from logquarry.broker.clients import TopicFilter, parse_expression
-from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.connection import Connection, Handler, Refused, Request
 from logquarry.broker.core import BUSY, Core
 from logquarry.broker.lanes import Mailbox
 from logquarry.broker.tables import READ
@@ -31,6 +31,9 @@ _COMMITS, _SUSPENDS, _HAS_SUBSCRIPTION = 1, 2, 4
 _MOST_MESSAGES: Final = 32
 _MOST_HELD: Final = 200_000
 _PAUSE_SECONDS: Final = 0.001
+_TICK_SECONDS: Final = 0.5
+_MOST_READS: Final = 8
+"""Answers of one client under way: each has up to 256 KiB."""
 _LONGEST_HOLD_MS: Final = 120_000
 _FILTERED_READS: Final = 8
 """Reads of one pull with an SQL92 filter before the client gets its turn."""
@@ -86,11 +89,14 @@ class Pulling:
         self._core = core
         self._ends: dict[QueueKey, tuple[int, int]] = {}
         """First and next queue offset of queues, as far as they were read or have grown."""
-        self._held: dict[QueueKey, list[Pull]] = {}
+        self._held: dict[QueueKey, set[Pull]] = {}
         self._held_count = 0
-        self._times: list[tuple[float, int, Pull]] = []
-        self._numbers = itertools.count()
-        self._timer: Any = None
+        self._ending: dict[int, set[Pull]] = {}
+        """The pulls that are held, by the second after which they are answered."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._reads: Counter[Connection] = Counter()
+        self._waiting: dict[Connection, deque[Pull]] = {}
+        """Pulls of clients that have enough answers under way, or do not read theirs."""
         self._arrivals: Mailbox[MessageArrival] = Mailbox(
             core.loop, lambda arrival: self.arrived(arrival[:2], arrival.next_offset)
         )
@@ -168,11 +174,41 @@ class Pulling:
 
     # ---------------------------------------------------------------------------------- the answer
     def _start(self, pull: Pull) -> None:
-        job = partial(_get, self._core.store, pull)
-        if not self._core.lanes.gets.submit(job, partial(self._got, pull)):
-            pull.request.reply(_C.SYSTEM_BUSY, BUSY)
+        """Read the messages of a pull, after those of the client that wait."""
+        connection = pull.request.connection
+        if connection.is_open:
+            self._waiting.setdefault(connection, deque()).append(pull)
+            self._next(connection)
+
+    def _next(self, connection: Connection) -> None:
+        """Start pulls of a client, as many as it may have under way."""
+        waiting = self._waiting.get(connection, deque())
+        while waiting and connection.is_writable and self._reads[connection] < _MOST_READS:
+            pull = waiting.popleft()
+            job = partial(_get, self._core.store, pull)
+            if self._core.lanes.gets.submit(job, partial(self._got, pull)):
+                self._reads[connection] += 1
+            else:
+                pull.request.reply(_C.SYSTEM_BUSY, BUSY)
+        if not waiting:
+            self._waiting.pop(connection, None)
+        elif not connection.is_writable and not self._reads[connection]:
+            connection.when_writable(partial(self._next, connection))
+
+    def disconnected(self, connection: Connection) -> None:
+        """Forget the pulls of a client that wait."""
+        self._waiting.pop(connection, None)
 
     def _got(self, pull: Pull, got: Any, error: BaseException | None) -> None:
+        connection = pull.request.connection
+        self._reads[connection] -= 1
+        if not self._reads[connection]:
+            # A Counter gives 0 for a key that it has not.
+            del self._reads[connection]
+        self._answer(pull, got, error)
+        self._next(connection)
+
+    def _answer(self, pull: Pull, got: Any, error: BaseException | None) -> None:
         if error is not None:
             pull.request.fail(error)
             return
@@ -228,31 +264,32 @@ class Pulling:
             return
         pull.request.connection.hold()
         self._held_count += 1
-        self._held.setdefault(pull.key, []).append(pull)
-        heapq.heappush(self._times, (pull.deadline, next(self._numbers), pull))
+        self._held.setdefault(pull.key, set()).add(pull)
+        self._ending.setdefault(int(pull.deadline), set()).add(pull)
         if self._timer is None:
-            self._set_timer()
-
-    def _set_timer(self) -> None:
-        self._timer = None
-        if self._times:
-            # A second more: pulls whose time ends soon after are answered by the same call.
-            self._timer = self._core.loop.call_at(self._times[0][0] + 0.1, self._expire)
+            self._timer = self._core.loop.call_later(_TICK_SECONDS, self._expire)
 
     def _expire(self) -> None:
-        now = self._core.loop.time()
-        while self._times and self._times[0][0] <= now:
-            pull = heapq.heappop(self._times)[2]
-            waiting = self._held.get(pull.key)
-            if waiting is not None and pull in waiting:
-                waiting.remove(pull)
+        """Answer the pulls whose time ends in this second; less than a second early."""
+        now = int(self._core.loop.time())
+        for second in [second for second in self._ending if second <= now]:
+            for pull in list(self._ending.pop(second)):
+                waiting = self._held[pull.key]
+                waiting.discard(pull)
                 if not waiting:
                     del self._held[pull.key]
                 self._release(pull)
                 self._not_found(pull)
-        self._set_timer()
+        self._timer = None
+        if self._ending:
+            self._timer = self._core.loop.call_later(_TICK_SECONDS, self._expire)
 
     def _release(self, pull: Pull) -> None:
+        second = int(pull.deadline)
+        if second in self._ending:
+            self._ending[second].discard(pull)
+            if not self._ending[second]:
+                del self._ending[second]
         self._held_count -= 1
         pull.request.connection.unhold()
 
@@ -262,13 +299,7 @@ class Pulling:
         self._ends[key] = first, max(known, next_offset)
         for pull in self._held.pop(key, ()):
             self._release(pull)
-            connection = pull.request.connection
-            if not connection.is_open:
-                continue
-            if connection.is_writable:
-                self._start(pull)
-            else:
-                connection.when_writable(partial(self._start, pull))
+            self._start(pull)
 
     def grown(self, key: QueueKey, end: int) -> None:
         """Take the end of a queue that was looked at."""
@@ -292,7 +323,6 @@ class Pulling:
         if self._timer is not None:
             self._timer.cancel()
         held, self._held = self._held, {}
-        self._times.clear()
         for pulls in held.values():
             for pull in pulls:
                 self._release(pull)

@@ -17,7 +17,7 @@ from logquarry.broker.connection import Handler, Refused, Request
 from logquarry.broker.core import BUSY, Core, log_failure
 from logquarry.broker.lanes import Mailbox
 from logquarry.broker.tables import DEFAULT_TOPIC, INHERIT, WRITE
-from logquarry.errors import MessageRejected, StoreUnavailable
+from logquarry.errors import LogquarryError, MessageRejected, StoreUnavailable
 from logquarry.format import properties as props
 from logquarry.format import sys_flag
 from logquarry.format.broker_config import TopicConfig
@@ -139,11 +139,12 @@ class Sending:
 
     def _answer(self, request: Request, message: Message, future: PutFuture) -> None:
         self._done(request)
-        error = future.exception()
-        if error is not None:
+        try:
+            result = future.result()
+        except LogquarryError as error:
             request.fail(refusal_of(error))
         else:
-            self._succeeded(request, message, future.result())
+            self._succeeded(request, message, result)
 
     def _done(self, request: Request) -> None:
         self._waiting -= 1

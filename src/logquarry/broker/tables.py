@@ -71,7 +71,8 @@ class Tables:
             document = config_file(disk, root, TOPICS).load().value
             self._stored = broker_config.topics_of_document(document) if document else {}
             groups = config_file(disk, root, SUBSCRIPTION_GROUPS).load().value
-        self.add_queues(store.queues())
+            # A writer lists its topics itself, without those that an administrator deleted.
+            self.add_queues(store.queues())
         self._group_document: dict[str, Any] = groups or {
             "dataVersion": _COUNTERS,
             "subscriptionGroupTable": {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import time
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from logquarry.config import StoreConfig
 
 _STATUS_SECONDS: Final = 0.5
+_GARBAGE: Final = 100_000
+"""New objects before a collection."""
 
 
 @click.command()
@@ -197,6 +200,10 @@ async def _serve(
             out.line(f"metrics at http://{server.address}/metrics")
         # A script may wait for these lines.
         sys.stdout.flush()
+        # Requests leave no cycles. Without this, collections take a third of the time of a send.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_GARBAGE)
         try:
             await _show(out, waiting, running)
         finally:

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from json.encoder import encode_basestring_ascii as _quoted
+from json.scanner import make_scanner
 from typing import Any, Final
 
 from logquarry.errors import ProtocolViolation, UsageError
@@ -42,7 +43,9 @@ BINARY_HEADER: Final = Layout(
 )
 _SIZE: Final = struct.Struct(">i")
 _KEY_SIZE: Final = struct.Struct(">h")
+_HEADER: Final = struct.Struct(">I")
 _HEADER_BITS: Final = 24
+_HEADER_MASK: Final = (1 << _HEADER_BITS) - 1
 
 LARGEST_FRAME: Final = 1 << 24
 """Most bytes of a frame that RocketMQ accepts, with the length field (``frameMaxLength``)."""
@@ -190,6 +193,7 @@ class RemotingReader:
         assert largest >= PREFIX.size
         self._largest = largest
         self._received = bytearray()
+        self._wanted = 0
         self._is_spoilt = False
 
     @property
@@ -206,61 +210,79 @@ class RemotingReader:
         """
         if self._is_spoilt:
             return []
-        self._received += data
+        if self._received:
+            self._received += data
+            if len(self._received) < self._wanted:
+                # Copying each part of a large frame again would take quadratic time.
+                return []
+            data = bytes(self._received)
+        elif type(data) is not bytes:
+            data = bytes(data)
         commands: list[RemotingCommand] = []
         position = 0
         try:
-            while (end := self._frame_end(position)) is not None:
-                commands.append(_decode(self._received[position:end]))
+            while (end := self._frame_end(data, position)) is not None:
+                commands.append(_decode(data, position, end))
                 position = end
         except ValueError as error:
             self._is_spoilt = True
             self._received.clear()
             raise ProtocolViolation(f"no remoting frame: {error}", events=commands) from error
-        del self._received[:position]
+        if position or not self._received:
+            self._received = bytearray(data[position:])
+        self._wanted = _SIZE.size
+        if len(self._received) >= PREFIX.size:
+            self._wanted = _SIZE.size + int(_SIZE.unpack_from(self._received)[0])
         return commands
 
-    def _frame_end(self, position: int) -> int | None:
+    def _frame_end(self, received: bytes, position: int) -> int | None:
         """End of the frame that starts at a position; None if the frame is incomplete.
 
         Raises:
             ValueError: if the bytes cannot start a frame.
         """
-        received = self._received
-        if len(received) - position < _SIZE.size:
+        left = len(received) - position
+        if left < _SIZE.size:
             return None
         (length,) = _SIZE.unpack_from(received, position)
         if not PREFIX.size <= length + _SIZE.size <= self._largest:
             most = self._largest - _SIZE.size
             raise ValueError(f"its length is {length}; it must be {_SIZE.size} to {most}")
-        if len(received) - position < PREFIX.size:
+        if left < PREFIX.size:
             return None
-        length, kind = PREFIX.struct.unpack_from(received, position)
-        kind, header = divmod(kind, 1 << _HEADER_BITS)
-        if kind not in _DECODERS:
-            raise ValueError(f"its header has type {kind}; types are 0 (JSON) and 1 (binary)")
-        if header > length - _SIZE.size:
-            raise ValueError(f"its header has {header} bytes, but the frame has {length}")
-        end = position + _SIZE.size + int(length)
-        return end if len(received) >= end else None
+        (kind,) = _HEADER.unpack_from(received, position + _SIZE.size)
+        if kind >> _HEADER_BITS not in _DECODERS:
+            raise ValueError(
+                f"its header has type {kind >> _HEADER_BITS}; types are 0 (JSON) and 1 (binary)"
+            )
+        if kind & _HEADER_MASK > length - _SIZE.size:
+            raise ValueError(
+                f"its header has {kind & _HEADER_MASK} bytes, but the frame has {length}"
+            )
+        return position + _SIZE.size + int(length) if left >= _SIZE.size + length else None
 
 
-def _decode(frame: bytearray) -> RemotingCommand:
+def _decode(received: bytes, position: int, end: int) -> RemotingCommand:
     """Decode a frame whose lengths are valid.
 
     Raises:
         ValueError: if the header is invalid.
     """
-    _, kind = PREFIX.struct.unpack_from(frame)
-    kind, size = divmod(kind, 1 << _HEADER_BITS)
-    end = PREFIX.size + size
-    return _DECODERS[kind](bytes(frame[PREFIX.size : end]), bytes(frame[end:]))
+    (kind,) = _HEADER.unpack_from(received, position + _SIZE.size)
+    start = position + PREFIX.size
+    body = start + (kind & _HEADER_MASK)
+    return _DECODERS[kind >> _HEADER_BITS](received[start:body], received[body:end])
 
 
 def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
+    text = header.decode()
     try:
-        document = json.loads(header)
-    except (ValueError, RecursionError):
+        # As json.loads, without its searches for white space.
+        document, end = _scan(text, 0)
+        is_whole = end == len(text)
+    except (ValueError, RecursionError, StopIteration):
+        is_whole = False
+    if not is_whole:
         document = fastjson.decode(header)
     if not isinstance(document, dict):
         raise ValueError("its header is no JSON object")
@@ -274,12 +296,17 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
         raise ValueError("its extFields are no JSON object")
     elif set(map(type, fields.values())) - _ONLY_TEXT:
         fields = _texts(fields)
+    code, opaque = document.get("code"), document.get("opaque")
+    flag, version = document.get("flag", 0), document.get("version", 0)
+    for name, value in (("code", code), ("opaque", opaque), ("flag", flag), ("version", version)):
+        if type(value) is not int or not -_INT <= value < _INT:
+            raise ValueError(f"its {name} is no 32-bit integer")
     return RemotingCommand(
-        code=_whole(document, "code"),
-        opaque=_whole(document, "opaque"),
-        flag=_whole(document, "flag", 0),
+        code=code,
+        opaque=opaque,
+        flag=flag,
         language=language if isinstance(language, str) else LANGUAGES[0],
-        version=_whole(document, "version", 0),
+        version=version,
         remark=remark,
         ext_fields=fields,
         body=body,
@@ -295,13 +322,6 @@ def _texts(fields: Mapping[str, Any]) -> dict[str, str]:
         if value is not None:
             found[key] = value if isinstance(value, str) else json.dumps(value)
     return found
-
-
-def _whole(document: Mapping[str, Any], name: str, missing: int | None = None) -> int:
-    value = document.get(name, missing)
-    if not isinstance(value, int) or isinstance(value, bool) or not -_INT <= value < _INT:
-        raise ValueError(f"its {name} is no 32-bit integer")
-    return value
 
 
 def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
@@ -342,5 +362,6 @@ def _sized(data: bytes, position: int, width: struct.Struct) -> tuple[bytes, int
     return data[start : start + size], start + size
 
 
+_scan: Final = make_scanner(json.JSONDecoder())
 _ONLY_TEXT: Final = frozenset({str})
 _DECODERS: Final = {0: _decode_json, 1: _decode_binary}

@@ -7,7 +7,7 @@ does not know, as RocketMQ does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -102,13 +102,13 @@ class HeaderField(NamedTuple):
 
     Attributes:
         name: RocketMQ's name; key of the parsed fields.
-        read: converts the text; raises ValueError if it is invalid.
+        kind: text, int (32 bits), long (64 bits) or bool.
         default: the value if the field is missing; REQUIRED if it must be there.
         key: its name in the header, if that is another.
     """
 
     name: str
-    read: Callable[[str], Any]
+    kind: str
     default: Any
     key: str
 
@@ -116,30 +116,6 @@ class HeaderField(NamedTuple):
 REQUIRED: Final = object()
 
 
-def _int(text: str) -> int:
-    value = int(text)
-    if not java.INT_MIN <= value <= java.INT_MAX:
-        raise ValueError("no 32-bit integer")
-    return value
-
-
-def _long(text: str) -> int:
-    value = int(text)
-    if not java.LONG_MIN <= value <= java.LONG_MAX:
-        raise ValueError("no 64-bit integer")
-    return value
-
-
-def _bool(text: str) -> bool:
-    return text.lower() == "true"
-
-
-_KINDS: Final[Mapping[str, Callable[[str], Any]]] = {
-    "text": str,
-    "int": _int,
-    "long": _long,
-    "bool": _bool,
-}
 _DEFAULTS: Final = {"text": "", "int": 0, "long": 0, "bool": False}
 
 
@@ -157,7 +133,7 @@ def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
         kind = kind.rstrip("?")
         key = keys[number] if keys else name
         default = _DEFAULTS[kind] if is_optional else REQUIRED
-        found.append(HeaderField(name, _KINDS[kind], default, key))
+        found.append(HeaderField(name, kind, default, key))
     return tuple(found)
 
 
@@ -346,17 +322,26 @@ def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
         ValueError: if a field is missing or invalid.
     """
     found: dict[str, Any] = {}
-    for name, read, default, key in _PARSED.get(code, ()):
-        text = ext_fields.get(key)
-        if text is None:
-            if default is REQUIRED:
-                raise ValueError(f"the custom field <{name}> is null")
-            found[name] = default
-        elif read is str:
-            found[name] = text
-        else:
-            try:
-                found[name] = read(text)
-            except ValueError:
-                raise ValueError(f"the custom field <{name}> is invalid: {text[:80]!r}") from None
+    name = ""
+    try:
+        for name, kind, default, key in _PARSED.get(code, ()):
+            text = ext_fields.get(key)
+            if text is None:
+                if default is REQUIRED:
+                    raise ValueError(f"the custom field <{name}> is null")
+                found[name] = default
+            elif kind == "text":
+                found[name] = text
+            elif kind == "bool":
+                found[name] = text.lower() == "true"
+            else:
+                value = int(text)
+                most = java.INT_MAX if kind == "int" else java.LONG_MAX
+                if not -most - 1 <= value <= most:
+                    raise ValueError(f"the custom field <{name}> is too large: {text[:80]!r}")
+                found[name] = value
+    except ValueError as error:
+        if str(error).startswith("the custom"):
+            raise
+        raise ValueError(f"the custom field <{name}> is no number") from error
     return found
