@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,8 @@ import logquarry as lq
 from logquarry.broker import Broker, BrokerOptions, background
 from logquarry.broker.acl import AccessControl, Account
 from tests.conformance.oracle import RUN, require_oracle
+from tests.conformance.test_live import free_port
+from tests.helpers.replication import make_certificate
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(900)]
 
@@ -122,3 +126,42 @@ def test_accounts(tmp_path: Path) -> None:
         assert printed.count("OK ") == len(names)
         for keys in ("", "-DaccessKey=client1 -DsecretKey=secret2"):
             assert "REFUSED" in run(broker.name_server, "refused", jvm=f"-Dtopic=t {keys}")
+
+
+def test_tls(tmp_path: Path) -> None:
+    require_oracle(CLIENTS)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*make_certificate(tmp_path))
+    with background(tmp_path / "s", options=BrokerOptions(tls=context), config=CONFIG) as broker:
+        # Java's client trusts any certificate in its test mode, which is its default.
+        printed = run(broker.name_server, "send", "push", jvm="-DuseTls=true")
+        assert printed.count("OK ") == 2
+
+
+def test_rocketmq_goes_on_with_the_store(tmp_path: Path) -> None:
+    """Messages, topic, group and offsets: RocketMQ's broker gives the group what is left."""
+    require_oracle(CLIENTS)
+    require_oracle(RUN)
+    root = tmp_path / "s"
+    words = "-Dtopic=orders -Dgroup=billing"
+    with background(root, config=CONFIG) as broker:
+        run(broker.name_server, "produce", jvm=f"{words} -Dcount=40 -Dprefix=a")
+        got = run(broker.name_server, "consume", jvm=f"{words} -Dcount=40")
+        assert got.count("GOT a") == 40
+        run(broker.name_server, "produce", jvm=f"{words} -Dcount=10 -Dprefix=b")
+    params = tmp_path / "params.json"
+    params.write_text(json.dumps({"mappedFileSizeCommitLog": CONFIG.mapped_file_size_commit_log}))
+    command = [RUN, "broker", str(free_port()), str(free_port()), root, "--params", params]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as theirs:
+        assert theirs.stdin is not None and theirs.stdout is not None
+        names = json.loads(theirs.stdout.readline())["namesrv"]
+        got = run(names, "consume", jvm=f"{words} -Dcount=10")
+        assert got.count("GOT b") == 10 and "GOT a" not in got
+        run(names, "produce", jvm=f"{words} -Dcount=5 -Dprefix=c")
+        theirs.stdin.close()
+        theirs.wait(120)
+    with background(root, config=CONFIG) as broker:
+        got = run(broker.name_server, "consume", jvm=f"{words} -Dcount=5")
+        assert got.count("GOT c") == 5 and got.count("GOT") == 5
