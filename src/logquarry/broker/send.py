@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -51,6 +51,10 @@ _NO_TRANSACTION: Final = ~sys_flag.TRANSACTION_MASK
 _INT_MAX: Final = (1 << 31) - 1
 
 
+Put = Callable[[Message], PutResult | PutFuture]
+_Put = tuple[Request, Message, Put]
+
+
 class Sending:
     """Puts messages of clients.
 
@@ -62,6 +66,8 @@ class Sending:
         self._core = core
         self._waiting = 0
         self._waiting_bytes = 0
+        self._new: list[_Put] = []
+        self._batches: list[_Put] = []
         self._settled: Mailbox[tuple[Request, Message, PutFuture]] = Mailbox(
             core.loop, lambda item: self._answer(*item)
         )
@@ -95,14 +101,16 @@ class Sending:
         message = self.message_of(request, name, queue_id, b"" if is_batch else None, text)
         if is_batch:
             wire = request.command.body
-            self.append(request, message, partial(_put_batch, writer.put_batch, wire, message))
+            self.append(
+                request, message, lambda shared: writer.put_batch(wire=wire, message=shared)
+            )
         elif _HALF in text and props.decode(text).get(props.TRANSACTION_PREPARED) == "true":
             group = fields["producerGroup"]
-            self.append(request, message, partial(writer.put_half, message, group))
+            self.append(request, message, lambda half: writer.put_half(half, group))
         else:
-            self.append(request, message, partial(writer.put_async, message))
+            self.append(request, message, writer.put_async)
 
-    def append(self, request: Request, message: Message, put: Any) -> None:
+    def append(self, request: Request, message: Message, put: Put) -> None:
         """Carry out a put in its thread, and answer the request with its result.
 
         Raises:
@@ -110,32 +118,51 @@ class Sending:
         """
         core = self._core
         size = len(request.command.body)
-        is_full = (
+        if (
             self._waiting >= core.options.most_waiting
             or self._waiting_bytes + size > core.options.most_waiting_bytes
-        )
-        # A batch waits for the disk in its thread.
-        lane = core.lanes.blocking if request.fields.get("batch") else core.lanes.puts
-        if is_full or not lane.submit(put, partial(self._appended, request, message)):
+        ):
             core.counts.refused += 1
             raise Refused(ResponseCode.SYSTEM_BUSY, BUSY)
         self._waiting += 1
         self._waiting_bytes += size
+        # A batch waits for the disk in its thread.
+        is_batch = request.fields["batch"]
+        new = self._batches if is_batch else self._new
+        if not new:
+            core.loop.call_soon(self._push)
+        new.append((request, message, put))
 
-    def _appended(
-        self, request: Request, message: Message, future: Any, error: BaseException | None
-    ) -> None:
+    def _push(self) -> None:
+        """Give the puts of this loop iteration to their threads, as one job each."""
+        lanes = self._core.lanes
+        sends, self._new = self._new, []
+        batches, self._batches = self._batches, []
+        for lane, puts in (lanes.puts, sends), (lanes.blocking, batches):
+            # The lanes never refuse: append limits the puts that wait.
+            if puts:
+                lane.submit(partial(_put_all, puts), partial(self._appended, puts))
+
+    def _appended(self, puts: list[_Put], results: Any, error: BaseException | None) -> None:
+        for (request, message, _), result in zip(puts, results or (), strict=False):
+            if isinstance(result, PutResult):
+                self._done(request)
+                self._succeeded(request, message, result)
+            elif isinstance(result, BaseException):
+                self._done(request)
+                request.fail(refusal_of(result))
+            elif result.done():
+                self._answer(request, message, result)
+            else:
+                # A flush settles many puts at once: their answers share one wakeup of the loop.
+                result.add_done_callback(partial(self._settle, request, message))
         if error is not None:
-            self._done(request)
-            request.fail(refusal_of(error))
-        elif isinstance(future, PutResult):
-            self._done(request)
-            self._succeeded(request, message, future)
-        elif future.done():
-            self._answer(request, message, future)
-        else:
-            # A flush settles many puts at once: their answers share one wakeup of the loop.
-            future.add_done_callback(lambda future: self._settled.post((request, message, future)))
+            for request, _, _ in puts:
+                self._done(request)
+                request.fail(error)
+
+    def _settle(self, request: Request, message: Message, future: PutFuture) -> None:
+        self._settled.post((request, message, future))
 
     def _answer(self, request: Request, message: Message, future: PutFuture) -> None:
         self._done(request)
@@ -256,9 +283,15 @@ class Sending:
         )
 
 
-def _put_batch(put: Any, wire: bytes, message: Message) -> PutResult:
-    result: PutResult = put(wire=wire, message=message)
-    return result
+def _put_all(puts: list[_Put]) -> list[PutResult | PutFuture | BaseException]:
+    """Carry out puts in their order: the result, the future or the exception of each."""
+    results: list[PutResult | PutFuture | BaseException] = []
+    for _, message, put in puts:
+        try:
+            results.append(put(message))
+        except Exception as error:
+            results.append(error)
+    return results
 
 
 def _queue_id(topic: TopicConfig, queue_id: int) -> int:

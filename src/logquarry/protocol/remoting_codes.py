@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-from logquarry.format import java
-
 
 class RequestCode(IntEnum):
     """The requests that logquarry serves or sends."""
@@ -102,13 +100,13 @@ class HeaderField(NamedTuple):
 
     Attributes:
         name: RocketMQ's name; key of the parsed fields.
-        kind: text, int (32 bits), long (64 bits) or bool.
+        kind: _TEXT, _BOOL, or the bound of its numbers: at least minus that, and below it.
         default: the value if the field is missing; REQUIRED if it must be there.
         key: its name in the header, if that is another.
     """
 
     name: str
-    kind: str
+    kind: int
     default: Any
     key: str
 
@@ -116,7 +114,10 @@ class HeaderField(NamedTuple):
 REQUIRED: Final = object()
 
 
-_DEFAULTS: Final = {"text": "", "int": 0, "long": 0, "bool": False}
+_TEXT: Final = 0
+_BOOL: Final = 1
+_KINDS: Final = {"text": _TEXT, "bool": _BOOL, "int": 1 << 31, "long": 1 << 63}
+_DEFAULTS: Final[Mapping[str, Any]] = {"text": "", "int": 0, "long": 0, "bool": False}
 
 
 def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
@@ -133,7 +134,7 @@ def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
         kind = kind.rstrip("?")
         key = keys[number] if keys else name
         default = _DEFAULTS[kind] if is_optional else REQUIRED
-        found.append(HeaderField(name, kind, default, key))
+        found.append(HeaderField(name, _KINDS[kind], default, key))
     return tuple(found)
 
 
@@ -322,26 +323,22 @@ def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
         ValueError: if a field is missing or invalid.
     """
     found: dict[str, Any] = {}
-    name = ""
-    try:
-        for name, kind, default, key in _PARSED.get(code, ()):
-            text = ext_fields.get(key)
-            if text is None:
-                if default is REQUIRED:
-                    raise ValueError(f"the custom field <{name}> is null")
-                found[name] = default
-            elif kind == "text":
-                found[name] = text
-            elif kind == "bool":
-                found[name] = text.lower() == "true"
-            else:
+    for name, kind, default, key in _PARSED.get(code, ()):
+        text = ext_fields.get(key)
+        if text is None:
+            if default is REQUIRED:
+                raise ValueError(f"the custom field <{name}> is null")
+            found[name] = default
+        elif kind is _TEXT:
+            found[name] = text
+        elif kind is _BOOL:
+            found[name] = text == "true" or text.lower() == "true"
+        else:
+            try:
                 value = int(text)
-                most = java.INT_MAX if kind == "int" else java.LONG_MAX
-                if not -most - 1 <= value <= most:
-                    raise ValueError(f"the custom field <{name}> is too large: {text[:80]!r}")
-                found[name] = value
-    except ValueError as error:
-        if str(error).startswith("the custom"):
-            raise
-        raise ValueError(f"the custom field <{name}> is no number") from error
+            except ValueError:
+                raise ValueError(f"the custom field <{name}> is no number: {text[:80]!r}") from None
+            if not -kind <= value < kind:
+                raise ValueError(f"the custom field <{name}> is too large: {text[:80]!r}")
+            found[name] = value
     return found
