@@ -77,6 +77,7 @@ def run_session(page: str, block: str) -> None:
     "page",
     [
         "api.md",
+        "broker.md",
         "consumers.md",
         "dialect-3.1.md",
         "embed.md",

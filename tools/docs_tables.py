@@ -18,6 +18,7 @@ from logquarry.format import (
 )
 from logquarry.format.fields import Layout
 from logquarry.log import schema
+from logquarry.protocol import remoting_codes
 from logquarry.repair.verify import findings
 from tools import compatibility
 
@@ -130,7 +131,16 @@ def compatibility_page() -> str:
     return f"{before}<!-- results -->\n{compatibility.results()}\n<!-- end -->{after}"
 
 
+def broker() -> str:
+    """Return docs/broker.md with a new table of requests."""
+    text = (DOCS / "broker.md").read_text("utf-8")
+    before, rest = text.split("<!-- requests -->\n", 1)
+    _, after = rest.split("<!-- end -->", 1)
+    return f"{before}<!-- requests -->\n{remoting_codes.markdown()}\n<!-- end -->{after}"
+
+
 PAGES = {
+    "broker.md": broker,
     "command-line.md": command_line,
     "compatibility.md": compatibility_page,
     "formats.md": formats,

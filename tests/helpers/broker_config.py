@@ -8,7 +8,8 @@ import socket
 from pathlib import Path
 
 from logquarry.protocol import remoting
-from logquarry.protocol.remoting import RemotingCommand, RemotingReader, RequestCode
+from logquarry.protocol.remoting import RemotingCommand, RemotingReader
+from logquarry.protocol.remoting_codes import RequestCode
 from logquarry.replication import ConfigServer
 from tests.helpers.replication import PATIENCE_SECONDS
 

@@ -36,6 +36,7 @@ LAYERS = (
     "store.retention",
     "store",
     "replication",
+    "broker",
     "metrics",
     "ingest",
     "spark",

@@ -42,6 +42,7 @@ _MODULES: Final = {
     "report": "info",
     "serve-master": "replication",
     "replicate": "replication",
+    "broker": "broker",
     "demo": "demo",
     "bench": "bench",
 }

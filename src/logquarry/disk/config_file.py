@@ -201,6 +201,13 @@ class ConsumerOffsets:
         with self._lock:
             self._offsets |= {key: dict(of_group) for key, of_group in offsets.items()}
 
+    def remove(self, group: str, topic: str | None = None) -> None:
+        """Forget a group's offsets in one topic or in all, in memory."""
+        with self._lock:
+            for key in [key for key in self._offsets if key[1] == group]:
+                if topic is None or key[0] == topic:
+                    del self._offsets[key]
+
     def save(self) -> bool:
         """Write all committed offsets durably; returns whether the file changed.
 

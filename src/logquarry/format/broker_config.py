@@ -69,10 +69,11 @@ def encode_consumer_offsets(offsets: Mapping[tuple[str, str], Mapping[int, int]]
 
 def decode_topics(text: str | bytes) -> dict[str, TopicConfig]:
     """Topic name -> its configuration (``TopicConfigManager``)."""
-    return _topics(fastjson.decode(text))
+    return topics_of_document(fastjson.decode(text))
 
 
-def _topics(document: Any) -> dict[str, TopicConfig]:
+def topics_of_document(document: Any) -> dict[str, TopicConfig]:
+    """Topic name -> its configuration, from the decoded document."""
     result: dict[str, TopicConfig] = {}
     for name, entry in _table(document, "topicConfigTable").items():
         if not isinstance(entry, dict):
@@ -121,7 +122,7 @@ def topic_entry(topic: TopicConfig, *, is_batch: bool = False) -> dict[str, Any]
 def decode_topic_document(text: str | bytes) -> dict[str, Any]:
     """Decode and check ``topics.json``, including members that :class:`TopicConfig` lacks."""
     document = _versioned(text)
-    _topics(document)
+    topics_of_document(document)
     return document
 
 

@@ -21,6 +21,7 @@ from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.message import StoredMessage
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue, Units
+from logquarry.read.messages import frames_of
 
 LEAST_UNITS: Final = 16_000 // UNIT_SIZE
 """Entries that one ``get`` reads, or ``max_count`` if that is larger.
@@ -67,6 +68,11 @@ class GetResult(NamedTuple):
     next_offset: int
     min_offset: int
     max_offset: int
+
+    @property
+    def frames(self) -> bytes:
+        """The messages' frames, one after the other: what a broker sends to a consumer."""
+        return frames_of(self.messages)
 
     @property
     def size(self) -> int:

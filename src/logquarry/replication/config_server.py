@@ -35,11 +35,10 @@ from logquarry.protocol.remoting import (
     LARGEST_FRAME,
     RemotingCommand,
     RemotingReader,
-    RequestCode,
-    ResponseCode,
     encode,
     encode_head,
 )
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from logquarry.replication.server import LONGEST_WAIT_MS, Peer, Server, ServerOptions
 from logquarry.replication.wire import Surroundings, Wire, address_text, require_address
 

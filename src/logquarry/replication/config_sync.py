@@ -20,7 +20,8 @@ from logquarry.disk.config_file import ConfigTables
 from logquarry.disk.lifetime import abandon_in_children, stays
 from logquarry.disk.service import Flag
 from logquarry.errors import LogquarryError, ProtocolViolation, StoreError, UsageError
-from logquarry.protocol.remoting import RemotingCommand, RemotingReader, ResponseCode, encode
+from logquarry.protocol.remoting import RemotingCommand, RemotingReader, encode
+from logquarry.protocol.remoting_codes import ResponseCode
 from logquarry.replication.config_server import REQUESTS, TableRequest
 from logquarry.replication.wire import Surroundings, address_text, require_peer
 from logquarry.store.message_store import StoreWriter

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from logquarry import arguments
 from logquarry.message import Message
 
 if TYPE_CHECKING:
     from logquarry.dialect31.prepared import PreparedTransactions
-    from logquarry.disk.config_file import ConfigTables
+    from logquarry.disk.config_file import ConfigFile, ConfigTables, ConsumerOffsets
     from logquarry.store.retention.plan import RetentionPlan
     from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.services import Services
     from logquarry.store.store_engine import StoreEngine
     from logquarry.store.transaction.checks import CheckReport, Listener
-    from logquarry.store.transaction.transaction import Transaction
+    from logquarry.store.transaction.transaction import Transaction, TransactionState
     from logquarry.write.dispatcher import MessageArrival
+    from logquarry.write.put_future import PutFuture
+    from logquarry.write.topic_table import TopicTable
 
 DEFAULT_PRODUCER_GROUP: Final = "logquarry"
 """The producer group of a transaction whose message names none."""
@@ -119,6 +121,68 @@ class ServiceCalls(ABC):
         """
         self._require_open()
         return self._services.transaction(message, group)
+
+    def put_half(self, message: Message, group: str) -> PutFuture:
+        """Put the half message of a producer's transaction (``prepareMessage``).
+
+        The producer ends it with :meth:`end_transaction`. Until then it belongs to the checks, as
+        after a crash.
+
+        Args:
+            message: the message. It cannot be delayed.
+            group: the producer group that a check asks, if the message has no PGROUP.
+
+        Raises:
+            UsageError: if the message cannot be part of a transaction.
+            StoreUnavailable: if it cannot be put.
+            MessageRejected: likewise.
+        """
+        self._require_open()
+        return self._services.put_half(message, group)
+
+    def end_transaction(
+        self, physical_offset: int, state: TransactionState | str, *, group: str
+    ) -> PutFuture | None:
+        """Commit or roll back the half message at a physical offset (``EndTransaction``).
+
+        Args:
+            physical_offset: where the half message starts.
+            state: ``commit`` or ``rollback``.
+            group: its producer group.
+
+        Returns:
+            The future of the message, or of the op of a rollback; None if the transaction has
+            ended already.
+
+        Raises:
+            UsageError: if there is no half message of that group.
+            StoreUnavailable: if the put failed; the half message is still open.
+            MessageRejected: likewise.
+        """
+        self._require_open()
+        return self._services.end_transaction(physical_offset, state, group)
+
+    @property
+    def topic_table(self) -> TopicTable:
+        """``config/topics.json``.
+
+        Raises:
+            UsageError: if the store is a slave: its master writes that file.
+        """
+        self._require_open()
+        return self._services.topic_table
+
+    @property
+    def consumer_offsets(self) -> ConsumerOffsets:
+        """``config/consumerOffset.json``, shared by all consumers of this process."""
+        self._require_open()
+        return self._services.consumer_offsets
+
+    @property
+    def subscription_groups(self) -> ConfigFile[dict[str, Any]]:
+        """``config/subscriptionGroup.json``; make one object and keep it."""
+        self._require_open()
+        return self._services.subscription_groups
 
     def check_transactions(self, listener: Listener) -> CheckReport:
         """Find transactions that are still open, and let a function decide about each, now.

@@ -9,15 +9,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from logquarry import arguments
 from logquarry.dialect31.prepared import CheckService, PreparedTransactions
-from logquarry.disk.config_file import ConfigTables, ConsumerOffsets
+from logquarry.disk.config_file import (
+    SUBSCRIPTION_GROUPS,
+    ConfigFile,
+    ConfigTables,
+    ConsumerOffsets,
+    config_file,
+)
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Service
 from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
 from logquarry.format import delay, frame, timer
+from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.log.batches import sound_runs
 from logquarry.log.layout import StoreLayout
@@ -32,15 +39,19 @@ from logquarry.store.schedule.progress import DelayProgress
 from logquarry.store.schedule.timers import TimerDelivery
 from logquarry.store.store_engine import StoreEngine
 from logquarry.store.transaction.checks import CheckReport, CheckRules, Listener, TransactionChecks
+from logquarry.store.transaction.half import HALF_TOPIC, half_message
 from logquarry.store.transaction.transaction import (
     Transaction,
     TransactionCheckService,
     TransactionService,
+    TransactionState,
+    key_of,
 )
 from logquarry.write.put_future import PutFuture
 from logquarry.write.put_many import PutManyResult
 from logquarry.write.put_result import PutResult
 from logquarry.write.timer_files import timer_log_file_size
+from logquarry.write.topic_table import TopicTable
 
 if TYPE_CHECKING:
     from logquarry.log.walk import LogReader
@@ -310,6 +321,43 @@ class Services:
                 interval_ms=self._engine.config.transaction_check_interval,
             )
             self._start(self._checking)
+
+    def put_half(self, message: Message, group: str) -> PutFuture:
+        """Put a half message that a producer ends later."""
+        require_message(message, "put_half")
+        return self._store.append(half_message(message, arguments.text(group, "group")))[1]
+
+    def end_transaction(
+        self, physical_offset: int, state: TransactionState | str, group: str
+    ) -> PutFuture | None:
+        """End the half message at a physical offset; None if it has ended already."""
+        state = TransactionState(state)
+        half = self._store.frame_at(arguments.offset(physical_offset, "physical_offset"))
+        if half is None or half.topic.decode() != HALF_TOPIC:
+            raise UsageError(f"there is no half message at physical offset {physical_offset}")
+        if props.decode_bytes(half.properties).get(props.PRODUCER_GROUP) != group:
+            raise UsageError(
+                f"the half message at physical offset {physical_offset} belongs to another group"
+            )
+        transactions = self.transactions
+        with transactions.lock:
+            if key_of(half) in transactions.ended:
+                return None
+            return transactions.end_half(half, state)
+
+    @property
+    def topic_table(self) -> TopicTable:
+        """``config/topics.json``."""
+        topics = self._engine.files.topics
+        if topics is None:
+            raise UsageError(f"{self._engine.root}: a slave gets its topics from its master")
+        return topics
+
+    @property
+    def subscription_groups(self) -> ConfigFile[dict[str, Any]]:
+        """``config/subscriptionGroup.json``."""
+        engine = self._engine
+        return config_file(engine.disk, engine.root, SUBSCRIPTION_GROUPS)
 
     # ------------------------------------------------------------- transactions of dialect 3.1
     @property

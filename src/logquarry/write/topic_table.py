@@ -16,6 +16,7 @@ from typing import Any, Final
 from logquarry.disk.config_file import TOPICS, config_file
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
+from logquarry.format import broker_config
 from logquarry.format.broker_config import TopicConfig, topic_entry
 from logquarry.read.log_queues import QueueKey
 from logquarry.units import Clock
@@ -31,6 +32,7 @@ _MADE_BY_BROKERS: Final = frozenset(
         *("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "RMQ_SYS_TRACE_TOPIC"),
     }
 )
+_EMPTY: Final[Mapping[str, Any]] = {"dataVersion": {"counter": 0}, "topicConfigTable": {}}
 _NOT_LISTED: Final = ("rmq_sys_", "%LMQ%")
 """Prefixes of further topics that brokers make at their start, and of queues without a topic."""
 
@@ -103,6 +105,49 @@ class TopicTable:
                 self._new.update(set(queues) - self._noted)
             self._noted.update(queues)
 
+    def configs(self) -> dict[str, TopicConfig]:
+        """The topics of the table by name, with those that the next flush adds."""
+        with self._lock:
+            document = self._with(topics_of(self._new)) or self._document
+        return {} if document is None else broker_config.topics_of_document(document)
+
+    def put(self, topic: TopicConfig) -> None:
+        """Add a topic, or replace its settings, and write the file.
+
+        Raises:
+            StoreUnavailable: if the file cannot be read or written; nothing changes.
+        """
+        self._change(topic.name, broker_config.topic_entry(topic))
+
+    def remove(self, name: str) -> None:
+        """Remove a topic and write the file; its messages stay in the log.
+
+        Raises:
+            StoreUnavailable: if the file cannot be read or written; nothing changes.
+        """
+        self._change(name, None)
+
+    def _change(self, name: str, entry: dict[str, Any] | None) -> None:
+        if not self._is_readable:
+            raise StoreUnavailable(f"{self._file.path} cannot be read: restore or delete it")
+        with self._lock:
+            old = self._document or _EMPTY
+            table = dict(old["topicConfigTable"])
+            if entry is None:
+                table.pop(name, None)
+                self._new = {key for key in self._new if key[0] != name}
+            else:
+                table[name] = {**table.get(name, {}), **entry}
+            document = self._versioned(old, table)
+            self._file.save(document)
+            self._document = document
+
+    def _versioned(self, old: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+        version = dict(old["dataVersion"])
+        version["counter"] = int(version.get("counter", 0)) + 1
+        version["timestamp"] = self._clock()
+        return {**old, "dataVersion": version, "topicConfigTable": table}
+
     def flush(self, least_pages: int = 0) -> bool:
         """Write the file if queues were noted that it lacks; return whether it was written.
 
@@ -128,8 +173,7 @@ class TopicTable:
 
     def _with(self, topics: Mapping[str, TopicConfig]) -> dict[str, Any] | None:
         """The document with some topics and their queues; None if it has them already."""
-        empty: dict[str, Any] = {"dataVersion": {"counter": 0}, "topicConfigTable": {}}
-        old = self._document or empty
+        old = self._document or _EMPTY
         table = dict(old["topicConfigTable"])
         for name, topic in topics.items():
             entry = table.get(name)
@@ -146,7 +190,4 @@ class TopicTable:
                 table[name] = {**entry, **more}
         if table == old["topicConfigTable"]:
             return None
-        version = dict(old["dataVersion"])
-        version["counter"] = int(version.get("counter", 0)) + 1
-        version["timestamp"] = self._clock()
-        return {**old, "dataVersion": version, "topicConfigTable": table}
+        return self._versioned(old, table)

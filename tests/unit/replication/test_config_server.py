@@ -13,7 +13,8 @@ import pytest
 from logquarry.errors import ReplicationError, UsageError
 from logquarry.format import broker_config
 from logquarry.protocol import remoting
-from logquarry.protocol.remoting import RemotingCommand, RequestCode
+from logquarry.protocol.remoting import RemotingCommand
+from logquarry.protocol.remoting_codes import RequestCode
 from logquarry.replication import ConfigServer, ConfigServerOptions, config_server
 from logquarry.replication.config_server import FAST_PORT, REQUESTS
 from logquarry.replication.wire import Surroundings

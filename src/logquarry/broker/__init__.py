@@ -1,0 +1,12 @@
+"""A broker for RocketMQ's clients on a store: :class:`Broker`, or in a thread :func:`background`.
+
+docs/broker.md lists what it serves.
+"""
+
+from __future__ import annotations
+
+from logquarry.broker.background import background
+from logquarry.broker.broker import Broker
+from logquarry.broker.options import BrokerOptions
+
+__all__ = ["Broker", "BrokerOptions", "background"]

@@ -1,0 +1,259 @@
+"""Accounts: who may do what, by RocketMQ 4.9's signatures (``PlainPermissionManager``).
+
+A client signs each request with its secret key: HMAC-SHA1 over the values of all header fields in
+the order of their names, and the body. Every request needs the permission for its topic and group.
+RocketMQ checks batches, ends of transactions, offsets, searches and locks for a signature alone;
+here they need their permission too. Requests without a rule here need an administrator.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from logquarry.broker.connection import Refused
+from logquarry.errors import UsageError
+from logquarry.format import fastjson
+from logquarry.protocol.remoting import RemotingCommand
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.store.consumer.subscription import DEAD_PREFIX, RETRY_PREFIX
+
+_SIGNATURE: Final = "Signature"
+_ACCESS_KEY: Final = "AccessKey"
+_UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
+"""A field that Java's client adds after it has signed the request."""
+PUB: Final = "PUB"
+SUB: Final = "SUB"
+_LEAST_KEY: Final = 6
+_PERMISSIONS: Final = {
+    "DENY": frozenset[str](),
+    PUB: frozenset({PUB}),
+    SUB: frozenset({SUB}),
+    "PUB|SUB": frozenset({PUB, SUB}),
+    "SUB|PUB": frozenset({PUB, SUB}),
+    "ANY": frozenset({PUB, SUB}),
+}
+
+_C = RequestCode
+_OPEN: Final = frozenset(
+    {_C.GET_ROUTEINFO_BY_TOPIC, _C.GET_BROKER_CLUSTER_INFO, _C.UNREGISTER_CLIENT}
+)
+"""Requests without a permission: routes, and a client that says goodbye."""
+_LATER: Final = frozenset({_C.VIEW_MESSAGE_BY_ID, _C.END_TRANSACTION})
+"""Requests whose topic is known only when the message was read."""
+_PUBLISHES: Final = frozenset(
+    {
+        *(_C.SEND_MESSAGE, _C.SEND_MESSAGE_V2, _C.SEND_BATCH_MESSAGE),
+        *(_C.SEND_REPLY_MESSAGE, _C.SEND_REPLY_MESSAGE_V2),
+    }
+)
+_CONSUMES: Final = frozenset(
+    {
+        *(_C.PULL_MESSAGE, _C.LITE_PULL_MESSAGE, _C.QUERY_MESSAGE),
+        *(_C.QUERY_CONSUMER_OFFSET, _C.UPDATE_CONSUMER_OFFSET, _C.CONSUMER_SEND_MSG_BACK),
+        *(_C.SEARCH_OFFSET_BY_TIMESTAMP, _C.GET_MAX_OFFSET, _C.GET_MIN_OFFSET),
+        *(_C.GET_EARLIEST_MSG_STORETIME, _C.GET_CONSUMER_LIST_BY_GROUP),
+    }
+)
+_IN_BODY: Final = frozenset(
+    {_C.HEART_BEAT, _C.LOCK_BATCH_MQ, _C.UNLOCK_BATCH_MQ, _C.CHECK_CLIENT_CONFIG}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One account.
+
+    Attributes:
+        access_key: its name.
+        secret_key: signs its requests.
+        admin: whether it may do everything.
+        topics: topic -> permissions.
+        groups: consumer group -> permissions.
+        default_topic: permissions for topics that are not listed.
+        default_group: permissions for groups that are not listed.
+    """
+
+    access_key: str
+    secret_key: str
+    admin: bool = False
+    topics: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    groups: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    default_topic: frozenset[str] = frozenset()
+    default_group: frozenset[str] = frozenset()
+
+    def require_topic(self, topic: str, permission: str) -> None:
+        """Raise Refused without a permission for a topic; a group's own topics need the group."""
+        for prefix in (RETRY_PREFIX, DEAD_PREFIX):
+            if topic.startswith(prefix):
+                self.require_group(topic.removeprefix(prefix))
+                return
+        if not self.admin and permission not in self.topics.get(topic, self.default_topic):
+            self.refuse(f"the permission {permission} for the topic {topic[:200]}")
+
+    def require_group(self, group: str) -> None:
+        """Raise Refused without the permission to consume with a group."""
+        if not self.admin and SUB not in self.groups.get(group, self.default_group):
+            self.refuse(f"the permission SUB for the group {group[:200]}")
+
+    def refuse(self, lacking: str) -> None:
+        """Raise Refused."""
+        raise Refused(ResponseCode.NO_PERMISSION, f"{self.access_key} has not {lacking}")
+
+
+class AccessControl:
+    """The accounts of a broker.
+
+    Args:
+        accounts: the accounts.
+
+    Raises:
+        UsageError: if two accounts have one access key, or a key is too short.
+    """
+
+    def __init__(self, *accounts: Account) -> None:
+        self._accounts = {account.access_key: account for account in accounts}
+        if len(self._accounts) != len(accounts):
+            raise UsageError("two accounts have the same accessKey")
+        for account in accounts:
+            if min(len(account.access_key), len(account.secret_key)) < _LEAST_KEY:
+                raise UsageError(
+                    f"account {account.access_key!r}: accessKey and secretKey need at least "
+                    f"{_LEAST_KEY} characters"
+                )
+
+    @classmethod
+    def from_file(cls, path: Path) -> AccessControl:
+        """Read accounts from a TOML file, with the names of RocketMQ's ``plain_acl.yml``.
+
+        Raises:
+            UsageError: if the file is invalid.
+        """
+        try:
+            with path.open("rb") as file:
+                document = tomllib.load(file)
+            accounts = [_account(entry) for entry in document["accounts"]]
+        except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"{path}: no accounts: {error}") from error
+        return cls(*accounts)
+
+    def authenticate(self, command: RemotingCommand) -> Account:
+        """The account that signed a request.
+
+        Raises:
+            Refused: if the signature is missing or wrong.
+        """
+        fields = command.ext_fields
+        account = self._accounts.get(fields.get(_ACCESS_KEY, ""))
+        signature = fields.get(_SIGNATURE, "")
+        # An unknown key takes as long as a wrong signature, and gets the same answer.
+        secret = account.secret_key if account is not None else "unknown"
+        is_valid = any(
+            hmac.compare_digest(sign(fields, command.body, secret, leave), signature.encode())
+            for leave in ((), (_UNIQUE_QUERY,) if _UNIQUE_QUERY in fields else ())
+        )
+        if account is None or not is_valid:
+            raise Refused(
+                ResponseCode.NO_PERMISSION, "the request has no valid AccessKey and Signature"
+            )
+        return account
+
+    def admit(self, command: RemotingCommand, fields: Mapping[str, Any]) -> Account | None:
+        """The account of a request that it may make; None for a request that needs no account.
+
+        Raises:
+            Refused: if it may not.
+        """
+        code = command.code
+        if code in _OPEN and _ACCESS_KEY not in command.ext_fields:
+            return None
+        account = self.authenticate(command)
+        if account.admin or code in _OPEN or code in _LATER:
+            return account
+        if code in _PUBLISHES:
+            account.require_topic(fields["topic"], PUB)
+        elif code in _CONSUMES:
+            if topic := fields.get("topic") or fields.get("originTopic"):
+                account.require_topic(topic, SUB)
+            if group := fields.get("consumerGroup") or fields.get("group"):
+                account.require_group(group)
+        elif code in _IN_BODY:
+            for kind, name in _named(command.body):
+                if kind == SUB:
+                    account.require_topic(name, SUB)
+                else:
+                    account.require_group(name)
+        else:
+            account.refuse(f"the rights of an administrator, which request {code} needs")
+        return account
+
+
+def sign(fields: Mapping[str, str], body: bytes, secret: str, leave: tuple[str, ...] = ()) -> bytes:
+    """The signature of a request (``AclUtils.calSignature``).
+
+    Args:
+        fields: its header fields.
+        body: its body.
+        secret: the secret key.
+        leave: fields that the client did not sign.
+    """
+    text = "".join(
+        fields[name] for name in sorted(fields) if name != _SIGNATURE and name not in leave
+    )
+    data = text.encode("utf-8", "replace") + body
+    key = secret.encode("utf-8", "replace")
+    return base64.b64encode(hmac.new(key, data, hashlib.sha1).digest())
+
+
+def _named(body: bytes) -> Iterator[tuple[str, str]]:
+    """The topics (SUB, name) and the groups that the body of a request names."""
+    try:
+        document = fastjson.decode(body)
+        for one in document.get("consumerDataSet") or ():
+            yield "group", str(one["groupName"])
+            for topic in one.get("subscriptionDataSet") or ():
+                yield SUB, str(topic["topic"])
+        for name in ("consumerGroup", "group"):
+            if document.get(name):
+                yield "group", str(document[name])
+        for queue in document.get("mqSet") or ():
+            yield SUB, str(queue["topic"])
+        if document.get("subscriptionData"):
+            yield SUB, str(document["subscriptionData"]["topic"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is invalid: {error!r}") from error
+
+
+def _account(entry: Mapping[str, Any]) -> Account:
+    return Account(
+        access_key=str(entry["accessKey"]),
+        secret_key=str(entry["secretKey"]),
+        admin=bool(entry.get("admin", False)),
+        topics=_rules(entry.get("topicPerms", ())),
+        groups=_rules(entry.get("groupPerms", ())),
+        default_topic=_permissions(str(entry.get("defaultTopicPerm", "DENY"))),
+        default_group=_permissions(str(entry.get("defaultGroupPerm", "DENY"))),
+    )
+
+
+def _rules(entries: Any) -> dict[str, frozenset[str]]:
+    found = {}
+    for entry in entries:
+        name, separator, words = str(entry).partition("=")
+        if not separator:
+            raise ValueError(f"{entry!r} is not NAME=PERMISSION")
+        found[name.strip()] = _permissions(words)
+    return found
+
+
+def _permissions(words: str) -> frozenset[str]:
+    found = _PERMISSIONS.get(words.strip().upper().replace(" ", ""))
+    if found is None:
+        raise ValueError(f"{words!r} is no permission: DENY, PUB, SUB or PUB|SUB")
+    return found

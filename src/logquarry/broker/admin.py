@@ -1,0 +1,367 @@
+"""The requests of mqadmin: topics, groups, statistics, resets (``AdminBrokerProcessor``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from logquarry import __version__
+from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.consumers import document_of
+from logquarry.broker.core import Core
+from logquarry.broker.pull import Pulling
+from logquarry.format import broker_config, fastjson
+from logquarry.format.broker_config import TopicConfig
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.store.consumer.subscription import RETRY_PREFIX
+
+_ASK_SECONDS: Final = 10.0
+_MOST_QUEUES: Final = 1_024
+
+
+class Admin:
+    """Answers the requests of mqadmin.
+
+    Args:
+        core: the broker's parts.
+        pulling: answers pulls; it forgets the queues of deleted topics.
+    """
+
+    def __init__(self, core: Core, pulling: Pulling) -> None:
+        self._core = core
+        self._pulling = pulling
+        self._began = core.clock()
+        self._began_s = time.monotonic()
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The requests that this part answers."""
+        code = RequestCode
+        return {
+            code.UPDATE_AND_CREATE_TOPIC: self.update_topic,
+            code.DELETE_TOPIC_IN_BROKER: self.delete_topic,
+            code.GET_ALL_TOPIC_CONFIG: self.all_topics,
+            code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
+            code.GET_TOPIC_STATS_INFO: self.topic_stats,
+            code.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
+            code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update_group,
+            code.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
+            code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
+            code.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
+            code.GET_ALL_DELAY_OFFSET: self.delay_offsets,
+            code.GET_CONSUME_STATS: self.consume_stats,
+            code.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
+            code.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
+            code.INVOKE_BROKER_TO_RESET_OFFSET: self.reset_offset,
+            code.GET_CONSUMER_RUNNING_INFO: self.forward,
+            code.CONSUME_MESSAGE_DIRECTLY: self.forward,
+            code.GET_BROKER_RUNTIME_INFO: self.runtime_info,
+            code.GET_BROKER_CONFIG: self.broker_config,
+        }
+
+    # -------------------------------------------------------------------------------------- topics
+    async def update_topic(self, request: Request) -> None:
+        """Create a topic, or change its queues and permissions."""
+        core, fields = self._core, request.fields
+        counts = fields["readQueueNums"], fields["writeQueueNums"]
+        if not all(1 <= count <= _MOST_QUEUES for count in counts):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"a topic has 1 to {_MOST_QUEUES} queues, not {counts}"
+            )
+        topic = TopicConfig(
+            fields["topic"],
+            *counts,
+            fields["perm"] & 7,
+            fields["topicSysFlag"],
+            fields["order"],
+        )
+        core.tables.set_topic(topic)
+        await core.slow(partial(core.tables.save_topic, topic.name))
+        request.reply()
+
+    async def delete_topic(self, request: Request) -> None:
+        """Remove a topic from the table. Its messages stay until their files expire."""
+        core, name = self._core, request.fields["topic"]
+        if name in core.tables.system_topics:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the topic {name[:200]} is of the system")
+        core.tables.remove_topic(name)
+        self._pulling.forget(name)
+        await core.slow(partial(core.tables.save_topic, name))
+        request.reply()
+
+    def all_topics(self, request: Request) -> None:
+        """The table of topics."""
+        table = self._core.tables.topics
+        document = {
+            "dataVersion": {"counter": 0, "timestamp": self._core.clock()},
+            "topicConfigTable": {
+                name: broker_config.topic_entry(topic) for name, topic in table.items()
+            },
+        }
+        _reply(request, document)
+
+    def system_topics(self, request: Request) -> None:
+        """The topics that every broker has."""
+        _reply(request, {"topicList": sorted(self._core.tables.system_topics)})
+
+    async def topic_stats(self, request: Request) -> None:
+        """The ends of each queue of a topic, and the time of its last message."""
+        core, name = self._core, request.fields["topic"]
+        topic = core.require_topic(name, 7)
+        pairs = await core.slow(partial(_queue_stats, core, topic))
+        _reply(request, {"offsetTable": fastjson.ObjectKeys(pairs)})
+
+    def groups_of_topic(self, request: Request) -> None:
+        """The groups that consume a topic, or have consumed it."""
+        core, topic = self._core, request.fields["topic"]
+        groups = set(core.clients.groups_of(topic))
+        groups |= {group for name, group in core.tables.offsets.groups() if name == topic}
+        _reply(request, {"groupList": sorted(groups)})
+
+    # -------------------------------------------------------------------------------------- groups
+    async def update_group(self, request: Request) -> None:
+        """Create a subscription group, or change its settings."""
+        core = self._core
+        core.tables.require_writer()
+        core.tables.set_group(document_of(request))
+        await core.slow(core.tables.save_groups)
+        request.reply()
+
+    async def delete_group(self, request: Request) -> None:
+        """Remove a subscription group, and its offsets if the request wants that."""
+        core, fields = self._core, request.fields
+        core.tables.remove_group(fields["groupName"], with_offsets=fields["removeOffset"])
+        await core.slow(core.tables.save_groups)
+        request.reply()
+
+    def all_groups(self, request: Request) -> None:
+        """The table of subscription groups."""
+        _reply(request, self._core.tables.group_document)
+
+    def all_offsets(self, request: Request) -> None:
+        """The table of consumer offsets."""
+        text = broker_config.encode_consumer_offsets(self._core.tables.offsets.groups())
+        request.reply(body=text.encode())
+
+    def delay_offsets(self, request: Request) -> None:
+        """The progress of delayed delivery."""
+        from logquarry.disk.config_file import delay_offsets
+
+        found = delay_offsets(self._core.store.layout) or {}
+        request.reply(body=broker_config.encode_delay_offsets(found).encode())
+
+    async def consume_stats(self, request: Request) -> None:
+        """For each queue of a group its end and the group's offset."""
+        core, fields = self._core, request.fields
+        group, wanted = fields["consumerGroup"], fields["topic"]
+        offsets = core.tables.offsets.groups()
+        topics = {name for name, other in offsets if other == group}
+        online = core.clients.consumers.get(group)
+        topics |= set() if online is None else online.filters.keys()
+        if wanted:
+            topics &= {wanted}
+        found = [topic for name in sorted(topics) if (topic := core.tables.topic(name)) is not None]
+        pairs = await core.slow(partial(_consume_stats, core, group, found))
+        _reply(request, {"consumeTps": 0.0, "offsetTable": fastjson.ObjectKeys(pairs)})
+
+    def consumer_connections(self, request: Request) -> None:
+        """The consumers of a group, and what they subscribe to."""
+        name = request.fields["consumerGroup"]
+        group = self._core.clients.consumers.get(name)
+        if group is None:
+            raise Refused(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name[:200]}] not online"
+            )
+        document = {
+            "connectionSet": [client.document() for client in group.clients.values()],
+            "consumeFromWhere": group.start,
+            "consumeType": group.consume_type,
+            "messageModel": group.model,
+            "subscriptionTable": {
+                topic: dict(found.document) for topic, found in group.filters.items()
+            },
+        }
+        _reply(request, document)
+
+    def producer_connections(self, request: Request) -> None:
+        """The producers of a group."""
+        name = request.fields["producerGroup"]
+        members = self._core.clients.producers.get(name)
+        if members is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name[:200]}] not exist")
+        _reply(request, {"connectionSet": [client.document() for client in members.values()]})
+
+    async def reset_offset(self, request: Request) -> None:
+        """Set the offsets of a group in a topic to a time, and tell its consumers."""
+        core, fields = self._core, request.fields
+        group, name = fields["group"], fields["topic"]
+        topic = core.require_topic(name, 7)
+        online = core.clients.consumers.get(group)
+        if online is None:
+            raise Refused(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                "Consumer not online, so can not reset the offset of its clients",
+            )
+        current = core.tables.offsets.of(name, group)
+        job = partial(_offsets_at, core, topic, fields["timestamp"])
+        table: list[tuple[dict[str, Any], int]] = []
+        for queue_id, offset in (await core.slow(job)).items():
+            is_later = offset > current.get(queue_id, -1) >= 0
+            kept = current[queue_id] if is_later and not fields["isForce"] else offset
+            table.append((core.queue_key(name, queue_id), kept))
+        body = fastjson.compact({"offsetTable": fastjson.ObjectKeys(table)}).encode()
+        header = {"topic": name, "group": group, "timestamp": str(fields["timestamp"])}
+        for client in online.clients.values():
+            client.connection.tell(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
+        request.reply(body=body)
+
+    async def forward(self, request: Request) -> None:
+        """Ask a consumer for its state, or let it consume one message now."""
+        fields = request.fields
+        group, client_id = fields["consumerGroup"], fields["clientId"]
+        client = self._core.clients.consumer(group, client_id)
+        if client is None:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online"
+            )
+        body = request.command.body
+        if request.command.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
+            body = await self._message_of(fields["msgId"])
+        try:
+            answer = await client.connection.ask(
+                RequestCode(request.command.code),
+                request.command.ext_fields,
+                body,
+                timeout_s=_ASK_SECONDS,
+            )
+        except (TimeoutError, ConnectionError) as error:
+            raise Refused(
+                ResponseCode.CONSUME_MSG_TIMEOUT,
+                f"consumer <{group}> <{client_id}> does not answer: {error}",
+            ) from error
+        request.reply(answer.code, answer.remark, fields=answer.ext_fields, body=answer.body)
+
+    async def _message_of(self, message_id: str) -> bytes:
+        from logquarry.read.messages import frames_of
+
+        message = await self._core.slow(partial(self._core.store.message_by_id, message_id))
+        return frames_of((message,))
+
+    # -------------------------------------------------------------------------------------- broker
+    async def runtime_info(self, request: Request) -> None:
+        """Numbers of the broker, as text by name."""
+        core = self._core
+        state = (await core.slow(core.store.stats)).state
+        put = sum(core.counts.put.values())
+        got = sum(core.counts.got.values())
+        seconds = max(1e-3, time.monotonic() - self._began_s)
+        table = {
+            "bootTimestamp": str(self._began),
+            "brokerVersion": "399",
+            "brokerVersionDesc": f"logquarry {__version__}",
+            "commitLogDiskRatio": str(state.commit_log_disk_ratio or 0.0),
+            "commitLogMaxOffset": str(state.max_offset),
+            "commitLogMinOffset": str(state.min_offset),
+            "consumeQueueDiskRatio": str(state.consume_queue_disk_ratio or 0.0),
+            "dispatchBehindBytes": str(state.dispatch_behind or 0),
+            "earliestMessageTimeStamp": str(state.first_timestamp or -1),
+            "getTransferedTps": " ".join(3 * [f"{got / seconds:.2f}"]),
+            "msgGetTotalTodayMorning": "0",
+            "msgGetTotalTodayNow": str(got),
+            "msgGetTotalYesterdayMorning": "0",
+            "msgPutTotalTodayMorning": "0",
+            "msgPutTotalTodayNow": str(put),
+            "msgPutTotalYesterdayMorning": "0",
+            "pageCacheLockTimeMills": "0",
+            "pullThreadPoolQueueCapacity": "10000",
+            "pullThreadPoolQueueHeadWaitTimeMills": "0",
+            "pullThreadPoolQueueSize": str(core.lanes.gets.waiting),
+            "putTps": " ".join(3 * [f"{put / seconds:.2f}"]),
+            "runtime": f"[ {seconds:.0f} seconds ]",
+            "sendThreadPoolQueueCapacity": str(core.options.most_waiting),
+            "sendThreadPoolQueueHeadWaitTimeMills": "0",
+            "sendThreadPoolQueueSize": str(core.lanes.puts.waiting),
+            "startAcceptSendRequestTimeStamp": "0",
+        }
+        _reply(request, {"table": table})
+
+    def broker_config(self, request: Request) -> None:
+        """The broker's settings as a properties file."""
+        core, options, store = self._core, self._core.options, self._core.store.config
+        settings = {
+            "autoCreateSubscriptionGroup": options.create_groups,
+            "autoCreateTopicEnable": options.create_topics,
+            "brokerClusterName": options.cluster,
+            "brokerId": 0,
+            "brokerName": options.name,
+            "brokerPermission": 6 if core.writer is not None else 4,
+            "brokerRole": store.broker_role,
+            "defaultTopicQueueNums": options.queues,
+            "enablePropertyFilter": True,
+            "flushDiskType": store.flush_disk_type,
+            "listenPort": core.address.rpartition(":")[2],
+            "maxMessageSize": store.max_message_size,
+            "storePathRootDir": core.store.root,
+        }
+        text = "".join(
+            f"{name}={str(value).lower() if isinstance(value, bool) else value}\n"
+            for name, value in settings.items()
+        )
+        request.reply(
+            fields={"version": fastjson.compact({"counter": 0, "timestamp": self._began})},
+            body=text.encode(),
+        )
+
+
+def _reply(request: Request, document: Mapping[str, Any]) -> None:
+    request.reply(body=fastjson.compact(document).encode())
+
+
+def _time_of(core: Core, topic: str, queue_id: int, offset: int, first: int) -> int:
+    """The store time of the message at a queue offset; 0 if the queue has none there."""
+    if offset < first:
+        return 0
+    messages = core.store.get(topic, queue_id, offset, 1).messages
+    return messages[0].store_timestamp if messages else 0
+
+
+def _queue_stats(core: Core, topic: TopicConfig) -> list[tuple[dict[str, Any], dict[str, int]]]:
+    found = []
+    for queue_id in range(max(topic.read_queues, topic.write_queues)):
+        first, end = core.store.queue_offsets(topic.name, queue_id)
+        time_ms = _time_of(core, topic.name, queue_id, end - 1, first)
+        stats = {"lastUpdateTimestamp": time_ms, "maxOffset": end, "minOffset": first}
+        found.append((core.queue_key(topic.name, queue_id), stats))
+    return found
+
+
+def _consume_stats(
+    core: Core, group: str, topics: list[TopicConfig]
+) -> list[tuple[dict[str, Any], dict[str, int]]]:
+    found = []
+    for topic in topics:
+        offsets = core.tables.offsets.of(topic.name, group)
+        for queue_id in range(topic.read_queues):
+            first, end = core.store.queue_offsets(topic.name, queue_id)
+            offset = offsets.get(queue_id)
+            if offset is None:
+                # The group has not consumed this queue: RocketMQ shows only its retries.
+                if not topic.name.startswith(RETRY_PREFIX):
+                    continue
+                offset = 0
+            time_ms = _time_of(core, topic.name, queue_id, offset - 1, first)
+            stats = {"brokerOffset": end, "consumerOffset": offset, "lastTimestamp": time_ms}
+            found.append((core.queue_key(topic.name, queue_id), stats))
+    return found
+
+
+def _offsets_at(core: Core, topic: TopicConfig, timestamp: int) -> dict[int, int]:
+    """For each queue the offset of a time; the end for -1."""
+    store = core.store
+    return {
+        queue_id: store.queue_offsets(topic.name, queue_id).max
+        if timestamp == -1
+        else store.offset_by_time(topic.name, queue_id, timestamp)
+        for queue_id in range(topic.read_queues)
+    }

@@ -1,0 +1,48 @@
+"""A broker in a thread of its own, for programs and tests without asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+
+from logquarry.broker.broker import Broker
+from logquarry.broker.options import BrokerOptions
+from logquarry.config import StoreConfig
+from logquarry.units import Clock
+
+
+@contextmanager
+def background(
+    path: str | PathLike[str] | None = None,
+    *,
+    options: BrokerOptions | None = None,
+    config: StoreConfig | None = None,
+    clock: Clock | None = None,
+) -> Iterator[Broker]:
+    """Run a broker in a thread while the block runs.
+
+    Of the broker, other threads may use ``name_server``, ``address`` and ``store``.
+
+    Args:
+        path: as for :class:`Broker`, like the arguments after it.
+        options: how to serve it.
+        config: settings of the store.
+        clock: time in milliseconds.
+    """
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="logquarry-broker", daemon=True)
+    thread.start()
+    try:
+        broker = Broker(path, options=options, config=config, clock=clock)
+        asyncio.run_coroutine_threadsafe(broker.start(), loop).result()
+        try:
+            yield broker
+        finally:
+            asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

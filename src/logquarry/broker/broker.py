@@ -1,0 +1,373 @@
+"""A broker and its name server in one process, on a store: start, stop, housekeeping.
+
+::
+
+    async with Broker("/data/store") as broker:
+        print(broker.name_server)          # what a RocketMQ client takes as its name server
+
+One event loop serves all connections. The store's calls run in a few threads (``lanes.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, Self
+
+from logquarry.broker.admin import Admin
+from logquarry.broker.clients import Clients
+from logquarry.broker.connection import Connection, Handler, Request
+from logquarry.broker.consumers import Consuming
+from logquarry.broker.core import Core, Lanes
+from logquarry.broker.names import Names
+from logquarry.broker.options import BrokerOptions
+from logquarry.broker.pull import Pulling
+from logquarry.broker.queries import Queries
+from logquarry.broker.replies import Replies
+from logquarry.broker.retry import Retrying
+from logquarry.broker.send import Sending
+from logquarry.broker.tables import Tables
+from logquarry.broker.transactions import Transactions
+from logquarry.config import StoreConfig
+from logquarry.errors import LogquarryError, StoreError, UsageError
+from logquarry.format import message_id
+from logquarry.store.message_store import MessageStore, StoreWriter
+from logquarry.units import Clock, now_ms
+
+logger = logging.getLogger(__name__)
+
+_HOUSEKEEPING_SECONDS: Final = 5.0
+_GRACE_SECONDS: Final = 10.0
+_CAPACITY: Final = 100_000
+_SMALL: Final = StoreConfig(
+    mapped_file_size_commit_log=16 << 20,
+    mapped_file_size_consume_queue=20 * 1_000,
+    max_hash_slot_num=10_000,
+    max_index_num=40_000,
+)
+"""Sizes of a temporary store."""
+
+
+class Broker:
+    """Serves a store to RocketMQ's clients. An asynchronous context manager.
+
+    Args:
+        path: the store's folder, made if it is missing; None for a temporary store that is deleted
+            at the end.
+        options: how to serve it; the default listens on loopback, on ports that the system chooses.
+        config: settings of the store.
+        clock: time in milliseconds, for delays, retries and checks of transactions. Tests pass a
+            :class:`logquarry.testing.clock.FakeClock`.
+
+    Attributes:
+        store: the open store, between start and end.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        options: BrokerOptions | None = None,
+        config: StoreConfig | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.options = options or BrokerOptions()
+        self._path = path
+        self._config = config
+        self._clock = clock
+        self._temporary: Path | None = None
+        self._core: Core | None = None
+        self._ports: list[_Port] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._housekeeping: list[asyncio.Task[None]] = []
+
+    # --------------------------------------------------------------------------------------- start
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Open the store, and serve it.
+
+        Raises:
+            StoreError: if the store cannot be opened.
+            OSError: if a port cannot be opened.
+        """
+        loop = asyncio.get_running_loop()
+        options = self.options
+        if self._path is None:
+            if options.read_only:
+                raise UsageError("read_only needs the path of a store")
+            self._temporary = Path(tempfile.mkdtemp(prefix="logquarry-broker-"))
+        store = await asyncio.to_thread(self._open)
+        try:
+            is_writer = isinstance(store, StoreWriter)
+            lanes = Lanes(loop, is_writer=is_writer, capacity=_CAPACITY)
+            tables = await lanes.slow.run(partial(Tables, store, options))
+            core = self._core = Core(
+                loop=loop,
+                options=options,
+                store=store,
+                writer=store if isinstance(store, StoreWriter) else None,
+                lanes=lanes,
+                tables=tables,
+                clients=Clients(
+                    lambda group: bool(
+                        tables.groups.get(group, {}).get("notifyConsumerIdsChangedEnable", True)
+                    )
+                ),
+                clock=self._clock or now_ms,
+                spawn=self._spawn,
+            )
+            for problem in tables.problems:
+                logger.error("consumer offsets: %s; groups start as new ones", problem)
+            await self._listen(core)
+        except BaseException:
+            await self.stop()
+            if self._core is None:
+                store.close()
+            raise
+
+    def _open(self) -> MessageStore:
+        options = self.options
+        path = self._temporary or self._path
+        assert path is not None
+        if options.read_only:
+            return MessageStore.open(path, config=self._config, broker=options.name)
+        config = self._config or (_SMALL if self._temporary is not None else StoreConfig())
+        return MessageStore.open(
+            path,
+            mode="rw",
+            config=replace(config, deliver_delayed=True),
+            clock=self._clock,
+            broker=options.name,
+        )
+
+    async def _listen(self, core: Core) -> None:
+        options = self.options
+        sending, pulling = Sending(core), Pulling(core)
+        self._pulling = pulling
+        self._consuming = Consuming(core, sending)
+        parts = (
+            sending,
+            pulling,
+            self._consuming,
+            Queries(core),
+            Retrying(core, sending),
+            Transactions(core),
+            Replies(core),
+            Admin(core, pulling),
+        )
+        names = Names(core).handlers()
+        handlers: dict[int, Handler] = dict(names)
+        for part in parts:
+            handlers |= part.handlers()
+        broker = _Port(self, core, handlers)
+        self._ports.append(broker)
+        await broker.listen(options.port)
+        host = options.advertise or options.host
+        core.address = f"[{host}]:{broker.port}" if ":" in host else f"{host}:{broker.port}"
+        core.host = _host_bytes(host, broker.port)
+        server = _Port(self, core, names)
+        self._ports.append(server)
+        await server.listen(options.name_port)
+        works = [self._keep_house(core)]
+        if core.writer is None:
+            works.append(self._poll(core))
+        self._housekeeping = [core.loop.create_task(work) for work in works]
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --------------------------------------------------------------------------------------- state
+    @property
+    def core(self) -> Core:
+        """The broker's parts.
+
+        Raises:
+            UsageError: if it is not running.
+        """
+        if self._core is None:
+            raise UsageError("the broker is not running")
+        return self._core
+
+    @property
+    def store(self) -> MessageStore:
+        """The open store."""
+        return self.core.store
+
+    @property
+    def name_server(self) -> str:
+        """host:port of the name server, as clients take it."""
+        host = self.core.address.rpartition(":")[0]
+        return f"{host}:{self._ports[1].port}"
+
+    @property
+    def address(self) -> str:
+        """host:port of the broker."""
+        return self.core.address
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The open connections."""
+        return [connection for port in self._ports for connection in port.connections]
+
+    def lags(self) -> dict[str, int]:
+        """Messages that each connected group has not committed, as far as its queues were read."""
+        core = self.core
+        found: dict[str, int] = {}
+        for name, group in core.clients.consumers.items():
+            lag = 0
+            for topic in group.filters:
+                offsets = core.tables.offsets.of(topic, name)
+                for queue_id, offset in offsets.items():
+                    lag += max(0, self._pulling.end_of((topic, queue_id)) - offset)
+            found[name] = lag
+        return found
+
+    def disconnected(self, connection: Connection) -> None:
+        """Forget the requests of a connection that has ended."""
+        self._pulling.disconnected(connection)
+
+    # ------------------------------------------------------------------------------- housekeeping
+    async def _keep_house(self, core: Core) -> None:
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_SECONDS)
+            now = time.monotonic()
+            for connection in self.connections:
+                if connection.heard < now - self.options.idle_s:
+                    connection.abort()
+            for connection in core.clients.expire(now - self.options.expire_s):
+                connection.abort()
+            self._consuming.expire_locks()
+            await self._save(core.tables.save_offsets)
+
+    async def _save(self, save: Any) -> None:
+        try:
+            await self.core.slow(save)
+        except (LogquarryError, OSError) as error:
+            logger.error("%s", error)
+
+    async def _poll(self, core: Core) -> None:
+        """Look for messages that another process puts into the store."""
+        refresh_at = 0.0
+        while True:
+            await asyncio.sleep(self.options.poll_ms / 1_000)
+            try:
+                if core.loop.time() >= refresh_at:
+                    refresh_at = core.loop.time() + _HOUSEKEEPING_SECONDS
+                    core.tables.add_queues(await core.slow(partial(_refreshed, core.store)))
+                keys = self._pulling.held_queues
+                for key, end in (await core.slow(partial(_ends, core.store, keys))).items():
+                    self._pulling.grown(key, end)
+            except (StoreError, OSError) as error:
+                logger.error("%s: %s", core.store.root, error)
+
+    # ---------------------------------------------------------------------------------------- stop
+    async def stop(self) -> None:
+        """Answer the requests in flight, and close the store; a second call does nothing."""
+        core, self._core = self._core, None
+        for task in self._housekeeping:
+            task.cancel()
+        for port in self._ports:
+            port.stop_listening()
+        if core is not None:
+            self._pulling.close()
+            end = core.loop.time() + _GRACE_SECONDS
+            for connection in self.connections:
+                connection.stop_reading()
+            while any(c.pending for c in self.connections) and core.loop.time() < end:
+                await asyncio.sleep(0.005)
+            for connection in self.connections:
+                connection.close()
+            for task in self._tasks:
+                task.cancel()
+            with contextlib.suppress(LogquarryError, OSError):
+                await core.lanes.slow.run(core.tables.save_offsets)
+            await core.lanes.close()
+            await asyncio.to_thread(core.store.close)
+        self._ports = []
+        if self._temporary is not None:
+            await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)
+            self._temporary = None
+
+
+class _Port:
+    """One listening port: the broker's or the name server's."""
+
+    def __init__(self, broker: Broker, core: Core, handlers: Mapping[int, Handler]) -> None:
+        self._broker = broker
+        self._core = core
+        self.handlers = handlers
+        self.connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+        self.spawn = core.spawn
+        self.port = 0
+
+    async def listen(self, port: int) -> None:
+        options = self._broker.options
+        self._server = await self._core.loop.create_server(
+            lambda: Connection(self), options.host, port, ssl=options.tls, backlog=1_024
+        )
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    def stop_listening(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def opened(self, connection: Connection) -> None:
+        self.connections.add(connection)
+        if len(self.connections) > self._broker.options.max_connections:
+            logger.warning("%s: too many connections", connection.address)
+            connection.abort()
+
+    def closed(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self._core.clients.disconnected(connection)
+        self._broker.disconnected(connection)
+
+    def admit(self, request: Request) -> None:
+        self._core.counts.requests[request.command.code] += 1
+        acl = self._broker.options.acl
+        if acl is not None:
+            account = acl.admit(request.command, request.fields)
+            request.require = None if account is None else account.require_topic
+
+
+def _host_bytes(host: str, port: int) -> bytes:
+    """The broker's address for frames and message ids."""
+    try:
+        return message_id.host_bytes(f"[{ipaddress.ip_address(host)}]:{port}")
+    except ValueError:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+        return message_id.host_bytes(f"[{found}]:{port}")
+
+
+def _refreshed(store: MessageStore) -> tuple[tuple[str, int], ...]:
+    store.refresh()
+    return store.queues()
+
+
+def _ends(store: MessageStore, keys: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    found = {}
+    for topic, queue_id in keys:
+        end = store.queue_offsets(topic, queue_id).max
+        # A get beyond the known end looks at the files again.
+        found[topic, queue_id] = store.get(topic, queue_id, end, 1).max_offset
+    return found

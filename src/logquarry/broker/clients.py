@@ -1,0 +1,261 @@
+"""The clients that are connected: producers and consumers of each group, by their heartbeats.
+
+Follows ``ProducerManager`` and ``ConsumerManager``: a client belongs to the groups of its last
+heartbeat. If the consumers of a group change, all of them are told to share the queues again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from logquarry.broker.connection import Connection, Refused
+from logquarry.errors import BadFilter
+from logquarry.format.properties import ANY_TAG, parse_tags
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.store.consumer.sql_filter import SqlFilter
+from logquarry.store.consumer.sql_parser import parse
+
+logger = logging.getLogger(__name__)
+
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+
+
+@dataclass(slots=True)
+class TopicFilter:
+    """What a consumer wants of a topic.
+
+    Attributes:
+        document: ``SubscriptionData`` as the client sent it.
+        version: its version; a later one replaces it.
+        tags: the tag expression; None for all messages.
+        sql: the SQL92 filter; None for none.
+    """
+
+    document: Mapping[str, Any]
+    version: int
+    tags: str | None
+    sql: SqlFilter | None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> TopicFilter:
+        """Parse ``SubscriptionData``.
+
+        Raises:
+            Refused: if the expression is invalid.
+        """
+        version = document.get("subVersion")
+        kind = document.get("expressionType")
+        tags, sql = parse_expression(str(document.get("subString") or ""), kind)
+        return cls(document, version if isinstance(version, int) else 0, tags, sql)
+
+
+def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | None]:
+    """Parse a subscription: its tag expression, or its SQL92 filter.
+
+    Raises:
+        Refused: if it is invalid.
+    """
+    if kind == SQL92:
+        try:
+            return None, parse(text)
+        except BadFilter as error:
+            raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+    if kind not in (None, "", TAG):
+        raise Refused(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"unknown type of expression: {str(kind)[:80]!r}",
+        )
+    if parse_tags(text) is None or text.strip() in ("", ANY_TAG):
+        return None, None
+    return text, None
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One client in one group.
+
+    Attributes:
+        client_id: its id.
+        connection: its connection.
+        language: of the client.
+        version: number of its RocketMQ version.
+        seen: time of the last heartbeat, by ``time.monotonic``.
+    """
+
+    client_id: str
+    connection: Connection
+    language: str
+    version: int
+    seen: float
+
+    def document(self) -> dict[str, Any]:
+        """The client as ``Connection`` of mqadmin."""
+        return {
+            "clientAddr": self.connection.address,
+            "clientId": self.client_id,
+            "language": self.language,
+            "version": self.version,
+        }
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    """The consumers of a group, and what they subscribe to.
+
+    Attributes:
+        clients: connection -> client.
+        filters: topic -> filter.
+        consume_type: ``CONSUME_PASSIVELY`` for push, ``CONSUME_ACTIVELY`` for pull.
+        model: ``CLUSTERING`` or ``BROADCASTING``.
+        start: ``consumeFromWhere``.
+    """
+
+    clients: dict[Connection, Client] = field(default_factory=dict)
+    filters: dict[str, TopicFilter] = field(default_factory=dict)
+    consume_type: str = "CONSUME_PASSIVELY"
+    model: str = "CLUSTERING"
+    start: str = "CONSUME_FROM_LAST_OFFSET"
+
+
+class Clients:
+    """All clients. Only the event loop uses it.
+
+    Args:
+        notifies: whether the consumers of a group are told about changes.
+    """
+
+    def __init__(self, notifies: Callable[[str], bool]) -> None:
+        self._notifies = notifies
+        self.producers: dict[str, dict[Connection, Client]] = {}
+        self.consumers: dict[str, ConsumerGroup] = {}
+        self._next: dict[str, int] = {}
+
+    def heartbeat(
+        self,
+        connection: Connection,
+        client: Callable[[], Client],
+        producers: Iterable[str],
+        consumers: Iterable[Mapping[str, Any]],
+    ) -> None:
+        """Take the groups of a heartbeat.
+
+        Raises:
+            Refused: if a filter is invalid.
+        """
+        for producer in producers:
+            self.producers.setdefault(producer, {})[connection] = client()
+        for document in consumers:
+            name = str(document["groupName"])
+            filters = {
+                str(one.get("topic")): TopicFilter.of(one)
+                for one in document.get("subscriptionDataSet") or ()
+                if isinstance(one, dict)
+            }
+            group = self.consumers.setdefault(name, ConsumerGroup())
+            is_new = connection not in group.clients
+            group.clients[connection] = client()
+            group.consume_type = str(document.get("consumeType") or group.consume_type)
+            group.model = str(document.get("messageModel") or group.model)
+            group.start = str(document.get("consumeFromWhere") or group.start)
+            if self._subscribe(group, filters) or is_new:
+                self._changed(name)
+
+    def _subscribe(self, group: ConsumerGroup, filters: Mapping[str, TopicFilter]) -> bool:
+        has_changed = False
+        for topic, found in filters.items():
+            known = group.filters.get(topic)
+            if known is None:
+                has_changed = True
+            if known is None or found.version > known.version:
+                group.filters[topic] = found
+        for topic in group.filters.keys() - filters.keys():
+            del group.filters[topic]
+            has_changed = True
+        return has_changed
+
+    def unregister(self, connection: Connection, producer: str, consumer: str) -> None:
+        """Remove a client from a producer group and a consumer group; empty names are none."""
+        self._leave_producers(connection, producer)
+        self._leave_consumers(connection, consumer)
+
+    def disconnected(self, connection: Connection) -> None:
+        """Remove a client from all groups."""
+        for group in list(self.producers):
+            self._leave_producers(connection, group)
+        for group in list(self.consumers):
+            self._leave_consumers(connection, group)
+
+    def _leave_producers(self, connection: Connection, group: str) -> None:
+        members = self.producers.get(group)
+        if members is not None:
+            members.pop(connection, None)
+            if not members:
+                del self.producers[group]
+                self._next.pop(group, None)
+
+    def _leave_consumers(self, connection: Connection, group: str) -> None:
+        members = self.consumers.get(group)
+        if members is None or members.clients.pop(connection, None) is None:
+            return
+        if members.clients:
+            self._changed(group)
+        else:
+            del self.consumers[group]
+
+    def expire(self, before: float) -> list[Connection]:
+        """The connections of clients whose last heartbeat is older than a time."""
+        found = [
+            client.connection
+            for members in (
+                *self.producers.values(),
+                *(group.clients for group in self.consumers.values()),
+            )
+            for client in members.values()
+            if client.seen < before
+        ]
+        return list(dict.fromkeys(found))
+
+    def _changed(self, group: str) -> None:
+        if self._notifies(group):
+            for client in self.consumers[group].clients.values():
+                client.connection.tell(
+                    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}
+                )
+
+    # ------------------------------------------------------------------------------------- queries
+    def consumer_ids(self, group: str) -> list[str]:
+        """The ids of a group's consumers."""
+        found = self.consumers.get(group)
+        return [] if found is None else [c.client_id for c in found.clients.values()]
+
+    def consumer(self, group: str, client_id: str) -> Client | None:
+        """One consumer of a group; None if it is not connected."""
+        found = self.consumers.get(group)
+        for client in () if found is None else found.clients.values():
+            if client.client_id == client_id:
+                return client
+        return None
+
+    def producer_of(self, group: str) -> Client | None:
+        """A producer of a group: another one each time; None if none is connected."""
+        members = list(self.producers.get(group, {}).values())
+        if not members:
+            return None
+        number = self._next[group] = self._next.get(group, -1) + 1
+        return members[number % len(members)]
+
+    def client(self, client_id: str) -> Client | None:
+        """A producer by its id, in any group; None if it is not connected."""
+        for members in self.producers.values():
+            for client in members.values():
+                if client.client_id == client_id:
+                    return client
+        return None
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups whose consumers subscribe to a topic."""
+        return [name for name, group in self.consumers.items() if topic in group.filters]

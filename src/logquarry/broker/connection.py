@@ -1,0 +1,355 @@
+"""One connection of a client: frames in, answers out, requests of the broker to the client.
+
+A slow reader holds back only itself: while its socket takes no bytes, its connection reads no
+further request and starts none. The answers of one loop iteration go out as one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from logquarry.errors import LogquarryError, ProtocolViolation
+from logquarry.format import message_id
+from logquarry.protocol.remoting import (
+    Flag,
+    RemotingCommand,
+    RemotingReader,
+    encode_head,
+)
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode, parse
+
+logger = logging.getLogger(__name__)
+
+_WRITE_LIMIT: Final = 1 << 20
+"""Unsent bytes above which a connection stops reading."""
+_MOST_PENDING: Final = 2_048
+"""Requests of one connection that are being answered; long polls do not count."""
+_NO_HOST: Final = bytes(8)
+
+
+@dataclass(slots=True)
+class Request:
+    """A request of a client.
+
+    Attributes:
+        command: the request as received.
+        fields: its parsed header fields.
+        connection: where it came from.
+        require: raises Refused if the client's account has not a permission (PUB or SUB) for a
+            topic that is known only now; None without accounts.
+    """
+
+    command: RemotingCommand
+    fields: dict[str, Any]
+    connection: Connection
+    require: Callable[[str, str], None] | None = None
+
+    def reply(
+        self,
+        code: int = ResponseCode.SUCCESS,
+        remark: str | None = None,
+        *,
+        fields: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> None:
+        """Answer the request; does nothing for a one-way request."""
+        self.connection.answer(
+            self.command,
+            self.command.answer(code, remark=remark, fields=fields or {}, body=body),
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an exception."""
+        code = getattr(error, "code", ResponseCode.SYSTEM_ERROR)
+        if not isinstance(error, LogquarryError | Refused):
+            logger.error("request %d failed", self.command.code, exc_info=error)
+        self.reply(code, str(error) or repr(error))
+
+
+class Refused(Exception):
+    """A request gets an answer with another code than SUCCESS.
+
+    Attributes:
+        code: the response code.
+    """
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+
+
+Handler = Callable[[Request], Awaitable[None] | None]
+"""Answers a request now, in a coroutine, or later through :meth:`Request.reply`."""
+
+
+class Server(Protocol):
+    """What a connection needs of the server that accepted it."""
+
+    handlers: Mapping[int, Handler]
+
+    def opened(self, connection: Connection) -> None:
+        """A client connected."""
+
+    def closed(self, connection: Connection) -> None:
+        """The connection ended."""
+
+    def admit(self, request: Request) -> None:
+        """Raise Refused if the client may not make this request."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine until the server ends."""
+
+
+class Connection(asyncio.Protocol):
+    """A client's connection. Only the event loop uses it.
+
+    Attributes:
+        address: host:port of the client.
+        host: the same as bytes, as frames have it.
+        heard: time of the last bytes, by ``time.monotonic``.
+        is_open: whether it can still take answers.
+        is_writable: whether the client reads its answers in time.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._reader = RemotingReader()
+        self._backlog: deque[RemotingCommand] = deque()
+        self._out: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self._pending = 0
+        self._is_stopped = False
+        self._opaque = 0
+        self._asked: dict[int, asyncio.Future[RemotingCommand]] = {}
+        self._resumed: list[Callable[[], None]] = []
+        self.address = ""
+        self.host = _NO_HOST
+        self.heard = 0.0
+        self.is_open = False
+        self.is_writable = True
+
+    # ------------------------------------------------------------------------------- the transport
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See :class:`asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(_WRITE_LIMIT)
+        name = transport.get_extra_info("peername")
+        if name:
+            host, port = name[0], name[1]
+            self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self.host = message_id.host_bytes(self.address)
+        self.heard = time.monotonic()
+        self.is_open = True
+        self._server.opened(self)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """See :class:`asyncio.Protocol`."""
+        self.is_open = False
+        self._backlog.clear()
+        self._out.clear()
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(ConnectionError(f"{self.address}: the client disconnected"))
+        self._asked.clear()
+        self._resumed.clear()
+        self._server.closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        """See :class:`asyncio.Protocol`."""
+        self.heard = time.monotonic()
+        try:
+            self._backlog.extend(self._reader.receive_data(data))
+        except ProtocolViolation as violation:
+            logger.warning("%s: %s; the connection is closed", self.address, violation)
+            self._backlog.extend(violation.events)
+            self._work()
+            self.close()
+            return
+        self._work()
+
+    def pause_writing(self) -> None:
+        """See :class:`asyncio.Protocol`."""
+        self.is_writable = False
+        self._throttle()
+
+    def resume_writing(self) -> None:
+        """See :class:`asyncio.Protocol`."""
+        self.is_writable = True
+        resumed, self._resumed = self._resumed, []
+        for call in resumed:
+            call()
+        self._work()
+
+    def when_writable(self, call: Callable[[], None]) -> None:
+        """Call a function when the client has read its answers."""
+        self._resumed.append(call)
+
+    def close(self) -> None:
+        """Send what is there, and end the connection."""
+        self._flush()
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.close()
+
+    @property
+    def pending(self) -> int:
+        """Requests that are being answered."""
+        return self._pending
+
+    def stop_reading(self) -> None:
+        """Start no further requests."""
+        self._backlog.clear()
+        self._is_stopped = True
+        self._throttle()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _throttle(self) -> None:
+        """Read from the socket only if requests can be started."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._backlog or self._is_stopped or not self.is_writable:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+
+    # ------------------------------------------------------------------------------------ requests
+    def _work(self) -> None:
+        backlog = self._backlog
+        while backlog and self.is_writable and self._pending < _MOST_PENDING and self.is_open:
+            command = backlog.popleft()
+            if command.is_response:
+                self._answered(command)
+            else:
+                self._start(command)
+        self._throttle()
+
+    def _start(self, command: RemotingCommand) -> None:
+        self._pending += 1
+        server = self._server
+        handler = server.handlers.get(command.code)
+        if handler is None:
+            remark = f" request type {command.code} not supported"
+            code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+            self.answer(command, command.answer(code, remark=remark))
+            return
+        request = Request(command, {}, self)
+        try:
+            request.fields = parse(command.code, command.ext_fields)
+            server.admit(request)
+            work = handler(request)
+        except Exception as error:
+            if isinstance(error, ValueError) and not isinstance(error, LogquarryError):
+                error = Refused(ResponseCode.SYSTEM_ERROR, str(error))
+            request.fail(error)
+            return
+        if work is not None:
+            server.spawn(self._finish(request, work))
+
+    async def _finish(self, request: Request, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            request.fail(error)
+
+    def hold(self) -> None:
+        """Count a request as a long poll: it does not keep other requests from being started."""
+        self._pending -= 1
+
+    def unhold(self) -> None:
+        """Count a long poll as a request that is being answered."""
+        self._pending += 1
+
+    def answer(self, command: RemotingCommand, answer: RemotingCommand) -> None:
+        """Send the answer to a request."""
+        self._pending -= 1
+        if not command.is_oneway:
+            self._send(answer)
+        if self._backlog and self._pending == _MOST_PENDING - 1:
+            self._work()
+
+    def _send(self, command: RemotingCommand) -> None:
+        if not self.is_open:
+            return
+        try:
+            head = encode_head(command)
+        except LogquarryError as error:
+            command = RemotingCommand(
+                code=ResponseCode.SYSTEM_ERROR,
+                opaque=command.opaque,
+                flag=Flag.RESPONSE,
+                remark=str(error),
+            )
+            head = encode_head(command)
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(head)
+        if command.body:
+            self._out.append(command.body)
+
+    def _flush(self) -> None:
+        if self._out and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    # -------------------------------------------------------------------- requests of the broker
+    def tell(
+        self, code: RequestCode, fields: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> None:
+        """Send a one-way request to the client."""
+        self._opaque += 1
+        self._send(
+            RemotingCommand(
+                code=code,
+                opaque=self._opaque,
+                flag=Flag.ONEWAY,
+                ext_fields=fields or {},
+                body=body,
+            )
+        )
+
+    async def ask(
+        self,
+        code: RequestCode,
+        fields: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        timeout_s: float,
+    ) -> RemotingCommand:
+        """Send a request to the client, and wait for its answer.
+
+        Raises:
+            TimeoutError: if there is no answer in time.
+            ConnectionError: if the client disconnects.
+        """
+        if not self.is_open:
+            raise ConnectionError(f"{self.address}: the client disconnected")
+        self._opaque += 1
+        opaque = self._opaque
+        future: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+        self._asked[opaque] = future
+        try:
+            self._send(
+                RemotingCommand(code=code, opaque=opaque, ext_fields=fields or {}, body=body)
+            )
+            return await asyncio.wait_for(future, timeout_s)
+        finally:
+            self._asked.pop(opaque, None)
+
+    def _answered(self, command: RemotingCommand) -> None:
+        future = self._asked.get(command.opaque)
+        if future is not None and not future.done():
+            future.set_result(command)

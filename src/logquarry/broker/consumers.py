@@ -1,0 +1,195 @@
+"""Heartbeats, consumer lists, offsets, and locks for ordered consumption.
+
+Follows ``ClientManageProcessor``, ``ConsumerManageProcessor`` and ``RebalanceLockManager``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from functools import cached_property, partial
+from typing import Any, Final
+
+from logquarry.broker.clients import Client, parse_expression
+from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.core import Core
+from logquarry.broker.send import Sending
+from logquarry.format import fastjson
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.store.consumer.subscription import retry_topic
+
+_LOCK_SECONDS: Final = 60.0
+"""How long a queue stays locked without a renewal (``REBALANCE_LOCK_MAX_LIVE_TIME``)."""
+
+
+def document_of(request: Request) -> dict[str, Any]:
+    """The body of a request, as a document.
+
+    Raises:
+        Refused: if it is no JSON object.
+    """
+    try:
+        found = fastjson.decode(request.command.body)
+    except (ValueError, RecursionError) as error:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise Refused(ResponseCode.SYSTEM_ERROR, "the body is no JSON object")
+    return found
+
+
+class Consuming:
+    """Answers what clients send besides messages and pulls.
+
+    Args:
+        core: the broker's parts.
+        sending: creates retry topics.
+    """
+
+    def __init__(self, core: Core, sending: Sending) -> None:
+        self._core = core
+        self._sending = sending
+        self._locks: dict[tuple[str, str, int], tuple[str, float]] = {}
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The requests that this part answers."""
+        code = RequestCode
+        return {
+            code.HEART_BEAT: self.heartbeat,
+            code.UNREGISTER_CLIENT: self.unregister,
+            code.CHECK_CLIENT_CONFIG: self.check_config,
+            code.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
+            code.QUERY_CONSUMER_OFFSET: self.query_offset,
+            code.UPDATE_CONSUMER_OFFSET: self.update_offset,
+            code.LOCK_BATCH_MQ: self.lock,
+            code.UNLOCK_BATCH_MQ: self.unlock,
+        }
+
+    # ---------------------------------------------------------------------------------- heartbeats
+    def heartbeat(self, request: Request) -> None:
+        """Register a client, and create its groups and their retry topics."""
+        core, document = self._core, document_of(request)
+        client_id = str(document.get("clientID") or "")
+        producers = [
+            str(one.get("groupName"))
+            for one in document.get("producerDataSet") or ()
+            if isinstance(one, dict)
+        ]
+        consumers = [
+            one
+            for one in document.get("consumerDataSet") or ()
+            if isinstance(one, dict) and one.get("groupName")
+        ]
+        for one in consumers:
+            self._ensure_group(str(one["groupName"]))
+        command = request.command
+        core.clients.heartbeat(
+            request.connection,
+            lambda: Client(
+                client_id,
+                request.connection,
+                command.language,
+                command.version,
+                time.monotonic(),
+            ),
+            producers,
+            consumers,
+        )
+        request.reply()
+
+    def _ensure_group(self, name: str) -> None:
+        core = self._core
+        core.require_group(name)
+        if core.writer is not None and core.tables.topic(retry_topic(name)) is None:
+            self._sending.create(retry_topic(name), 1)
+
+    def unregister(self, request: Request) -> None:
+        """Remove a client that ends."""
+        fields = request.fields
+        self._core.clients.unregister(
+            request.connection, fields["producerGroup"], fields["consumerGroup"]
+        )
+        request.reply()
+
+    def check_config(self, request: Request) -> None:
+        """Check the filter of a consumer before it starts."""
+        document = document_of(request).get("subscriptionData")
+        if isinstance(document, dict):
+            parse_expression(str(document.get("subString") or ""), document.get("expressionType"))
+        request.reply()
+
+    def consumer_list(self, request: Request) -> None:
+        """The ids of the consumers of a group."""
+        group = request.fields["consumerGroup"]
+        ids = self._core.clients.consumer_ids(group)
+        if not ids:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group[:200]}")
+        request.reply(body=fastjson.compact({"consumerIdList": ids}).encode())
+
+    # ------------------------------------------------------------------------------------- offsets
+    async def query_offset(self, request: Request) -> None:
+        """The committed offset of a group in a queue."""
+        core, fields = self._core, request.fields
+        topic, queue_id = fields["topic"], fields["queueId"]
+        offset = core.tables.offsets.of(topic, fields["consumerGroup"]).get(queue_id)
+        if offset is None:
+            offset = await core.slow(partial(self._start_of, topic, queue_id))
+        if offset is None:
+            raise Refused(
+                ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first"
+            )
+        request.reply(fields={"offset": str(offset)})
+
+    def _start_of(self, topic: str, queue_id: int) -> int | None:
+        """Where a new group starts if the broker decides: at 0 while the whole queue is at hand.
+
+        Otherwise the client decides, by its ConsumeFromWhere.
+        """
+        store = self._core.store
+        size = store.max_offset - store.min_offset
+        is_young = store.queue_offsets(topic, queue_id).min <= 0 and size <= self._memory
+        return 0 if is_young else None
+
+    @cached_property
+    def _memory(self) -> int:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return total * self._core.store.config.access_message_in_memory_max_ratio // 100
+
+    def update_offset(self, request: Request) -> None:
+        """Commit the offset of a group in a queue, in memory."""
+        fields = request.fields
+        if fields["commitOffset"] >= 0:
+            self._core.tables.offsets.commit(
+                fields["topic"], fields["consumerGroup"], fields["queueId"], fields["commitOffset"]
+            )
+        request.reply()
+
+    # --------------------------------------------------------------------------------------- locks
+    def lock(self, request: Request) -> None:
+        """Lock queues for one client of a group; answer with those that it has."""
+        document = document_of(request)
+        group, client = str(document.get("consumerGroup")), str(document.get("clientId"))
+        now = time.monotonic()
+        had: list[Mapping[str, Any]] = []
+        for queue in document.get("mqSet") or ():
+            key = group, str(queue.get("topic")), int(queue.get("queueId", 0))
+            owner, until = self._locks.get(key, (client, 0.0))
+            if owner == client or until < now:
+                self._locks[key] = client, now + _LOCK_SECONDS
+                had.append(self._core.queue_key(key[1], key[2]))
+        request.reply(body=fastjson.compact({"lockOKMQSet": had}).encode())
+
+    def unlock(self, request: Request) -> None:
+        """Unlock queues that a client has."""
+        document = document_of(request)
+        group, client = str(document.get("consumerGroup")), str(document.get("clientId"))
+        for queue in document.get("mqSet") or ():
+            key = group, str(queue.get("topic")), int(queue.get("queueId", 0))
+            if self._locks.get(key, ("", 0.0))[0] == client:
+                del self._locks[key]
+        request.reply()
+
+    def expire_locks(self) -> None:
+        """Forget locks that were not renewed."""
+        now = time.monotonic()
+        self._locks = {key: value for key, value in self._locks.items() if value[1] >= now}

@@ -1,0 +1,169 @@
+"""What the parts of a broker share: the store with its threads, tables, clients, and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from logquarry.broker.clients import Clients
+from logquarry.broker.connection import Refused
+from logquarry.broker.lanes import Lane
+from logquarry.broker.options import BrokerOptions
+from logquarry.broker.tables import Tables
+from logquarry.format.broker_config import TopicConfig
+from logquarry.protocol.remoting_codes import ResponseCode
+from logquarry.store.message_store import MessageStore, StoreWriter
+from logquarry.units import Clock
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BUSY: Final = "[REJECTREQUEST]system busy, start flow control for a while"
+_FAQ: Final = "see docs/broker.md"
+
+
+def log_failure(_: Any, error: BaseException | None) -> None:
+    """Log that a table was not written: it is in memory, and the next change writes it."""
+    if error is not None:
+        logger.error("%s", error)
+
+
+class Lanes:
+    """The threads that use the store.
+
+    Args:
+        loop: the event loop.
+        is_writer: whether the store is open for writing: a reader belongs to one thread.
+        capacity: most jobs of a lane.
+
+    Attributes:
+        puts: appends messages, in the order of the requests.
+        blocking: puts that wait for the disk themselves.
+        gets: reads messages for consumers.
+        slow: queries, saves of tables, and all other calls.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, is_writer: bool, capacity: int) -> None:
+        self.gets = Lane(loop, "broker-get", capacity)
+        self.puts = self.blocking = self.slow = self.gets
+        if is_writer:
+            self.puts = Lane(loop, "broker-put", capacity)
+            self.blocking = Lane(loop, "broker-batch", capacity)
+            self.slow = Lane(loop, "broker-slow", capacity)
+
+    async def close(self) -> None:
+        """Carry out what waits, and end the threads."""
+        for lane in dict.fromkeys((self.puts, self.blocking, self.slow, self.gets)):
+            await lane.close()
+
+
+@dataclass(slots=True)
+class Counts:
+    """Numbers since the start, for metrics and mqadmin.
+
+    Attributes:
+        put: topic -> messages put.
+        put_bytes: topic -> bytes of bodies put.
+        got: (topic, group) -> messages sent to consumers.
+        got_bytes: (topic, group) -> bytes of frames sent to consumers.
+        requests: request code -> requests.
+        refused: sends that got SYSTEM_BUSY.
+    """
+
+    put: Counter[str] = field(default_factory=Counter)
+    put_bytes: Counter[str] = field(default_factory=Counter)
+    got: Counter[tuple[str, str]] = field(default_factory=Counter)
+    got_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    requests: Counter[int] = field(default_factory=Counter)
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class Core:
+    """What all parts of a broker use.
+
+    Attributes:
+        loop: the event loop.
+        options: the settings.
+        store: the store.
+        writer: the same, if it is open for writing.
+        lanes: the threads that use the store.
+        tables: topics, groups and offsets.
+        clients: who is connected.
+        clock: time in milliseconds.
+        spawn: runs a coroutine until the broker ends.
+        address: host:port that clients get from the name server.
+        host: the same as bytes, as frames have it.
+        counts: numbers since the start.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    options: BrokerOptions
+    store: MessageStore
+    writer: StoreWriter | None
+    lanes: Lanes
+    tables: Tables
+    clients: Clients
+    clock: Clock
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    address: str = ""
+    host: bytes = bytes(8)
+    counts: Counts = field(default_factory=Counts)
+
+    def require_writer(self) -> StoreWriter:
+        """The store, for writing.
+
+        Raises:
+            Refused: if it is open for reading.
+        """
+        if self.writer is None:
+            raise Refused(
+                ResponseCode.NO_PERMISSION, "the broker serves this store read-only: no writes"
+            )
+        return self.writer
+
+    def require_topic(self, name: str, permission: int) -> TopicConfig:
+        """A topic that a client uses.
+
+        Raises:
+            Refused: if there is no such topic, or it has not that permission.
+        """
+        topic = self.tables.topic(name)
+        if topic is None:
+            raise Refused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{name[:200]}] not exist, apply first please! {_FAQ}",
+            )
+        if not topic.perm & permission:
+            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] is forbidden")
+        return topic
+
+    def require_group(self, name: str) -> dict[str, Any]:
+        """The settings of a subscription group; created if the broker may create it.
+
+        Raises:
+            Refused: if there is no such group, or its name is illegal.
+        """
+        found = self.tables.group(name)
+        if found is None:
+            if not self.options.create_groups:
+                raise Refused(
+                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                    f"subscription group [{name[:200]}] does not exist",
+                )
+            found = self.tables.set_group({"groupName": name})
+            self.lanes.slow.submit(self.tables.save_groups, log_failure)
+        return found
+
+    async def slow(self, job: Callable[[], T]) -> T:
+        """Carry out a call of the store that may take long, outside of the loop."""
+        return await self.lanes.slow.run(job)
+
+    def queue_key(self, topic: str, queue_id: int) -> dict[str, Any]:
+        """A ``MessageQueue`` of this broker, as a document."""
+        return {"brokerName": self.options.name, "queueId": queue_id, "topic": topic}

@@ -1,0 +1,142 @@
+"""Threads for the calls of a store, and the way of their results back to the event loop.
+
+A lane is one thread that carries out jobs in order. The loop gets the results in groups: one wakeup
+serves all results that are there. A lane takes only so many jobs; a job that it refuses becomes
+RocketMQ's SYSTEM_BUSY.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Job = Callable[[], Any]
+Done = Callable[[Any, BaseException | None], None]
+"""Gets the result of a job, or its exception; called in the event loop."""
+
+_AT_ONCE: Final = 128
+"""Jobs of a lane before their results go to the loop."""
+
+
+class Mailbox(Generic[T]):
+    """Brings items from other threads into the event loop. Any thread may post.
+
+    Args:
+        loop: the loop.
+        take: called in the loop with each item, in the order of the posts.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[T], None]) -> None:
+        self._loop = loop
+        self._take = take
+        self._items: deque[T] = deque()
+        self._is_waking = False
+
+    def post(self, *items: T) -> None:
+        """Add items, and wake the loop if it is not woken already."""
+        self._items.extend(items)
+        if not self._is_waking:
+            self._is_waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                # The loop was closed: there is no client to answer.
+                self._items.clear()
+
+    def _deliver(self) -> None:
+        # Before the items are taken: an item that is posted from here on wakes the loop again.
+        self._is_waking = False
+        items = self._items
+        for _ in range(len(items)):
+            self._take(items.popleft())
+
+
+class Lane:
+    """One thread that carries out jobs in order.
+
+    Args:
+        loop: the loop that gives jobs and gets results.
+        name: the thread's name.
+        capacity: most jobs that wait or run.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str, capacity: int) -> None:
+        self._loop = loop
+        self._capacity = capacity
+        self._jobs: queue.SimpleQueue[list[tuple[Job, Done]] | None] = queue.SimpleQueue()
+        self._new: list[tuple[Job, Done]] = []
+        self._mailbox: Mailbox[tuple[Done, Any, BaseException | None]] = Mailbox(loop, self._finish)
+        self.waiting = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job, done: Done) -> bool:
+        """Carry out a job; return False, without the job, if too many wait."""
+        if self.waiting >= self._capacity:
+            return False
+        self._add(job, done)
+        return True
+
+    def _add(self, job: Job, done: Done) -> None:
+        # The jobs of one loop iteration wake the thread once.
+        if not self._new:
+            self._loop.call_soon(self._push)
+        self.waiting += 1
+        self._new.append((job, done))
+
+    def _push(self) -> None:
+        if self._new:
+            self._jobs.put(self._new)
+            self._new = []
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """Carry out a job, and wait for its result; a full lane does not refuse it."""
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        self._add(job, done)
+        return await future
+
+    async def close(self) -> None:
+        """Carry out all jobs, and end the thread."""
+        self._push()
+        self._jobs.put(None)
+        while self._thread.is_alive():
+            await asyncio.sleep(0.005)
+
+    def _finish(self, item: tuple[Done, Any, BaseException | None]) -> None:
+        done, result, error = item
+        self.waiting -= 1
+        try:
+            done(result, error)
+        except Exception:
+            logger.exception("the result of a job was not delivered")
+
+    def _run(self) -> None:
+        results: list[tuple[Done, Any, BaseException | None]] = []
+        while (jobs := self._jobs.get()) is not None:
+            for job, done in jobs:
+                try:
+                    results.append((done, job(), None))
+                except BaseException as error:
+                    results.append((done, None, error))
+                if len(results) >= _AT_ONCE:
+                    self._mailbox.post(*results)
+                    results.clear()
+            self._mailbox.post(*results)
+            results.clear()

@@ -1,0 +1,109 @@
+"""The name server: routes, the cluster, and lists of topics (``DefaultRequestProcessor``).
+
+It knows one broker, the one in the same process, and cannot be changed from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.core import Core
+from logquarry.broker.tables import is_of_group
+from logquarry.format import fastjson
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+
+
+class Names:
+    """Answers the requests to the name server.
+
+    Args:
+        core: the broker's parts.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The requests that this part answers."""
+        return {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self.route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self.cluster,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.topics,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self.topics_of_cluster,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.system_topics,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
+        }
+
+    def _broker(self) -> dict[str, Any]:
+        core = self._core
+        return {
+            "brokerAddrs": {0: core.address},
+            "brokerName": core.options.name,
+            "cluster": core.options.cluster,
+        }
+
+    def route(self, request: Request) -> None:
+        """The queues of a topic, and the address of the broker that has them."""
+        name = request.fields["topic"]
+        topic = self._core.tables.topic(name)
+        if topic is None:
+            raise Refused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"No topic route info in name server for the topic: {name[:200]}",
+            )
+        document = {
+            "brokerDatas": [self._broker()],
+            "filterServerTable": {},
+            "queueDatas": [
+                {
+                    "brokerName": self._core.options.name,
+                    "perm": topic.perm,
+                    "readQueueNums": topic.read_queues,
+                    "topicSynFlag": topic.sys_flag,
+                    "topicSysFlag": topic.sys_flag,
+                    "writeQueueNums": topic.write_queues,
+                }
+            ],
+        }
+        is_strict = request.fields["acceptStandardJsonOnly"]
+        request.reply(body=fastjson.compact(document, quote_keys=is_strict).encode())
+
+    def cluster(self, request: Request) -> None:
+        """The cluster with its one broker."""
+        options = self._core.options
+        document = {
+            "brokerAddrTable": {options.name: self._broker()},
+            "clusterAddrTable": {options.cluster: [options.name]},
+        }
+        request.reply(body=fastjson.compact(document).encode())
+
+    def topics(self, request: Request) -> None:
+        """The names of all topics."""
+        _reply_topics(request, sorted(self._core.tables.topics))
+
+    def topics_of_cluster(self, request: Request) -> None:
+        """The names of the topics of a cluster."""
+        is_ours = request.fields["cluster"] == self._core.options.cluster
+        _reply_topics(request, sorted(self._core.tables.topics) if is_ours else [])
+
+    def system_topics(self, request: Request) -> None:
+        """The cluster's and the broker's name, which are topics too."""
+        core = self._core
+        names = [core.options.cluster, core.options.name]
+        document = {"brokerAddr": core.address, "topicList": names}
+        request.reply(body=fastjson.compact(document).encode())
+
+    def delete_topic(self, request: Request) -> None:
+        """Answer mqadmin's deleteTopic, which has deleted the topic at the broker before."""
+        request.reply()
+
+
+def _reply_topics(request: Request, names: list[str]) -> None:
+    request.reply(body=fastjson.compact({"topicList": names}).encode())
+
+
+def is_visible(topic: str) -> bool:
+    """Whether a topic is one of the users', not a group's."""
+    return not is_of_group(topic)

@@ -1,0 +1,89 @@
+"""The settings of a broker. Names in the comments are those of ``BrokerConfig``."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logquarry import arguments
+from logquarry.errors import UsageError
+
+if TYPE_CHECKING:
+    from logquarry.broker.acl import AccessControl
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrokerOptions:
+    """How a broker serves a store.
+
+    Attributes:
+        host: address to listen on.
+        port: port of the broker (``listenPort``); 0: the system chooses.
+        name_port: port of the name server; 0: the system chooses.
+        advertise: host that the name server gives to clients; None for ``host``.
+        name: the broker's name (``brokerName``).
+        cluster: the cluster's name (``brokerClusterName``).
+        create_topics: whether the first send to a topic creates it (``autoCreateTopicEnable``).
+        create_groups: whether a consumer's first heartbeat creates its group
+            (``autoCreateSubscriptionGroup``).
+        queues: most queues of a topic that a send creates (``defaultTopicQueueNums``).
+        read_only: whether to open the store for reading: sends are refused, and offsets stay out of
+            the store.
+        offsets: with ``read_only``, the folder that keeps the groups' offsets; None for memory.
+        poll_ms: with ``read_only``, the interval in which the broker looks for new messages.
+        tls: serves TLS with this context; None for plain TCP.
+        acl: the accounts; None to serve every client.
+        insecure: whether to listen on an address that is not loopback without TLS and ACL.
+        max_connections: most connections at each port.
+        idle_s: seconds without a byte after which a connection is closed
+            (``serverChannelMaxIdleTimeSeconds``).
+        expire_s: seconds without a heartbeat after which a client counts as gone.
+        most_waiting: most sends that wait for the disk (``sendThreadPoolQueueCapacity``).
+        most_waiting_bytes: most bytes of bodies that wait for the disk.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    name_port: int = 0
+    advertise: str | None = None
+    name: str = "broker-a"
+    cluster: str = "DefaultCluster"
+    create_topics: bool = True
+    create_groups: bool = True
+    queues: int = 8
+    read_only: bool = False
+    offsets: Path | None = None
+    poll_ms: int = 200
+    tls: ssl.SSLContext | None = None
+    acl: AccessControl | None = None
+    insecure: bool = False
+    max_connections: int = 4_096
+    idle_s: float = 120.0
+    expire_s: float = 120.0
+    most_waiting: int = 10_000
+    most_waiting_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("port", "name_port"):
+            if not 0 <= arguments.integer(getattr(self, name), name) <= 0xFFFF:
+                raise UsageError(f"{name} is {getattr(self, name)}; ports are 0 to 65535")
+        if not 1 <= self.queues <= 1_024:
+            raise UsageError(f"queues is {self.queues}; a topic has 1 to 1024 queues")
+        if not (is_loopback(self.host) or self.insecure or (self.tls and self.acl)):
+            raise UsageError(
+                f"{self.host} is reachable from other machines: use TLS together with accounts, "
+                "or insecure (--insecure) to serve every client unencrypted"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

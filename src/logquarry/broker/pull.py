@@ -1,0 +1,349 @@
+"""Pulls: messages for consumers, with long polling (``PullMessageProcessor``).
+
+A pull that finds nothing is held: it costs an object, and no thread. New messages of its queue
+start it again; after its time it is answered with PULL_NOT_FOUND. While a client does not read its
+answers, its pulls stay held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from logquarry.broker.clients import TopicFilter, parse_expression
+from logquarry.broker.connection import Connection, Handler, Refused, Request
+from logquarry.broker.core import BUSY, Core
+from logquarry.broker.lanes import Mailbox
+from logquarry.broker.tables import READ
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.read.get_message import GetMessageStatus, GetResult
+from logquarry.read.messages import frames_of
+from logquarry.store.consumer.sql_filter import SqlFilter
+from logquarry.store.consumer.subscription import RETRY_PREFIX
+from logquarry.write.dispatcher import MessageArrival
+
+_COMMITS, _SUSPENDS, _HAS_SUBSCRIPTION = 1, 2, 4
+"""Bits of a pull's sysFlag (``PullSysFlag``)."""
+_MOST_MESSAGES: Final = 32
+_MOST_HELD: Final = 200_000
+_PAUSE_SECONDS: Final = 0.001
+_TICK_SECONDS: Final = 0.5
+_MOST_READS: Final = 8
+"""Answers of one client under way: each has up to 256 KiB."""
+_LONGEST_HOLD_MS: Final = 120_000
+_FILTERED_READS: Final = 8
+"""Reads of one pull with an SQL92 filter before the client gets its turn."""
+
+_S = GetMessageStatus
+_C = ResponseCode
+_CODES: Final = {
+    _S.FOUND: _C.SUCCESS,
+    _S.MESSAGE_WAS_REMOVING: _C.PULL_RETRY_IMMEDIATELY,
+    _S.NO_MATCHED_MESSAGE: _C.PULL_RETRY_IMMEDIATELY,
+    _S.OFFSET_FOUND_NULL: _C.PULL_RETRY_IMMEDIATELY,
+    _S.OFFSET_OVERFLOW_ONE: _C.PULL_NOT_FOUND,
+    _S.OFFSET_OVERFLOW_BADLY: _C.PULL_OFFSET_MOVED,
+    _S.OFFSET_TOO_SMALL: _C.PULL_OFFSET_MOVED,
+}
+
+QueueKey = tuple[str, int]
+
+
+@dataclass(slots=True, eq=False)
+class Pull:
+    """A pull that is answered now or later.
+
+    Attributes:
+        request: the request.
+        key: topic and queue.
+        offset: queue offset of the first message.
+        count: most messages.
+        tags: the tag expression, None for all.
+        sql: the filter, None for none.
+        deadline: until when it may be held, by the loop's time; 0 if it is not held.
+        group: the consumer group.
+    """
+
+    request: Request
+    key: QueueKey
+    offset: int
+    count: int
+    tags: str | None
+    sql: SqlFilter | None
+    deadline: float
+    group: str
+
+
+class Pulling:
+    """Answers pulls.
+
+    Args:
+        core: the broker's parts.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._ends: dict[QueueKey, tuple[int, int]] = {}
+        """First and next queue offset of queues, as far as they were read or have grown."""
+        self._held: dict[QueueKey, set[Pull]] = {}
+        self._held_count = 0
+        self._ending: dict[int, set[Pull]] = {}
+        """The pulls that are held, by the second after which they are answered."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._reads: Counter[Connection] = Counter()
+        self._waiting: dict[Connection, deque[Pull]] = {}
+        """Pulls of clients that have enough answers under way, or do not read theirs."""
+        self._arrivals: Mailbox[MessageArrival] = Mailbox(
+            core.loop, lambda arrival: self.arrived(arrival[:2], arrival.next_offset)
+        )
+        self._is_closing = False
+        if core.writer is not None:
+            core.writer.add_arrival_listener(self._arrivals.post)
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The requests that this part answers."""
+        return {
+            RequestCode.PULL_MESSAGE: self.pull,
+            RequestCode.LITE_PULL_MESSAGE: self.pull,
+        }
+
+    @property
+    def held_queues(self) -> list[QueueKey]:
+        """The queues for which pulls are held."""
+        return list(self._held)
+
+    def pull(self, request: Request) -> None:
+        """Answer a pull, or hold it.
+
+        Raises:
+            Refused: if group, topic, queue or filter does not allow it.
+        """
+        core, fields = self._core, request.fields
+        group, name, queue_id = fields["consumerGroup"], fields["topic"], fields["queueId"]
+        flags = fields["sysFlag"]
+        settings = core.require_group(group)
+        if not settings.get("consumeEnable", True):
+            raise Refused(_C.NO_PERMISSION, f"subscription group no permission, {group}")
+        topic = core.require_topic(name, READ)
+        if not 0 <= queue_id < topic.read_queues:
+            raise Refused(
+                _C.SYSTEM_ERROR,
+                f"queueId[{queue_id}] is illegal, topic:[{name}] has {topic.read_queues} queues",
+            )
+        tags, sql = self._filter(fields, group, name)
+        if flags & _COMMITS and fields["commitOffset"] > 0:
+            core.tables.offsets.commit(name, group, queue_id, fields["commitOffset"])
+        wait = 0
+        if flags & _SUSPENDS:
+            wait = min(max(0, fields["suspendTimeoutMillis"]), _LONGEST_HOLD_MS)
+        deadline = core.loop.time() + wait / 1_000 if wait else 0.0
+        count = min(max(1, fields["maxMsgNums"]), _MOST_MESSAGES)
+        offset = fields["queueOffset"]
+        key = name, queue_id
+        pull = Pull(request, key, offset, count, tags, sql, deadline, group)
+        known = self._ends.get(key)
+        if known is not None and offset == known[1] and deadline:
+            # Nothing is new: most pulls of an idle consumer end here.
+            self._hold(pull)
+        else:
+            self._start(pull)
+
+    def _filter(
+        self, fields: Mapping[str, Any], group: str, topic: str
+    ) -> tuple[str | None, SqlFilter | None]:
+        if fields["sysFlag"] & _HAS_SUBSCRIPTION:
+            if topic.startswith(RETRY_PREFIX):
+                return None, None
+            return parse_expression(fields["subscription"], fields["expressionType"])
+        consumers = self._core.clients.consumers.get(group)
+        known: TopicFilter | None = None if consumers is None else consumers.filters.get(topic)
+        if known is None:
+            raise Refused(
+                _C.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's subscription not exist: {group}, {topic}",
+            )
+        if known.version < fields["subVersion"]:
+            raise Refused(_C.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+        if topic.startswith(RETRY_PREFIX):
+            return None, None
+        return known.tags, known.sql
+
+    # ---------------------------------------------------------------------------------- the answer
+    def _start(self, pull: Pull) -> None:
+        """Read the messages of a pull, after those of the client that wait."""
+        connection = pull.request.connection
+        if connection.is_open:
+            self._waiting.setdefault(connection, deque()).append(pull)
+            self._next(connection)
+
+    def _next(self, connection: Connection) -> None:
+        """Start pulls of a client, as many as it may have under way."""
+        waiting = self._waiting.get(connection, deque())
+        while waiting and connection.is_writable and self._reads[connection] < _MOST_READS:
+            pull = waiting.popleft()
+            job = partial(_get, self._core.store, pull)
+            if self._core.lanes.gets.submit(job, partial(self._got, pull)):
+                self._reads[connection] += 1
+            else:
+                pull.request.reply(_C.SYSTEM_BUSY, BUSY)
+        if not waiting:
+            self._waiting.pop(connection, None)
+        elif not connection.is_writable and not self._reads[connection]:
+            connection.when_writable(partial(self._next, connection))
+
+    def disconnected(self, connection: Connection) -> None:
+        """Forget the pulls of a client that wait."""
+        self._waiting.pop(connection, None)
+
+    def _got(self, pull: Pull, got: Any, error: BaseException | None) -> None:
+        connection = pull.request.connection
+        self._reads[connection] -= 1
+        if not self._reads[connection]:
+            # A Counter gives 0 for a key that it has not.
+            del self._reads[connection]
+        self._answer(pull, got, error)
+        self._next(connection)
+
+    def _answer(self, pull: Pull, got: Any, error: BaseException | None) -> None:
+        if error is not None:
+            pull.request.fail(error)
+            return
+        result: GetResult
+        result, body = got
+        if pull.key in self._ends or result.max_offset:
+            # An arrival may have been faster than this result.
+            _, known = self._ends.get(pull.key, (0, 0))
+            self._ends[pull.key] = result.min_offset, max(known, result.max_offset)
+        code = _CODES.get(result.status)
+        if code is None:
+            # NO_MESSAGE_IN_QUEUE
+            code = _C.PULL_OFFSET_MOVED if pull.offset else _C.PULL_NOT_FOUND
+        if code is _C.PULL_NOT_FOUND and pull.deadline:
+            _, end = self._ends.get(pull.key, (0, 0))
+            if end > pull.offset:
+                # It arrived while this pull was read. The pause bounds the work if a queue is cut.
+                self._core.loop.call_later(_PAUSE_SECONDS, self._start, pull)
+            elif pull.deadline > self._core.loop.time() and not self._is_closing:
+                self._hold(pull)
+            else:
+                self._not_found(pull)
+            return
+        if body:
+            counts, key = self._core.counts, (pull.key[0], pull.group)
+            counts.got[key] += len(result.messages)
+            counts.got_bytes[key] += len(body)
+        self._reply(pull, code, result.next_offset, result.min_offset, result.max_offset, body)
+
+    def _not_found(self, pull: Pull) -> None:
+        first, end = self._ends.get(pull.key, (0, 0))
+        self._reply(pull, _C.PULL_NOT_FOUND, pull.offset, first, end)
+
+    def _reply(
+        self, pull: Pull, code: int, after: int, first: int, end: int, body: bytes = b""
+    ) -> None:
+        pull.request.reply(
+            code,
+            None if code == _C.SUCCESS else _C(code).name,
+            fields={
+                "suggestWhichBrokerId": "0",
+                "nextBeginOffset": str(after),
+                "minOffset": str(first),
+                "maxOffset": str(end),
+            },
+            body=body,
+        )
+
+    # -------------------------------------------------------------------------------- long polling
+    def _hold(self, pull: Pull) -> None:
+        if self._held_count >= _MOST_HELD:
+            self._not_found(pull)
+            return
+        pull.request.connection.hold()
+        self._held_count += 1
+        self._held.setdefault(pull.key, set()).add(pull)
+        self._ending.setdefault(int(pull.deadline), set()).add(pull)
+        if self._timer is None:
+            self._timer = self._core.loop.call_later(_TICK_SECONDS, self._expire)
+
+    def _expire(self) -> None:
+        """Answer the pulls whose time ends in this second; less than a second early."""
+        now = int(self._core.loop.time())
+        for second in [second for second in self._ending if second <= now]:
+            for pull in list(self._ending.pop(second)):
+                waiting = self._held[pull.key]
+                waiting.discard(pull)
+                if not waiting:
+                    del self._held[pull.key]
+                self._release(pull)
+                self._not_found(pull)
+        self._timer = None
+        if self._ending:
+            self._timer = self._core.loop.call_later(_TICK_SECONDS, self._expire)
+
+    def _release(self, pull: Pull) -> None:
+        second = int(pull.deadline)
+        if second in self._ending:
+            self._ending[second].discard(pull)
+            if not self._ending[second]:
+                del self._ending[second]
+        self._held_count -= 1
+        pull.request.connection.unhold()
+
+    def arrived(self, key: QueueKey, next_offset: int) -> None:
+        """Start the pulls of a queue that has grown."""
+        first, known = self._ends.get(key, (0, 0))
+        self._ends[key] = first, max(known, next_offset)
+        for pull in self._held.pop(key, ()):
+            self._release(pull)
+            self._start(pull)
+
+    def grown(self, key: QueueKey, end: int) -> None:
+        """Take the end of a queue that was looked at."""
+        if end > self._ends.get(key, (0, 0))[1]:
+            self.arrived(key, end)
+
+    def end_of(self, key: QueueKey) -> int:
+        """One past the last offset of a queue, as far as it was read or has grown."""
+        return self._ends.get(key, (0, 0))[1]
+
+    def forget(self, topic: str) -> None:
+        """Forget the ends of the queues of a topic that was deleted."""
+        for key in [key for key in self._ends if key[0] == topic]:
+            del self._ends[key]
+
+    def close(self) -> None:
+        """Answer all pulls that are held."""
+        self._is_closing = True
+        if self._core.writer is not None:
+            self._core.writer.remove_arrival_listener(self._arrivals.post)
+        if self._timer is not None:
+            self._timer.cancel()
+        held, self._held = self._held, {}
+        for pulls in held.values():
+            for pull in pulls:
+                self._release(pull)
+                self._not_found(pull)
+
+
+def _get(store: Any, pull: Pull) -> tuple[GetResult, bytes]:
+    """Get the messages of a pull, and their frames."""
+    sql, offset = pull.sql, pull.offset
+    result: GetResult
+    if sql is None:
+        result = store.get(*pull.key, offset, pull.count, pull.tags)
+        return result, result.frames
+    for left in reversed(range(_FILTERED_READS)):
+        result = store.get(*pull.key, offset, pull.count)
+        if result.status is not GetMessageStatus.FOUND:
+            return result, b""
+        matching = tuple(m for m in result.messages if sql.matches(m.properties))
+        if matching:
+            return result._replace(messages=matching), frames_of(matching)
+        offset = result.next_offset
+        if not left or offset >= result.max_offset:
+            break
+    return result._replace(status=GetMessageStatus.NO_MATCHED_MESSAGE, messages=()), b""

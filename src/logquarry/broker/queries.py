@@ -1,0 +1,104 @@
+"""Queries: by key, by message id, by time, and the ends of queues (``QueryMessageProcessor``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.core import Core
+from logquarry.errors import MessageNotFound
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.read.messages import frames_of
+
+
+class Queries:
+    """Answers queries. The store's calls run in the thread for slow calls.
+
+    Args:
+        core: the broker's parts.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The requests that this part answers."""
+        code = RequestCode
+        return {
+            code.QUERY_MESSAGE: self.by_key,
+            code.VIEW_MESSAGE_BY_ID: self.by_offset,
+            code.SEARCH_OFFSET_BY_TIMESTAMP: self.by_time,
+            code.GET_MAX_OFFSET: self.max_offset,
+            code.GET_MIN_OFFSET: self.min_offset,
+            code.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
+        }
+
+    async def by_key(self, request: Request) -> None:
+        """The messages with a key; with ``_UNIQUE_KEY_QUERY`` those with a UNIQ_KEY."""
+        fields, store = request.fields, self._core.store
+        count = 32 if fields["_UNIQUE_KEY_QUERY"] else min(max(1, fields["maxNum"]), 64)
+        found = await self._core.slow(
+            partial(
+                store.query,
+                fields["topic"],
+                fields["key"],
+                max(0, fields["beginTimestamp"]),
+                max(0, fields["endTimestamp"]),
+                count,
+            )
+        )
+        if not found:
+            raise Refused(
+                ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct"
+            )
+        request.reply(
+            fields={
+                "indexLastUpdateTimestamp": str(found[-1].store_timestamp),
+                "indexLastUpdatePhyoffset": str(found[-1].physical_offset),
+            },
+            body=frames_of(found),
+        )
+
+    async def by_offset(self, request: Request) -> None:
+        """The message at a physical offset, which a message id contains."""
+        offset = request.fields["offset"]
+        try:
+            message = await self._core.slow(partial(self._core.store.message_at, offset))
+        except MessageNotFound as error:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}"
+            ) from error
+        if request.require is not None:
+            request.require(message.topic, "SUB")
+        request.reply(body=frames_of((message,)))
+
+    async def by_time(self, request: Request) -> None:
+        """The queue offset of the message stored nearest to a time."""
+        fields, store = request.fields, self._core.store
+        job = partial(store.offset_by_time, fields["topic"], fields["queueId"], fields["timestamp"])
+        request.reply(fields={"offset": str(await self._core.slow(job))})
+
+    async def max_offset(self, request: Request) -> None:
+        """One past the last offset of a queue."""
+        fields, store = request.fields, self._core.store
+        job = partial(store.queue_offsets, fields["topic"], fields["queueId"])
+        request.reply(fields={"offset": str((await self._core.slow(job)).max)})
+
+    async def min_offset(self, request: Request) -> None:
+        """The first offset of a queue."""
+        fields, store = request.fields, self._core.store
+        job = partial(store.queue_offsets, fields["topic"], fields["queueId"])
+        request.reply(fields={"offset": str((await self._core.slow(job)).min)})
+
+    async def earliest_time(self, request: Request) -> None:
+        """The store time of a queue's first message; -1 without one."""
+        fields = request.fields
+        job = partial(_earliest, self._core, fields["topic"], fields["queueId"])
+        request.reply(fields={"timestamp": str(await self._core.slow(job))})
+
+
+def _earliest(core: Core, topic: str, queue_id: int) -> int:
+    first = core.store.queue_offsets(topic, queue_id).min
+    messages = core.store.get(topic, queue_id, first, 1).messages
+    return messages[0].store_timestamp if messages else -1

@@ -1,0 +1,81 @@
+"""Replies of request-reply: to the producer that waits for one (``ReplyMessageProcessor``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.core import Core
+from logquarry.format import properties as props
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+
+_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+_PATIENCE_SECONDS: Final = 3.0
+
+
+class Replies:
+    """Forwards replies.
+
+    Args:
+        core: the broker's parts.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The requests that this part answers."""
+        return {
+            RequestCode.SEND_REPLY_MESSAGE: self.reply,
+            RequestCode.SEND_REPLY_MESSAGE_V2: self.reply,
+        }
+
+    async def reply(self, request: Request) -> None:
+        """Forward a reply to the producer that sent the request, and wait until it has the reply.
+
+        Raises:
+            Refused: if that producer is not connected, or does not take the reply.
+        """
+        core, fields = self._core, request.fields
+        client_id = props.decode(fields["properties"]).get(_TO_CLIENT, "")
+        client = core.clients.client(client_id)
+        if client is None:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"push reply message fail, channel of <{client_id[:200]}> not found.",
+            )
+        try:
+            answer = await client.connection.ask(
+                RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+                {
+                    "bornHost": request.connection.address,
+                    "storeHost": core.address,
+                    "storeTimestamp": str(core.clock()),
+                    "producerGroup": fields["producerGroup"],
+                    "topic": fields["topic"],
+                    "defaultTopic": fields["defaultTopic"],
+                    "defaultTopicQueueNums": str(fields["defaultTopicQueueNums"]),
+                    "queueId": str(fields["queueId"]),
+                    "sysFlag": str(fields["sysFlag"]),
+                    "bornTimestamp": str(fields["bornTimestamp"]),
+                    "flag": str(fields["flag"]),
+                    "properties": fields["properties"],
+                    "reconsumeTimes": str(fields["reconsumeTimes"]),
+                    "unitMode": str(fields["unitMode"]).lower(),
+                },
+                request.command.body,
+                timeout_s=_PATIENCE_SECONDS,
+            )
+        except (TimeoutError, ConnectionError) as error:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"push reply message to {client_id[:200]} fail: {error}"
+            ) from error
+        if answer.code != ResponseCode.SUCCESS:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"push reply message to {client_id[:200]} fail: {answer.remark}",
+            )
+        request.reply(
+            fields={"msgId": "0", "queueId": str(max(0, fields["queueId"])), "queueOffset": "0"}
+        )

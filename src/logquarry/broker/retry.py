@@ -1,0 +1,70 @@
+"""Messages that a consumer sends back (``asyncConsumerSendMsgBack``): a retry, or a dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.core import Core
+from logquarry.broker.send import Sending, refusal_of
+from logquarry.errors import CorruptStore, LogquarryError, MessageNotFound
+from logquarry.message import Message, StoredMessage
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.store.consumer.subscription import sent_back
+
+_RETRIES: Final = 16
+
+
+class Retrying:
+    """Puts messages that were sent back.
+
+    Args:
+        core: the broker's parts.
+        sending: creates topics.
+    """
+
+    def __init__(self, core: Core, sending: Sending) -> None:
+        self._core = core
+        self._sending = sending
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The requests that this part answers."""
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    async def send_back(self, request: Request) -> None:
+        """Put the message at a physical offset into the group's retry topic, delayed.
+
+        Raises:
+            Refused: if the group or the message does not exist, or the store is read-only.
+        """
+        core, fields = self._core, request.fields
+        writer = core.require_writer()
+        group = fields["group"]
+        settings = core.require_group(group)
+        if int(settings.get("retryQueueNums", 1)) <= 0:
+            # The group wants no retries: RocketMQ drops the message too.
+            request.reply()
+            return
+        most = fields["maxReconsumeTimes"] or int(settings.get("retryMaxTimes", _RETRIES))
+        try:
+            back = await core.slow(
+                partial(self._made, fields["offset"], group, fields["delayLevel"], most)
+            )
+        except (MessageNotFound, CorruptStore) as error:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {error}"
+            ) from error
+        if core.tables.topic(back.topic) is None:
+            self._sending.create(back.topic, 1)
+        future = await core.lanes.puts.run(partial(writer.put_async, back))
+        try:
+            await future
+        except LogquarryError as error:
+            raise refusal_of(error) from error
+        request.reply()
+
+    def _made(self, offset: int, group: str, level: int, most: int) -> Message:
+        message: StoredMessage = self._core.store.message_at(offset)
+        return sent_back(message, group, level, most)

@@ -1,0 +1,317 @@
+"""Sends: single messages, batches, one-way, and half messages (``SendMessageProcessor``).
+
+The loop checks a request and makes the message; a thread appends it, in the order of the requests;
+the answer goes out when flush and replica are settled. If too many sends wait for the disk, the
+client gets SYSTEM_BUSY.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.core import BUSY, Core, log_failure
+from logquarry.broker.lanes import Mailbox
+from logquarry.broker.tables import DEFAULT_TOPIC, INHERIT, WRITE
+from logquarry.errors import LogquarryError, MessageRejected, StoreUnavailable
+from logquarry.format import properties as props
+from logquarry.format import sys_flag
+from logquarry.format.broker_config import TopicConfig
+from logquarry.message import Message
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.store.consumer.subscription import DEAD_PREFIX, RETRY_PREFIX, dead_topic
+from logquarry.write.put_future import PutFuture
+from logquarry.write.put_result import PutResult, PutStatus
+
+_FORBIDDEN: Final = frozenset(
+    {
+        *("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"),
+        *("TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
+    }
+)
+"""Topics that clients must not send to (``TopicValidator``)."""
+_CODES: Final = {
+    PutStatus.PUT_OK: ResponseCode.SUCCESS,
+    PutStatus.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
+    PutStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    PutStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
+}
+_WAITS: Final = f"{props.WAIT}{props.NAME_VALUE_SEPARATOR}true"
+_WAITS_PROPERTY: Final = re.compile(
+    f"{props.PROPERTY_SEPARATOR}{_WAITS}(?={props.PROPERTY_SEPARATOR}|$)"
+    f"|^{_WAITS}(?:{props.PROPERTY_SEPARATOR}|$)"
+)
+_HALF: Final = f"{props.TRANSACTION_PREPARED}{props.NAME_VALUE_SEPARATOR}true"
+_CLUSTER: Final = "CLUSTER"
+_NO_TRANSACTION: Final = ~sys_flag.TRANSACTION_MASK
+_INT_MAX: Final = (1 << 31) - 1
+
+
+Put = Callable[[Message], PutResult | PutFuture]
+_Put = tuple[Request, Message, Put]
+
+
+class Sending:
+    """Puts messages of clients.
+
+    Args:
+        core: the broker's parts.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._waiting = 0
+        self._waiting_bytes = 0
+        self._new: list[_Put] = []
+        self._batches: list[_Put] = []
+        self._settled: Mailbox[tuple[Request, Message, PutFuture]] = Mailbox(
+            core.loop, lambda item: self._answer(*item)
+        )
+        name = core.options.cluster
+        self._cluster = f"{props.PROPERTY_SEPARATOR}{_CLUSTER}{props.NAME_VALUE_SEPARATOR}{name}"
+        self._extra = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The requests that this part answers."""
+        return {
+            RequestCode.SEND_MESSAGE: self.send,
+            RequestCode.SEND_MESSAGE_V2: self.send,
+            RequestCode.SEND_BATCH_MESSAGE: self.send,
+        }
+
+    def send(self, request: Request) -> None:
+        """Put the message or batch of a request.
+
+        Raises:
+            Refused: if the topic, the queue or the store does not allow it.
+        """
+        core, fields = self._core, request.fields
+        writer = core.require_writer()
+        is_batch = fields["batch"] or request.command.code == RequestCode.SEND_BATCH_MESSAGE
+        topic = self.topic_of(fields)
+        queue_id = _queue_id(topic, fields["queueId"])
+        text = self.properties_of(fields["properties"])
+        name = topic.name
+        if name.startswith(RETRY_PREFIX) and not is_batch:
+            name, queue_id = self._retry_topic(fields, name, queue_id)
+        message = self.message_of(request, name, queue_id, b"" if is_batch else None, text)
+        if is_batch:
+            wire = request.command.body
+            self.append(
+                request, message, lambda shared: writer.put_batch(wire=wire, message=shared)
+            )
+        elif _HALF in text and props.decode(text).get(props.TRANSACTION_PREPARED) == "true":
+            group = fields["producerGroup"]
+            self.append(request, message, lambda half: writer.put_half(half, group))
+        else:
+            self.append(request, message, writer.put_async)
+
+    def append(self, request: Request, message: Message, put: Put) -> None:
+        """Carry out a put in its thread, and answer the request with its result.
+
+        Raises:
+            Refused: if too many sends wait.
+        """
+        core = self._core
+        size = len(request.command.body)
+        if (
+            self._waiting >= core.options.most_waiting
+            or self._waiting_bytes + size > core.options.most_waiting_bytes
+        ):
+            core.counts.refused += 1
+            raise Refused(ResponseCode.SYSTEM_BUSY, BUSY)
+        self._waiting += 1
+        self._waiting_bytes += size
+        # A batch waits for the disk in its thread.
+        is_batch = request.fields["batch"]
+        new = self._batches if is_batch else self._new
+        if not new:
+            core.loop.call_soon(self._push)
+        new.append((request, message, put))
+
+    def _push(self) -> None:
+        """Give the puts of this loop iteration to their threads, as one job each."""
+        lanes = self._core.lanes
+        sends, self._new = self._new, []
+        batches, self._batches = self._batches, []
+        for lane, puts in (lanes.puts, sends), (lanes.blocking, batches):
+            # The lanes never refuse: append limits the puts that wait.
+            if puts:
+                lane.submit(partial(_put_all, puts), partial(self._appended, puts))
+
+    def _appended(self, puts: list[_Put], results: Any, error: BaseException | None) -> None:
+        for (request, message, _), result in zip(puts, results or (), strict=False):
+            if isinstance(result, PutResult):
+                self._done(request)
+                self._succeeded(request, message, result)
+            elif isinstance(result, BaseException):
+                self._done(request)
+                request.fail(refusal_of(result))
+            elif result.done():
+                self._answer(request, message, result)
+            else:
+                # A flush settles many puts at once: their answers share one wakeup of the loop.
+                result.add_done_callback(partial(self._settle, request, message))
+        if error is not None:
+            for request, _, _ in puts:
+                self._done(request)
+                request.fail(error)
+
+    def _settle(self, request: Request, message: Message, future: PutFuture) -> None:
+        self._settled.post((request, message, future))
+
+    def _answer(self, request: Request, message: Message, future: PutFuture) -> None:
+        self._done(request)
+        try:
+            result = future.result()
+        except LogquarryError as error:
+            request.fail(refusal_of(error))
+        else:
+            self._succeeded(request, message, result)
+
+    def _done(self, request: Request) -> None:
+        self._waiting -= 1
+        self._waiting_bytes -= len(request.command.body)
+
+    def _succeeded(self, request: Request, message: Message, result: PutResult) -> None:
+        counts = self._core.counts
+        counts.put[message.topic] += result.message_count
+        counts.put_bytes[message.topic] += result.size
+        fields = {
+            "msgId": result.message_id,
+            "queueId": str(message.queue_id),
+            "queueOffset": str(result.queue_offset),
+            **self._extra,
+        }
+        text = message.properties_string
+        if isinstance(text, str) and _HALF in text:
+            unique = props.decode(text).get(props.UNIQ_KEY)
+            if unique is not None:
+                fields["transactionId"] = unique
+        request.reply(_CODES[result.status], fields=fields)
+
+    # --------------------------------------------------------------------------------- the message
+    def topic_of(self, fields: Mapping[str, Any]) -> TopicConfig:
+        """The topic of a send; created if the broker may create it.
+
+        Raises:
+            Refused: if there is no such topic, or clients cannot send to it.
+        """
+        core = self._core
+        name: str = fields["topic"]
+        if name in _FORBIDDEN:
+            raise Refused(
+                ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
+            )
+        if core.tables.topic(name) is None:
+            self._create(name, fields["defaultTopic"], fields["defaultTopicQueueNums"])
+        return core.require_topic(name, WRITE)
+
+    def _create(self, name: str, default: str, queues: int) -> None:
+        """Create a topic as ``createTopicInSendMessageMethod`` does, if that is allowed."""
+        tables = self._core.tables
+        if name.startswith((RETRY_PREFIX, DEAD_PREFIX)):
+            self.create(name, 1)
+            return
+        model = tables.topic(default)
+        if default == DEFAULT_TOPIC and model is not None and model.perm & INHERIT:
+            self.create(name, max(1, min(queues, model.write_queues)))
+
+    def create(self, name: str, queues: int) -> None:
+        """Create a topic at once; the file is written soon after.
+
+        Raises:
+            Refused: if the name is illegal.
+        """
+        core = self._core
+        core.tables.created(name, queues)
+        core.lanes.slow.submit(partial(core.tables.save_topic, name), log_failure)
+
+    def _retry_topic(self, fields: Mapping[str, Any], name: str, queue_id: int) -> tuple[str, int]:
+        """The retry topic; after too many times the dead letter topic (``handleRetryAndDLQ``)."""
+        group = name.removeprefix(RETRY_PREFIX)
+        settings = self._core.require_group(group)
+        most = fields["maxReconsumeTimes"] or int(settings.get("retryMaxTimes", 16))
+        if fields["reconsumeTimes"] < most:
+            return name, queue_id
+        dead = dead_topic(group)
+        if self._core.tables.topic(dead) is None:
+            self.create(dead, 1)
+        return dead, 0
+
+    def properties_of(self, text: str) -> str:
+        """The property string as a broker stores it.
+
+        Every client writes WAIT=true, which is the default: the broker leaves it out, and adds the
+        cluster, which a consumer needs for its reply.
+        """
+        text = text.removesuffix(props.PROPERTY_SEPARATOR)
+        if _WAITS in text:
+            text = _WAITS_PROPERTY.sub("", text)
+        return f"{text}{self._cluster}" if text else self._cluster[1:]
+
+    def message_of(
+        self, request: Request, topic: str, queue_id: int, body: bytes | None, text: str
+    ) -> Message:
+        """The message of a send; with a body of its own if it is a batch."""
+        fields = request.fields
+        # In the order of Message's fields. They have the right types, so they need no check.
+        return Message.of_checked(
+            (
+                topic,
+                request.command.body if body is None else body,
+                queue_id,
+                None,
+                None,
+                None,
+                text,
+                0,
+                True,
+                fields["flag"],
+                fields["sysFlag"] & _NO_TRANSACTION,
+                0,
+                fields["bornTimestamp"],
+                request.connection.host,
+                self._core.host,
+                fields["reconsumeTimes"],
+                0,
+            )
+        )
+
+
+def _put_all(puts: list[_Put]) -> list[PutResult | PutFuture | BaseException]:
+    """Carry out puts in their order: the result, the future or the exception of each."""
+    results: list[PutResult | PutFuture | BaseException] = []
+    for _, message, put in puts:
+        try:
+            results.append(put(message))
+        except Exception as error:
+            results.append(error)
+    return results
+
+
+def _queue_id(topic: TopicConfig, queue_id: int) -> int:
+    count = max(topic.write_queues, topic.read_queues)
+    if queue_id < 0:
+        return random.randrange(max(1, topic.write_queues))
+    if queue_id >= count:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"request queueId[{queue_id}] is illegal, {topic.name} has {count} queues",
+        )
+    return queue_id
+
+
+def refusal_of(error: BaseException) -> BaseException:
+    """The answer for an exception of a put."""
+    if isinstance(error, MessageRejected):
+        return Refused(ResponseCode.MESSAGE_ILLEGAL, str(error))
+    if isinstance(error, StoreUnavailable):
+        if error.status == "OS_PAGECACHE_BUSY":
+            return Refused(ResponseCode.SYSTEM_BUSY, f"[PC_SYNCHRONIZED]broker busy: {error}")
+        return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+    return error

@@ -1,0 +1,253 @@
+"""Topics, subscription groups and consumer offsets of a broker, of a writer or a reader.
+
+The tables are in memory, and only the event loop changes them. With a writer they are those of
+``config/``, in RocketMQ's format, so that RocketMQ's own broker continues with them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from logquarry.broker.connection import Refused
+from logquarry.broker.options import BrokerOptions
+from logquarry.disk.config_file import (
+    SUBSCRIPTION_GROUPS,
+    TOPICS,
+    ConfigFile,
+    ConsumerOffsets,
+    config_file,
+)
+from logquarry.disk.disk import LocalDisk
+from logquarry.format import broker_config
+from logquarry.format.broker_config import TopicConfig
+from logquarry.log.layout import CONFIG
+from logquarry.protocol.remoting_codes import ResponseCode
+from logquarry.store.consumer.subscription import DEAD_PREFIX, RETRY_PREFIX
+from logquarry.store.message_store import MessageStore, StoreWriter
+from logquarry.write.message_rules import BROKER_CHECK, name_fault
+from logquarry.write.topic_table import topics_of
+
+READ: Final = 4
+WRITE: Final = 2
+INHERIT: Final = 1
+DEFAULT_TOPIC: Final = "TBW102"
+"""The topic whose route a producer uses for a topic that does not exist yet."""
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+_BENCHMARK_QUEUES: Final = 1_024
+_RETRIES: Final = 16
+_COUNTERS: Final = {"counter": 0}
+
+
+class Tables:
+    """Topics, groups and offsets.
+
+    Args:
+        store: the store.
+        options: of the broker.
+    """
+
+    def __init__(self, store: MessageStore, options: BrokerOptions) -> None:
+        self._options = options
+        self._writer = store if isinstance(store, StoreWriter) else None
+        root = Path(store.root)
+        self._groups_file: ConfigFile[dict[str, Any]] | None = None
+        if self._writer is not None:
+            self.offsets = self._writer.consumer_offsets
+            self._stored = self._writer.topic_table.configs()
+            self._groups_file = self._writer.subscription_groups
+            groups = self._groups_file.load().value
+        else:
+            disk = LocalDisk()
+            theirs = ConsumerOffsets(disk, root)
+            self.offsets = theirs
+            if options.offsets is not None:
+                self.offsets = ConsumerOffsets(disk, options.offsets)
+                kept = self.offsets.groups()
+                # A group that never consumed here continues where the store's own broker stopped.
+                self.offsets.update({k: v for k, v in theirs.groups().items() if k not in kept})
+            document = config_file(disk, root, TOPICS).load().value
+            self._stored = broker_config.topics_of_document(document) if document else {}
+            groups = config_file(disk, root, SUBSCRIPTION_GROUPS).load().value
+            # A writer lists its topics itself, without those that an administrator deleted.
+            self.add_queues(store.queues())
+        self._group_document: dict[str, Any] = groups or {
+            "dataVersion": _COUNTERS,
+            "subscriptionGroupTable": {},
+        }
+        self.groups: dict[str, dict[str, Any]] = dict(
+            self._group_document["subscriptionGroupTable"]
+        )
+        self._system = self._system_topics()
+        self.problems = self.offsets.problems
+
+    def _system_topics(self) -> dict[str, TopicConfig]:
+        options = self._options
+        both = READ | WRITE
+        made = {
+            DEFAULT_TOPIC: (options.queues, both | INHERIT),
+            "SELF_TEST_TOPIC": (1, both),
+            "BenchmarkTest": (_BENCHMARK_QUEUES, both),
+            "OFFSET_MOVED_EVENT": (1, both),
+            "SCHEDULE_TOPIC_XXXX": (18, both),
+            "RMQ_SYS_TRANS_HALF_TOPIC": (1, both),
+            "RMQ_SYS_TRANS_OP_HALF_TOPIC": (1, both),
+            "TRANS_CHECK_MAX_TIME_TOPIC": (1, both),
+            TRACE_TOPIC: (1, both),
+            f"{options.cluster}_REPLY_TOPIC": (1, both),
+            options.cluster: (16, READ | INHERIT),
+            options.name: (1, both | INHERIT),
+        }
+        if not options.create_topics:
+            del made[DEFAULT_TOPIC]
+        return {
+            name: TopicConfig(name, count, count, perm, 0, False)
+            for name, (count, perm) in made.items()
+        }
+
+    # -------------------------------------------------------------------------------------- topics
+    @property
+    def topics(self) -> Mapping[str, TopicConfig]:
+        """All topics by name."""
+        return self._system | self._stored
+
+    @property
+    def system_topics(self) -> Iterable[str]:
+        """The topics that every broker has."""
+        return self._system
+
+    def topic(self, name: str) -> TopicConfig | None:
+        """A topic; None if there is no such topic."""
+        return self._stored.get(name) or self._system.get(name)
+
+    def add_queues(self, queues: Iterable[tuple[str, int]]) -> None:
+        """Add the topics of queues that the store has, if ``config/`` does not list them."""
+        for name, topic in topics_of(queues).items():
+            known = self._stored.get(name)
+            if known is None or known.read_queues < topic.read_queues:
+                self._stored[name] = topic
+
+    def set_topic(self, topic: TopicConfig) -> None:
+        """Add or change a topic in memory; :meth:`save_topic` writes it.
+
+        Raises:
+            Refused: if the name cannot be a topic's, or the store is read-only.
+        """
+        self.require_writer()
+        fault = name_fault(topic.name, BROKER_CHECK)
+        if fault is not None or topic.name in self._system:
+            reason = fault or "it is a topic of the system"
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"the topic {topic.name[:200]!r} is illegal: {reason}"
+            )
+        self._stored[topic.name] = topic
+
+    def created(self, name: str, queues: int, perm: int = READ | WRITE) -> TopicConfig:
+        """Create a topic in memory; :meth:`save_topic` writes it."""
+        topic = TopicConfig(name, queues, queues, perm, 0, False)
+        self.set_topic(topic)
+        return topic
+
+    def save_topic(self, name: str) -> None:
+        """Write a topic durably, or its removal. Any thread may call this."""
+        assert self._writer is not None
+        topic = self._stored.get(name)
+        if topic is None:
+            self._writer.topic_table.remove(name)
+        else:
+            self._writer.topic_table.put(topic)
+
+    def remove_topic(self, name: str) -> None:
+        """Remove a topic from memory; :meth:`save_topic` writes it."""
+        self.require_writer()
+        self._stored.pop(name, None)
+
+    # -------------------------------------------------------------------------------------- groups
+    def group(self, name: str) -> dict[str, Any] | None:
+        """The settings of a subscription group; None if there is none."""
+        found = self.groups.get(name)
+        if found is None and self._writer is None:
+            # A read-only store serves every group that asks.
+            found = self.groups[name] = new_group(name)
+        return found
+
+    def set_group(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Add or change a group in memory; :meth:`save_groups` writes it.
+
+        Returns:
+            All settings of the group.
+
+        Raises:
+            Refused: if the name is illegal.
+        """
+        name = str(settings.get("groupName", ""))
+        fault = name_fault(name, BROKER_CHECK)
+        if fault is not None:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"the group {name[:200]!r} is illegal: {fault}"
+            )
+        found = self.groups[name] = {**new_group(name), **settings}
+        self._changed_groups()
+        return found
+
+    def remove_group(self, name: str, *, with_offsets: bool) -> None:
+        """Remove a group in memory; :meth:`save_groups` writes it."""
+        self.require_writer()
+        self.groups.pop(name, None)
+        if with_offsets:
+            self.offsets.remove(name)
+        self._changed_groups()
+
+    def _changed_groups(self) -> None:
+        version = dict(self._group_document["dataVersion"])
+        version["counter"] = int(version.get("counter", 0)) + 1
+        version["timestamp"] = int(time.time() * 1_000)
+        self._group_document = {
+            **self._group_document,
+            "dataVersion": version,
+            "subscriptionGroupTable": dict(self.groups),
+        }
+
+    @property
+    def group_document(self) -> dict[str, Any]:
+        """The content of ``subscriptionGroup.json``."""
+        return self._group_document
+
+    def save_groups(self) -> None:
+        """Write the groups durably. Any thread may call this."""
+        if self._groups_file is not None:
+            self._groups_file.save(self._group_document)
+
+    def save_offsets(self) -> None:
+        """Write the offsets durably, if this broker keeps them. Any thread may call this."""
+        if self._writer is not None or self._options.offsets is not None:
+            if self._options.offsets is not None:
+                (self._options.offsets / CONFIG).mkdir(parents=True, exist_ok=True)
+            self.offsets.save()
+
+    def require_writer(self) -> None:
+        """Raise Refused if the store is open for reading."""
+        if self._writer is None:
+            raise Refused(ResponseCode.NO_PERMISSION, "the broker serves this store read-only")
+
+
+def new_group(name: str) -> dict[str, Any]:
+    """The settings of a new group (``SubscriptionGroupConfig``)."""
+    return {
+        "brokerId": 0,
+        "consumeBroadcastEnable": True,
+        "consumeEnable": True,
+        "consumeFromMinEnable": True,
+        "groupName": name,
+        "notifyConsumerIdsChangedEnable": True,
+        "retryMaxTimes": _RETRIES,
+        "retryQueueNums": 1,
+        "whichBrokerWhenConsumeSlowly": 1,
+    }
+
+
+def is_of_group(topic: str) -> bool:
+    """Whether a topic holds the messages that a group sent back."""
+    return topic.startswith((RETRY_PREFIX, DEAD_PREFIX))

@@ -1,0 +1,101 @@
+"""Transactions of producers: their end, and the check of open ones (``EndTransactionProcessor``).
+
+A check sends the half message back to a producer of its group, which answers with a new end of the
+transaction. The store's checks decide when, as in RocketMQ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from logquarry.broker.connection import Handler, Request
+from logquarry.broker.core import Core
+from logquarry.broker.lanes import Mailbox
+from logquarry.broker.send import refusal_of
+from logquarry.errors import LogquarryError
+from logquarry.format import frame
+from logquarry.format import properties as props
+from logquarry.protocol.remoting_codes import RequestCode
+from logquarry.store.transaction.checks import OpenTransaction
+
+logger = logging.getLogger(__name__)
+
+_STATES: Final = {8: "commit", 12: "rollback"}
+"""``MessageSysFlag``: other values leave the transaction open."""
+
+
+class Transactions:
+    """Ends and checks the transactions of producers.
+
+    Args:
+        core: the broker's parts.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._checks: Mailbox[OpenTransaction] = Mailbox(core.loop, self._ask)
+        if core.writer is not None:
+            core.writer.start_transaction_checks(self.check)
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The requests that this part answers."""
+        return {RequestCode.END_TRANSACTION: self.end}
+
+    async def end(self, request: Request) -> None:
+        """Commit or roll back a transaction, or leave it open."""
+        core, fields = self._core, request.fields
+        writer = core.require_writer()
+        state = _STATES.get(fields["commitOrRollback"])
+        if request.require is not None:
+            half = await core.slow(partial(core.store.message_at, fields["commitLogOffset"]))
+            request.require(half.properties.get(props.REAL_TOPIC, ""), "PUB")
+        if state is not None:
+            job = partial(
+                writer.end_transaction,
+                fields["commitLogOffset"],
+                state,
+                group=fields["producerGroup"],
+            )
+            future = await core.lanes.puts.run(job)
+            if future is not None:
+                try:
+                    await future
+                except LogquarryError as error:
+                    raise refusal_of(error) from error
+        request.reply()
+
+    def check(self, transaction: OpenTransaction) -> str:
+        """Let a producer decide about a transaction; called by the thread of the checks."""
+        self._checks.post(transaction)
+        return "unknown"
+
+    def _ask(self, transaction: OpenTransaction) -> None:
+        message = transaction.message
+        group = message.properties.get(props.PRODUCER_GROUP, "")
+        producer = self._core.clients.producer_of(group)
+        if producer is None:
+            logger.warning(
+                "no producer of group %s is connected to decide about the transaction at %d",
+                *(group, message.physical_offset),
+            )
+            return
+        # The client gets the message as it will be when it is committed.
+        shown = dataclasses.replace(
+            message.frame, topic=transaction.topic.encode(), queue_id=transaction.queue_id
+        )
+        unique = message.uniq_key or ""
+        producer.connection.tell(
+            RequestCode.CHECK_TRANSACTION_STATE,
+            {
+                "tranStateTableOffset": str(message.queue_offset),
+                "commitLogOffset": str(message.physical_offset),
+                "msgId": unique,
+                "transactionId": unique,
+                "offsetMsgId": message.message_id,
+            },
+            frame.encode(shown),
+        )

@@ -1,0 +1,71 @@
+"""``logquarry broker``: serves until a signal, and closes the store; refuses what is unsafe."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from tests.helpers.broker_client import connected
+from tests.helpers.command import run
+
+COMMAND = [sys.executable, "-m", "logquarry"]
+PATIENCE_SECONDS = 120
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    config = tmp_path / "broker.conf"
+    config.write_text("mappedFileSizeCommitLog=1048576\n")
+    words = ["broker", str(tmp_path / "s"), "--listen", "127.0.0.1:0", "--name-port", "0"]
+    process = subprocess.Popen(
+        [*COMMAND, *words, "--config", str(config)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        ready = re.fullmatch(
+            r"serving (\S+) at (127\.0\.0\.1:\d+), name server (127\.0\.0\.1:\d+)\n",
+            process.stdout.readline(),
+        )
+        assert ready is not None, process.communicate()
+
+        async def send() -> None:
+            client = await connected(ready[2])
+            assert (await client.send("t", b"kept")).code == 0
+            await client.close()
+
+        asyncio.run(send())
+        process.send_signal(number)
+        process.wait(PATIENCE_SECONDS)
+    finally:
+        process.kill()
+        _, errors = process.communicate()
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], errors
+    with lq.MessageStore.open(tmp_path / "s") as store:
+        assert [message.body for message in store.scan("t")] == [b"kept"]
+        assert not store.has_abort
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--listen", "0.0.0.0:0"], "reachable from other machines"),
+        (["--listen", "10911"], "HOST:PORT"),
+        (["--read-only"], "needs STORE"),
+        (["s", "--offsets", "o"], "needs --read-only"),
+        (["s", "--accounts", "missing.toml"], "missing.toml"),
+        (["s", "--tls-key", "key.pem"], "--tls-cert"),
+    ],
+)
+def test_usage(words: list[str], reason: str, tmp_path: Path) -> None:
+    result = run("broker", *words, code=3 if "missing.toml" in words else 2)
+    assert reason in result.stderr

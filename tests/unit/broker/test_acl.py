@@ -1,0 +1,143 @@
+"""Accounts: signatures as RocketMQ's client makes them, and the permission of each request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logquarry.broker.acl import AccessControl, Account, sign
+from logquarry.broker.connection import Refused
+from logquarry.errors import UsageError
+from logquarry.protocol.remoting import RemotingCommand
+from logquarry.protocol.remoting_codes import REQUESTS, RequestCode, parse
+from tests.helpers.broker_client import pull_fields, send_fields
+
+SECRET = "12345678"
+PUB, SUB, BOTH = frozenset({"PUB"}), frozenset({"SUB"}), frozenset({"PUB", "SUB"})
+SENDER = Account("sender", SECRET, topics={"t": PUB})
+READER = Account("reader", SECRET, topics={"t": SUB}, groups={"group": SUB})
+CHIEF = Account("chief1", SECRET, admin=True)
+FIELDS = {key: str(value) for key, value in send_fields("t").items()}
+CONTROL = AccessControl(SENDER, READER, CHIEF)
+
+
+def signed(
+    name: str, code: int, fields: Mapping[str, Any], body: bytes = b"", secret: str = SECRET
+) -> RemotingCommand:
+    texts = {key: str(value) for key, value in fields.items()} | {"AccessKey": name}
+    texts["Signature"] = sign(texts, body, secret).decode()
+    return RemotingCommand(code=code, opaque=1, ext_fields=texts, body=body)
+
+
+def admitted(command: RemotingCommand) -> bool:
+    fields = parse(command.code, FIELDS | dict(command.ext_fields))
+    try:
+        CONTROL.admit(command, fields)
+    except Refused as refused:
+        assert refused.code == 16
+        return False
+    return True
+
+
+def test_the_signature_is_that_of_rocketmq() -> None:
+    # AclUtils.calSignature(AclUtils.combineRequestContent(...)) of rocketmq-acl 4.9.8.
+    fields = {"AccessKey": "RocketMQ", "topic": "t", "queueId": "0"}
+    assert sign(fields, b"body", SECRET) == b"PTNwl9zNL/GhSmrqp+8wLj3ImTE="
+
+
+def test_a_wrong_signature_is_refused() -> None:
+    fields = send_fields("t")
+    good = signed("sender", RequestCode.SEND_MESSAGE_V2, fields)
+    assert admitted(good)
+    for changed in (
+        signed("sender", RequestCode.SEND_MESSAGE_V2, fields, secret="87654321"),
+        signed("nobody", RequestCode.SEND_MESSAGE_V2, fields),
+        RemotingCommand(code=310, opaque=1, ext_fields=good.ext_fields, body=b"other"),
+        RemotingCommand(code=310, opaque=1, ext_fields={**good.ext_fields, "e": "1"}),
+        RemotingCommand(code=310, opaque=1, ext_fields={"b": "t", "AccessKey": "sender"}),
+    ):
+        assert not admitted(changed)
+
+
+def _heartbeat(group: str, topic: str) -> bytes:
+    consumer = {"groupName": group, "subscriptionDataSet": [{"topic": topic}]}
+    return json.dumps({"clientID": "c", "consumerDataSet": [consumer]}).encode()
+
+
+def _locks(group: str, topic: str) -> bytes:
+    queues = [{"topic": topic, "queueId": 0}]
+    return json.dumps({"consumerGroup": group, "clientId": "c", "mqSet": queues}).encode()
+
+
+QUEUE = {"topic": "t", "queueId": 0, "timestamp": 0, "commitOffset": 0}
+BACK = {"offset": 0, "group": "group", "delayLevel": 0, "originTopic": "t"}
+CASES: list[tuple[int, dict[str, Any], bytes, str]] = [
+    (RequestCode.SEND_MESSAGE_V2, send_fields("t"), b"", "sender"),
+    (RequestCode.SEND_BATCH_MESSAGE, send_fields("t"), b"", "sender"),
+    (RequestCode.SEND_MESSAGE_V2, send_fields("other"), b"", ""),
+    (RequestCode.SEND_BATCH_MESSAGE, send_fields("other"), b"", ""),
+    (RequestCode.PULL_MESSAGE, pull_fields("t", 0), b"", "reader"),
+    (RequestCode.LITE_PULL_MESSAGE, pull_fields("t", 0), b"", "reader"),
+    (RequestCode.PULL_MESSAGE, pull_fields("t", 0, consumerGroup="other"), b"", ""),
+    (RequestCode.PULL_MESSAGE, pull_fields("%RETRY%group", 0), b"", "reader"),
+    (RequestCode.PULL_MESSAGE, pull_fields("%RETRY%other", 0), b"", ""),
+    (RequestCode.QUERY_CONSUMER_OFFSET, QUEUE | {"consumerGroup": "group"}, b"", "reader"),
+    (RequestCode.UPDATE_CONSUMER_OFFSET, QUEUE | {"consumerGroup": "other"}, b"", ""),
+    (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, QUEUE, b"", "reader"),
+    (RequestCode.GET_MAX_OFFSET, QUEUE | {"topic": "other"}, b"", ""),
+    (RequestCode.CONSUMER_SEND_MSG_BACK, BACK, b"", "reader"),
+    (RequestCode.CONSUMER_SEND_MSG_BACK, BACK | {"group": "other"}, b"", ""),
+    (RequestCode.HEART_BEAT, {}, _heartbeat("group", "t"), "reader"),
+    (RequestCode.HEART_BEAT, {}, _heartbeat("group", "other"), ""),
+    (RequestCode.HEART_BEAT, {}, _heartbeat("other", "t"), ""),
+    (RequestCode.HEART_BEAT, {}, b"{", ""),
+    (RequestCode.LOCK_BATCH_MQ, {}, _locks("group", "t"), "reader"),
+    (RequestCode.UNLOCK_BATCH_MQ, {}, _locks("other", "t"), ""),
+    (RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"}, b"", ""),
+]
+
+
+@pytest.mark.parametrize(("code", "fields", "body", "who"), CASES)
+def test_who_may_do_what(code: int, fields: dict[str, Any], body: bytes, who: str) -> None:
+    for name in ("sender", "reader"):
+        command = signed(name, code, fields, body)
+        if body == b"{":
+            with pytest.raises(Refused):
+                CONTROL.admit(command, {})
+        else:
+            assert admitted(command) is (name == who)
+    assert admitted(signed("chief1", code, fields, body))
+
+
+@pytest.mark.parametrize("code", [code for code, row in REQUESTS.items() if row.where])
+def test_no_request_is_open_to_a_stranger(code: int) -> None:
+    command = RemotingCommand(code=code, opaque=1)
+    routes = RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO
+    if code in (*routes, RequestCode.UNREGISTER_CLIENT):
+        assert CONTROL.admit(command, {}) is None
+    else:
+        with pytest.raises(Refused):
+            CONTROL.admit(command, {})
+
+
+def test_accounts_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "accounts.toml"
+    path.write_text(
+        '[[accounts]]\naccessKey = "reader"\nsecretKey = "12345678"\n'
+        'topicPerms = ["t=SUB"]\ngroupPerms = ["group=PUB|SUB"]\n'
+    )
+    account = AccessControl.from_file(path).authenticate(signed("reader", 34, {}))
+    assert account == Account("reader", SECRET, topics={"t": SUB}, groups={"group": BOTH})
+    for text in (
+        "",
+        "[[accounts]]\n",
+        '[[accounts]]\naccessKey="abc"\nsecretKey="12345678"\n',
+        "x",
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError):
+            AccessControl.from_file(path)

@@ -1,0 +1,32 @@
+"""The fixture logquarry_broker, in a session of pytest of its own."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+pytest_plugins = ["pytester"]
+
+TEST = """
+import socket
+
+def test_it(logquarry_broker):
+    host, _, port = logquarry_broker.name_server.rpartition(":")
+    socket.create_connection((host, int(port))).close()
+"""
+
+
+def test_the_fixture(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(TEST)
+    result = pytester.runpytest_inprocess("-p", "logquarry.testing.pytest_plugin", "-q")
+    result.assert_outcomes(passed=1)
+
+
+def test_the_entry_point_names_the_plugin() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module = import_module(project["entry-points"]["pytest11"]["logquarry"])
+    assert module.logquarry_broker is not None
