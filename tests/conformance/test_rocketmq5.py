@@ -673,3 +673,22 @@ def test_an_index_of_an_older_version_that_got_tags_later(
 
 def _shape(scenario: Path) -> StoreConfig:
     return StoreConfig.from_file(scenario / "broker.conf")
+
+
+def test_damage_in_a_store_whose_checkpoint_lags(
+    copied: Callable[[str], Path], stores: Path
+) -> None:
+    """RocketMQ 5.5 closes a store with the time of an old message for the queues."""
+    store = copied("5.5.0-propcrc")
+    with lq.MessageStore.open(store) as reader:
+        messages = list(reader.scan())
+    noted = bytearray((store / "checkpoint").read_bytes())
+    noted[8:16] = messages[0].frame.store_timestamp.to_bytes(8, "big")
+    (store / "checkpoint").write_bytes(noted)
+    log = store / "commitlog" / f"{0:020d}"
+    with log.open("r+b") as file:
+        file.seek(messages[0].size // 2)
+        file.write(b"damaged")
+    saved = lq.salvage(store)
+    assert saved.plan.lost
+    assert sum(topic["messages"] for topic in saved.to_json()["topics"]) == len(messages) - 1

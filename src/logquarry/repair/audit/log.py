@@ -4,10 +4,11 @@ Recover, rebuild and salvage read a log with :class:`LogAudit`. A break in the c
 either the end of the log (a torn tail, or stale frames behind it) or damage within the log (rot, a
 lost page). A break is the end, by the first rule that applies:
 
-1. It lies at or after the durable offset, if there is one. The disk had no break before that. 2.
-The store was shut down cleanly, and the break lies after the last message in a queue. 3. The frame
-after the break is older than the frame before it: an earlier recovery left it. If the
-   store was shut down cleanly, also if that frame is newer than the checkpoint.
+1. It lies at or after the durable offset, if there is one. The disk had no break before that.
+2. The store was shut down cleanly, and the break lies after the last message in a queue.
+3. The frame after the break is older than the frame before it: an earlier recovery left it. If the
+   store was shut down cleanly, also if that frame is newer than the checkpoint; but 5.5 leaves an
+   old time in the checkpoint.
 4. No frame follows.
 
 Any other break is damage, and the frames after it stay. Verify reads the log without these rules:
@@ -43,6 +44,7 @@ from logquarry.log.walk import (
 )
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
+from logquarry.read.index_tags import ROCKSDB_STORE
 from logquarry.read.log_end import last_entries
 
 
@@ -55,7 +57,7 @@ class KnownBounds:
         queued: physical offset after the last message in a queue, None without one.
         is_closed: whether the store was shut down cleanly.
         dispatched_timestamp: store time of the last dispatched message, by the checkpoint; None if
-            unknown.
+            unknown, or if the store may be of RocketMQ 5.5.
     """
 
     durable: int | None
@@ -86,13 +88,15 @@ def find_bounds(
         checkpoint: the store's checkpoint; all zeros without one.
     """
     entries = last_entries(layout, queues)
+    # RocketMQ 5.5 notes the time of a message when it syncs the queues, and not at the shutdown.
+    may_lag = ROCKSDB_STORE in layout.folders
     queued = entries[0].physical_offset + entries[0].size if entries else None
     cut = layout.cut_end
     return KnownBounds(
         durable=layout.durable_end,
         queued=queued if cut is None or queued is None else min(queued, cut),
         is_closed=not layout.has_abort,
-        dispatched_timestamp=checkpoint.logics_timestamp or None,
+        dispatched_timestamp=None if may_lag else checkpoint.logics_timestamp or None,
     )
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptStore
 from logquarry.format import sys_flag
+from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.delay import parse_levels
 from logquarry.format.frame import BLANK
 from logquarry.format.rows import POSITION, SIZE
@@ -27,7 +28,7 @@ from logquarry.log.walk import LogReader, Run
 from logquarry.read.log_end import all_queues, last_entries
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
-from logquarry.repair.audit.log import KnownBounds, LogAudit
+from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.queue_offsets import QueueNotes, QueueStory, Range
 from logquarry.repair.recover.loss import vouched_end
 from logquarry.repair.salvage.losses import (
@@ -244,25 +245,21 @@ class _Planner:
     def _bounds(self) -> KnownBounds:
         layout = self._layout
         try:
-            checkpoint = layout.read_checkpoint()
+            checkpoint = layout.read_checkpoint() or Checkpoint()
         except ValueError:
-            checkpoint = None
+            checkpoint = Checkpoint()
         queues = all_queues(layout)
+        bounds = find_bounds(layout, queues, checkpoint)
         entries = last_entries(layout, queues)
         queued = entries[0].physical_offset + entries[0].size if entries else None
         if not self._log.files:
             # Without a log no limit is known for valid entries.
             queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
-        durable = layout.durable_end
         # Each message in a queue had a frame, also in a store that crashed.
-        self._known_end = max(durable or 0, queued or 0)
-        return KnownBounds(
-            durable=durable,
-            queued=queued,
-            # Without queues the end of a log is unknown, even if the store was shut down cleanly.
-            is_closed=not layout.has_abort and (durable or queued) is not None,
-            dispatched_timestamp=(checkpoint.logics_timestamp if checkpoint else 0) or None,
-        )
+        self._known_end = max(bounds.durable or 0, queued or 0)
+        # Without queues the end of a log is unknown, even if the store was shut down cleanly.
+        is_closed = bounds.is_closed and (bounds.durable or queued) is not None
+        return replace(bounds, queued=queued, is_closed=is_closed)
 
     # --------------------------------------------------------------------------------- one run
     def _save(self, run: Run) -> None:
