@@ -91,13 +91,13 @@ def test_a_cell_of_the_matrix_that_cannot_be_installed_is_skipped_only_if_allowe
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(spark_matrix, "find_python", lambda version: sys.executable)
-    monkeypatch.setattr(spark_matrix.Cell, "make", lambda self, base: False)
+    monkeypatch.setattr(spark_matrix.Cell, "make", lambda *_: False)
     assert spark_matrix.main(["3.5"]) == 1
     assert "FAILED" in capsys.readouterr().out
     assert spark_matrix.main(["--skip-unavailable", "3.5"]) == 0
     assert "3.5-py3.11: skipped, its packages could not be installed" in capsys.readouterr().out
     # Failed tests fail in either case.
-    monkeypatch.setattr(spark_matrix.Cell, "make", lambda self, base: True)
+    monkeypatch.setattr(spark_matrix.Cell, "make", lambda *_: True)
     monkeypatch.setattr(spark_matrix.Cell, "test", lambda self: False)
     assert spark_matrix.main(["--skip-unavailable", "3.5"]) == 1
 
