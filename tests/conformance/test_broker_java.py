@@ -151,7 +151,15 @@ def test_rocketmq_goes_on_with_the_store(tmp_path: Path) -> None:
         run(broker.name_server, "produce", jvm=f"{words} -Dcount=10 -Dprefix=b")
     params = tmp_path / "params.json"
     params.write_text(json.dumps({"mappedFileSizeCommitLog": CONFIG.mapped_file_size_commit_log}))
-    command = [RUN, "broker", str(free_port()), str(free_port()), root, "--params", params]
+    command: list[str | Path] = [
+        RUN,
+        "broker",
+        str(free_port()),
+        str(free_port()),
+        root,
+        "--params",
+        params,
+    ]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as theirs:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from json.encoder import encode_basestring_ascii as _quoted
@@ -279,7 +279,7 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
     try:
         # As json.loads, without its searches for white space.
         document, end = _scan(text, 0)
-    except (ValueError, RecursionError, StopIteration):
+    except (ValueError, RecursionError):
         end = -1
     if end != len(text):
         document = fastjson.decode(header)
@@ -362,6 +362,6 @@ def _sized(data: bytes, position: int, width: struct.Struct) -> tuple[bytes, int
     return data[start : start + size], start + size
 
 
-_scan: Final[Callable[[str, int], tuple[Any, int]]] = json.JSONDecoder().scan_once
+_scan: Final = json.JSONDecoder().raw_decode
 _ONLY_TEXT: Final = frozenset({str})
 _DECODERS: Final = {0: _decode_json, 1: _decode_binary}
