@@ -7,6 +7,7 @@ import os
 import ssl
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,25 @@ def test_tls(tmp_path: Path) -> None:
         assert printed.count("OK ") == 2
 
 
+@contextmanager
+def rocketmq(root: Path, tmp_path: Path) -> Iterator[str]:
+    """RocketMQ's broker over a store; gives the address of its name server."""
+    params = tmp_path / "params.json"
+    params.write_text(json.dumps({"mappedFileSizeCommitLog": CONFIG.mapped_file_size_commit_log}))
+    ports = str(free_port()), str(free_port())
+    command: list[str | Path] = [RUN, "broker", *ports, root, "--params", params]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            yield json.loads(process.stdout.readline())["namesrv"]
+            process.stdin.close()
+            process.wait(120)
+        finally:
+            process.kill()
+
+
 def test_rocketmq_goes_on_with_the_store(tmp_path: Path) -> None:
     """Messages, topic, group and offsets: RocketMQ's broker gives the group what is left."""
     require_oracle(CLIENTS)
@@ -149,27 +169,30 @@ def test_rocketmq_goes_on_with_the_store(tmp_path: Path) -> None:
         got = run(broker.name_server, "consume", jvm=f"{words} -Dcount=40")
         assert got.count("GOT a") == 40
         run(broker.name_server, "produce", jvm=f"{words} -Dcount=10 -Dprefix=b")
-    params = tmp_path / "params.json"
-    params.write_text(json.dumps({"mappedFileSizeCommitLog": CONFIG.mapped_file_size_commit_log}))
-    command: list[str | Path] = [
-        RUN,
-        "broker",
-        str(free_port()),
-        str(free_port()),
-        root,
-        "--params",
-        params,
-    ]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as theirs:
-        assert theirs.stdin is not None and theirs.stdout is not None
-        names = json.loads(theirs.stdout.readline())["namesrv"]
+    with rocketmq(root, tmp_path) as names:
         got = run(names, "consume", jvm=f"{words} -Dcount=10")
         assert got.count("GOT b") == 10 and "GOT a" not in got
         run(names, "produce", jvm=f"{words} -Dcount=5 -Dprefix=c")
-        theirs.stdin.close()
-        theirs.wait(120)
     with background(root, config=CONFIG) as broker:
         got = run(broker.name_server, "consume", jvm=f"{words} -Dcount=5")
         assert got.count("GOT c") == 5 and got.count("GOT") == 5
+
+
+def test_the_live_store_of_rocketmq_is_served(tmp_path: Path) -> None:
+    """A group of our broker consumes what RocketMQ's broker gets meanwhile, and changes nothing."""
+    require_oracle(CLIENTS)
+    require_oracle(RUN)
+    root = tmp_path / "s"
+    words = "-Dtopic=orders -Dgroup=copy"
+    with rocketmq(root, tmp_path) as names:
+        run(names, "produce", jvm=f"{words} -Dcount=20 -Dprefix=a")
+        with background(root, options=BrokerOptions(read_only=True), config=CONFIG) as broker:
+            got = run(broker.name_server, "consume", jvm=f"{words} -Dcount=20")
+            assert got.count("GOT a") == 20
+            run(names, "produce", jvm=f"{words} -Dcount=10 -Dprefix=b")
+            got = run(broker.name_server, "consume", jvm=f"{words} -Dcount=10")
+            assert got.count("GOT b") == 10 and "GOT a" not in got
+            assert "REFUSED" in run(broker.name_server, "refused", jvm=words)
+        # The offsets of the group stayed with our broker.
+        got = run(names, "consume", jvm=f"{words} -Dcount=30")
+        assert got.count("GOT") == 30
