@@ -35,8 +35,8 @@ CONFIG = lq.StoreConfig(
 )
 
 
-def run(*words: str, lines: str = "", jvm: str = "", code: int = 0) -> str:
-    """What the clients print."""
+def run(*words: str, lines: str = "", jvm: str = "", check: bool = True) -> str:
+    """What the clients print; with ``check`` all scenarios must succeed."""
     settings = {"CLIENTS_JVM": f"-Dpatience=120 {jvm}"}
     done = subprocess.run(
         [CLIENTS, *words],
@@ -47,7 +47,7 @@ def run(*words: str, lines: str = "", jvm: str = "", code: int = 0) -> str:
         timeout=800,
         check=False,
     )
-    assert done.returncode == code, done.stdout + done.stderr
+    assert not check or done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -61,13 +61,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 @pytest.fixture(scope="module")
 def outcome(served: Broker) -> dict[str, str]:
     """What each scenario printed: they run in one JVM."""
-    printed = run(served.name_server, *SCENARIOS)
-    return {line.split()[1]: line.split()[0] for line in printed.splitlines() if line[:1] in "OF"}
+    printed = run(served.name_server, *SCENARIOS, check=False)
+    lines = [line for line in printed.splitlines() if line.startswith(("OK ", "FAIL "))]
+    return {line.split()[1]: line for line in lines}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_java_client(outcome: dict[str, str], name: str) -> None:
-    assert outcome[name] == "OK"
+    assert outcome[name].startswith("OK ")
 
 
 ADMIN = {
@@ -89,7 +90,7 @@ ADMIN = {
     "consumerProgress -g GROUP": "Consume TPS",
     "resetOffsetByTime -g GROUP -t TOPIC -s 0": "rollback consumer offset",
     "producerConnection -g none -t adm": "not exist",
-    "consumerConnection -g none": "CODE: 206",
+    "consumerConnection -g none": "%RETRY%none",
     "deleteSubGroup -c DefaultCluster -g gadm": "delete subscription group",
     "deleteTopic -c DefaultCluster -t adm": "delete topic [adm] from cluster",
 }
@@ -97,7 +98,7 @@ ADMIN = {
 
 
 def test_mqadmin(served: Broker, outcome: dict[str, str]) -> None:
-    assert outcome["push"] == "OK"
+    assert outcome["push"].startswith("OK ")
     group = next(name for name in served.core.tables.groups if name.startswith("c-push"))
     names = {"ADDRESS": served.address, "GROUP": group, "TOPIC": group.replace("c-", "t-", 1)}
     commands = []
