@@ -10,6 +10,7 @@ WANTED = {b"body %d" % number for number in range(COUNT)}
 
 
 def send() -> bool:
+    """Send COUNT messages."""
     producer = Producer("p-python")
     producer.set_namesrv_addr(NAMES)
     producer.start()
@@ -24,6 +25,7 @@ def send() -> bool:
 
 
 def push() -> bool:
+    """Consume them with a push consumer."""
     found: set[bytes] = set()
     done = threading.Event()
 
@@ -42,6 +44,7 @@ def push() -> bool:
 
 
 def pull() -> bool:
+    """Pull them."""
     consumer = PullConsumer("c-python-pull")
     consumer.set_namesrv_addr(NAMES)
     consumer.start()

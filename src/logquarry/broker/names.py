@@ -10,7 +10,6 @@ from typing import Any
 
 from logquarry.broker.connection import Handler, Refused, Request
 from logquarry.broker.core import Core
-from logquarry.broker.tables import is_of_group
 from logquarry.format import fastjson
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 
@@ -102,8 +101,3 @@ class Names:
 
 def _reply_topics(request: Request, names: list[str]) -> None:
     request.reply(body=fastjson.compact({"topicList": names}).encode())
-
-
-def is_visible(topic: str) -> bool:
-    """Whether a topic is one of the users', not a group's."""
-    return not is_of_group(topic)

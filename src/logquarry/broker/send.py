@@ -48,7 +48,6 @@ _WAITS_PROPERTY: Final = re.compile(
 _HALF: Final = f"{props.TRANSACTION_PREPARED}{props.NAME_VALUE_SEPARATOR}true"
 _CLUSTER: Final = "CLUSTER"
 _NO_TRANSACTION: Final = ~sys_flag.TRANSACTION_MASK
-_INT_MAX: Final = (1 << 31) - 1
 
 
 Put = Callable[[Message], PutResult | PutFuture]

@@ -25,7 +25,6 @@ from logquarry.format import broker_config
 from logquarry.format.broker_config import TopicConfig
 from logquarry.log.layout import CONFIG
 from logquarry.protocol.remoting_codes import ResponseCode
-from logquarry.store.consumer.subscription import DEAD_PREFIX, RETRY_PREFIX
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.write.message_rules import BROKER_CHECK, name_fault
 from logquarry.write.topic_table import topics_of
@@ -246,8 +245,3 @@ def new_group(name: str) -> dict[str, Any]:
         "retryQueueNums": 1,
         "whichBrokerWhenConsumeSlowly": 1,
     }
-
-
-def is_of_group(topic: str) -> bool:
-    """Whether a topic holds the messages that a group sent back."""
-    return topic.startswith((RETRY_PREFIX, DEAD_PREFIX))

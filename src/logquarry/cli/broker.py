@@ -141,7 +141,7 @@ def broker(
     Clients take the address of the name server:
       Java    producer.setNamesrvAddr("127.0.0.1:9876")
       Go      producer.WithNameServer([]string{"127.0.0.1:9876"})
-      Python  producer.set_name_server_address("127.0.0.1:9876")
+      Python  producer.set_namesrv_addr("127.0.0.1:9876")
       Node    new Producer({nameSrv: "127.0.0.1:9876", producerGroup: "orders"})
       admin   mqadmin topicList -n 127.0.0.1:9876
 

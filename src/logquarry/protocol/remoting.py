@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from json.encoder import encode_basestring_ascii as _quoted
-from json.scanner import make_scanner
 from typing import Any, Final
 
 from logquarry.errors import ProtocolViolation, UsageError
@@ -276,13 +275,13 @@ def _decode(received: bytes, position: int, end: int) -> RemotingCommand:
 
 def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
     text = header.decode()
+    document: Any = None
     try:
         # As json.loads, without its searches for white space.
         document, end = _scan(text, 0)
-        is_whole = end == len(text)
-    except (ValueError, RecursionError, StopIteration):
-        is_whole = False
-    if not is_whole:
+    except (ValueError, RecursionError):
+        end = -1
+    if end != len(text):
         document = fastjson.decode(header)
     if not isinstance(document, dict):
         raise ValueError("its header is no JSON object")
@@ -296,7 +295,8 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
         raise ValueError("its extFields are no JSON object")
     elif set(map(type, fields.values())) - _ONLY_TEXT:
         fields = _texts(fields)
-    code, opaque = document.get("code"), document.get("opaque")
+    code: Any = document.get("code")
+    opaque: Any = document.get("opaque")
     flag, version = document.get("flag", 0), document.get("version", 0)
     for name, value in (("code", code), ("opaque", opaque), ("flag", flag), ("version", version)):
         if type(value) is not int or not -_INT <= value < _INT:
@@ -362,6 +362,6 @@ def _sized(data: bytes, position: int, width: struct.Struct) -> tuple[bytes, int
     return data[start : start + size], start + size
 
 
-_scan: Final = make_scanner(json.JSONDecoder())
+_scan: Final = json.JSONDecoder().raw_decode
 _ONLY_TEXT: Final = frozenset({str})
 _DECODERS: Final = {0: _decode_json, 1: _decode_binary}

@@ -291,10 +291,7 @@ class Services:
 
     def transaction(self, message: Message, group: str) -> Transaction:
         """A transaction, which begins with its block."""
-        if self._prepared is not None:
-            raise UsageError(
-                "dialect 3.1 keeps transactions in its state table: prepared_transactions.begin"
-            )
+        self._require_halves()
         require_message(message, "transaction")
         arguments.text(group, "group", takes="the name of a producer group")
         with self._lock:
@@ -324,15 +321,25 @@ class Services:
 
     def put_half(self, message: Message, group: str) -> PutFuture:
         """Put a half message that a producer ends later."""
-        require_message(message, "put_half")
+        self._require_halves()
+        require_message(message, "message")
         return self._store.append(half_message(message, arguments.text(group, "group")))[1]
+
+    def _require_halves(self) -> None:
+        if self._prepared is not None:
+            raise UsageError(
+                "dialect 3.1 keeps transactions in its state table: prepared_transactions.begin"
+            )
 
     def end_transaction(
         self, physical_offset: int, state: TransactionState | str, group: str
     ) -> PutFuture | None:
         """End the half message at a physical offset; None if it has ended already."""
-        state = TransactionState(state)
-        half = self._store.frame_at(arguments.offset(physical_offset, "physical_offset"))
+        self._require_halves()
+        at = arguments.offset(physical_offset, "physical_offset")
+        state = TransactionState(arguments.choice(state, "state", ("commit", "rollback")))
+        arguments.text(group, "group")
+        half = self._store.frame_at(at)
         if half is None or half.topic.decode() != HALF_TOPIC:
             raise UsageError(f"there is no half message at physical offset {physical_offset}")
         if props.decode_bytes(half.properties).get(props.PRODUCER_GROUP) != group:

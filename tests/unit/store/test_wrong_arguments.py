@@ -132,6 +132,18 @@ WRITES: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
         {"message": lq.Message("t")},
         {"message": (*MESSAGE, None), "group": (*NO_TEXT, None)},
     ),
+    "put_half": (
+        {"message": lq.Message("t"), "group": "g"},
+        {"message": (*MESSAGE, None), "group": (*NO_TEXT, None)},
+    ),
+    "end_transaction": (
+        {"physical_offset": 0, "state": "commit", "group": "g"},
+        {
+            "physical_offset": (*NO_INT, None, -1),
+            "state": ("unknown", "", 5, None, b"commit", THING),
+            "group": (*NO_TEXT, None),
+        },
+    ),
     "check_transactions": ({}, {"listener": (*NO_FUNCTION, None)}),
     "start_transaction_checks": ({}, {"listener": (*NO_FUNCTION, None)}),
 }

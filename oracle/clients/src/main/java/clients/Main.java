@@ -129,6 +129,7 @@ public final class Main {
 
     static DefaultMQProducer producer(String name) throws Exception {
         DefaultMQProducer made = at(new DefaultMQProducer("p-" + name + "-" + run, hook), "p" + name);
+        made.setSendMsgTimeout((int) PATIENCE_S * 1000);
         made.start();
         closing.add(made::shutdown);
         return made;
@@ -328,6 +329,14 @@ public final class Main {
         consumer.start();
         closing.add(consumer::shutdown);
         Set<String> found = new TreeSet<>();
+        // A queue gets its messages a little after the send.
+        await("40 messages in the queues", () -> {
+            long sum = 0;
+            for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(topic("pull"))) {
+                sum += consumer.maxOffset(queue);
+            }
+            return sum == 40;
+        });
         for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(topic("pull"))) {
             expect(0L, consumer.minOffset(queue));
             long end = consumer.maxOffset(queue);
@@ -545,6 +554,7 @@ public final class Main {
     // ------------------------------------------------------------------------------- transactions
     static TransactionMQProducer transactional(String name, LocalTransactionState atSend, LocalTransactionState atCheck, AtomicInteger checks) throws Exception {
         TransactionMQProducer producer = at(new TransactionMQProducer(null, "p-" + name + "-" + run, hook), "p" + name);
+        producer.setSendMsgTimeout((int) PATIENCE_S * 1000);
         producer.setTransactionListener(new TransactionListener() {
             public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
                 return argument == null ? atSend : (LocalTransactionState) argument;

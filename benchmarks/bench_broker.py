@@ -1,0 +1,131 @@
+"""Sends of pipelined clients to a broker: ``python -m benchmarks.bench_broker [COUNT] [RATE]``.
+
+The broker runs in a process of its own. The result counts the processor time of that process, so it
+does not depend on what the client costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import sys
+import time
+from multiprocessing.connection import Connection
+from typing import Final
+
+import psutil
+
+from logquarry.protocol import remoting
+from logquarry.protocol.remoting import RemotingCommand, RemotingReader
+from logquarry.protocol.remoting_codes import RequestCode
+
+BODY: Final = bytes(256)
+CLIENTS: Final = 4
+WINDOW: Final = 256
+"""Sends of a client that have no answer yet."""
+PROPERTIES: Final = "KEYS\x01k1\x02UNIQ_KEY\x017F000001ABCD\x02WAIT\x01true\x02TAGS\x01a"
+FIELDS: Final = {
+    **{"a": "producers", "b": "load", "c": "TBW102", "d": "4", "e": "0", "f": "0"},
+    **{"g": "1700000000000", "h": "0", "i": PROPERTIES, "j": "0", "k": "false", "m": "false"},
+}
+
+
+def serve(pipe: Connection) -> None:
+    """Run a broker until the pipe gets a message."""
+    from logquarry.broker import background
+    from logquarry.config import StoreConfig
+
+    with background(config=StoreConfig(mapped_file_size_commit_log=1 << 28)) as broker:
+        pipe.send(broker.address)
+        pipe.recv()
+
+
+class Sender(asyncio.Protocol):
+    """One client: keeps a window of sends open, or sends at a rate."""
+
+    def __init__(self, count: int, rate: float) -> None:
+        self._count = count
+        self._rate = rate
+        self._reader = RemotingReader()
+        self._sent: dict[int, float] = {}
+        self._next = 0
+        self._began = time.perf_counter()
+        self.times: list[float] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See :class:`asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.fill()
+
+    def fill(self) -> None:
+        """Send what window and rate allow."""
+        now = time.perf_counter()
+        allowed = self._count
+        if self._rate:
+            allowed = min(allowed, int((now - self._began) * self._rate))
+        while self._next < allowed and len(self._sent) < WINDOW:
+            command = RemotingCommand(
+                code=RequestCode.SEND_MESSAGE_V2, opaque=self._next, ext_fields=FIELDS, body=BODY
+            )
+            self._transport.write(remoting.encode(command))
+            self._sent[self._next] = now
+            self._next += 1
+        if self._rate and not self.done.done():
+            asyncio.get_running_loop().call_later(0.002, self.fill)
+
+    def data_received(self, data: bytes) -> None:
+        """See :class:`asyncio.Protocol`."""
+        now = time.perf_counter()
+        for answer in self._reader.receive_data(data):
+            assert answer.code == 0, answer
+            self.times.append(now - self._sent.pop(answer.opaque))
+        if len(self.times) == self._count:
+            self.done.set_result(None)
+            self._transport.close()
+        elif not self._rate:
+            self.fill()
+
+
+async def run(address: str, broker: psutil.Process, count: int, rate: float) -> None:
+    """Send messages, and print the result."""
+    host, _, port = address.rpartition(":")
+    loop = asyncio.get_running_loop()
+    before, began = broker.cpu_times(), time.perf_counter()
+    senders = []
+    for _ in range(CLIENTS):
+        _, sender = await loop.create_connection(
+            lambda: Sender(count // CLIENTS, rate / CLIENTS), host, int(port)
+        )
+        senders.append(sender)
+    await asyncio.gather(*(sender.done for sender in senders))
+    took, after = time.perf_counter() - began, broker.cpu_times()
+    used = after.user + after.system - before.user - before.system
+    times = sorted(time for sender in senders for time in sender.times)
+    print(
+        f"{len(times)} sends: {len(times) / took:,.0f}/s, {len(times) / used:,.0f} for a second "
+        f"of the broker's processor; p50 {times[len(times) // 2] * 1e3:.1f} ms, "
+        f"p99 {times[len(times) * 99 // 100] * 1e3:.1f} ms"
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Run three times; the first also loads the broker's code."""
+    count = int(arguments[0]) if arguments else 100_000
+    rate = float(arguments[1]) if len(arguments) > 1 else 0.0
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs,))
+    process.start()
+    try:
+        address = ours.recv()
+        for _ in range(3):
+            asyncio.run(run(address, psutil.Process(process.pid), count, rate))
+    finally:
+        ours.send(None)
+        process.join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
