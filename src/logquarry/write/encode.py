@@ -18,6 +18,7 @@ from typing import Final
 
 from logquarry import arguments
 from logquarry.config import StoreConfig
+from logquarry.disk.mapped_file import MappedFile
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import delay, frame, java, sys_flag
 from logquarry.format import properties as props
@@ -95,6 +96,21 @@ class Encoded:
     body_size: int
     copies: Copies | None
     own_offset: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of all frames."""
+        return len(self.data)
+
+    def write(self, file: MappedFile, queue_offset: int, physical_offset: int, now: int) -> None:
+        """Append the frames to a file that has room for them.
+
+        Args:
+            file: the file.
+            queue_offset, physical_offset, now: as :meth:`place` takes them.
+        """
+        self.place(queue_offset, physical_offset, now)
+        file.append(self.data)
 
     def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
         """Fill in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP; can be done again.

@@ -129,7 +129,7 @@ def put_result(
     if cython.compiled:
         # Most puts end within one tick.
         held_ms = held if held else _NO_TIME
-        return result_of(
+        made: PutResult = result_of(
             PutResult,
             _PUT_OK,
             _APPENDED,
@@ -142,6 +142,7 @@ def put_result(
             held_ms,
             _ONE_FRAME,
         )
+        return made
     return _new(
         PutResult,
         (
