@@ -16,10 +16,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from logquarry.errors import StoreError, UsageError
+from logquarry.store.call_counts import SIZES
 from logquarry.store.message_store import MessageStore
 from logquarry.store.schedule.delivery import DELAYS_S
 from logquarry.store.state import StoreState
-from logquarry.store.stats import SIZES, StoreStats
+from logquarry.store.stats import StoreStats
 
 try:
     from prometheus_client.core import (
