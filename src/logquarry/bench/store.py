@@ -26,13 +26,14 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
+from logquarry.bench.peers import bench_peer
 from logquarry.config import StoreConfig
 from logquarry.format import batch
 from logquarry.format.batch import BatchItem
@@ -236,9 +237,9 @@ class Bench:
         self._store.wait_dispatched()
         time.sleep(_SETTLE_SECONDS)
         before = self._store.max_offset
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.thread_time()
         self._run(put, warmup, warmup + count, each)
-        seconds = time.perf_counter() - began
+        seconds, used = time.perf_counter() - began, time.thread_time() - used
         self._store.wait_dispatched()
         dispatched = time.perf_counter() - began
         size = self._store.max_offset - before
@@ -247,6 +248,8 @@ class Bench:
             "seconds": seconds,
             "messages_per_s": count / seconds,
             "bytes_per_s": size / seconds,
+            # Of the putting thread; unlike the wall clock it counts no other program.
+            **({"cpu_us_per_message": used / count * 1e6} if load.threads == 1 else {}),
             "seconds_until_dispatched": dispatched,
             "messages_per_s_until_dispatched": count / dispatched,
         }
@@ -340,15 +343,28 @@ class Bench:
                     _ = message.body, message.queue_offset, message.store_timestamp, message.tags
 
 
-def bench_store(kind: str, folder: Path, load: Load) -> dict[str, float]:
+def bench_store(
+    kind: str, folder: Path, load: Load, beside: Sequence[str] = ()
+) -> dict[str, float]:
     """Measure one kind on a new store, and delete the store.
 
     Args:
         kind: ``put``, ``put-batch``, ``put-many``, ``get`` or ``consume``.
         folder: folder in which to make the store.
         load: the messages to put.
+        beside: other stores to measure with the same bodies (:mod:`logquarry.bench.peers`).
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if beside:
+        found = bench_store(kind, folder, load)
+        body = random.Random(1).randbytes(load.body)
+        for name in beside:
+            other = bench_peer(name, folder, load.n, body, load.warmup_count)
+            found |= {f"{name}_{what}": value for what, value in other.items()}
+            found[f"ratio_to_{name}"] = found["messages_per_s"] / other["messages_per_s"]
+            used = other["cpu_us_per_message"] / found["cpu_us_per_message"]
+            found[f"cpu_ratio_to_{name}"] = used
+        return found
     config = StoreConfig(
         flush_disk_type="SYNC_FLUSH" if load.is_sync else "ASYNC_FLUSH",
         transient_store_pool_enable=load.is_transient,

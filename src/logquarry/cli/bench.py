@@ -103,6 +103,12 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
     options.as_json,
     options.quiet,
 )
+_BESIDE = click.option(
+    "--beside",
+    type=click.Choice(["lmdb", "rocksdict", "sqlite3"]),
+    multiple=True,
+    help="Measure this store too, if it is installed; can be repeated.",
+)
 _OWN: dict[str, Callable[[Any], Any]] = {
     "put": click.option(
         "--outstanding",
@@ -134,7 +140,10 @@ def _run(kind: str, **given: Any) -> None:
         as_messages=given.get("as_messages", False),
         warmup=given["warmup"],
     )
-    found = bench_store(kind, given["folder"], load)
+    beside = given.get("beside", ())
+    if beside and (load.threads > 1 or load.outstanding or load.is_sync):
+        raise UsageError("--beside compares puts of one thread that wait for nothing")
+    found = bench_store(kind, given["folder"], load, beside)
     if given["as_json"]:
         stated = {name: getattr(load, name) for name in ("body", "topics", "queues", "keys")}
         stated |= {"threads": load.threads, "outstanding": load.outstanding, "batch": load.batch}
@@ -172,6 +181,8 @@ def _command(kind: str) -> click.Command:
         )
     if kind in _OWN:
         decorators.append(_OWN[kind])
+    if kind == "put":
+        decorators.append(_BESIDE)
     for decorate in reversed(decorators):
         command = decorate(command)
     made: click.Command = click.command(kind, help=_help(kind))(command)

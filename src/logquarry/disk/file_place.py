@@ -5,11 +5,7 @@ Compiled, a put reads a field of these classes in a tenth of the time of an attr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from logquarry.disk.mapped_file import MappedFile
-    from logquarry.disk.service import Refusal
+from typing import Any
 
 
 class FilePlace:
@@ -38,7 +34,7 @@ class LastFile:
         last: the file to append to, None if there is none.
     """
 
-    last: MappedFile | None
+    last: Any
 
 
 class HealthReason:
@@ -58,4 +54,4 @@ class Refusals:
         refusals: why the store takes no messages now; empty if it does.
     """
 
-    refusals: frozenset[Refusal]
+    refusals: frozenset[Any]

@@ -48,7 +48,7 @@ class RunningFlags(Refusals):
     """
 
     def __init__(self, *refusals: Refusal) -> None:
-        self.refusals = frozenset(refusals)
+        self.refusals: frozenset[Refusal] = frozenset(refusals)
         self._change = threading.Lock()
 
     def set(self, refusal: Refusal) -> None:

@@ -18,6 +18,7 @@ from typing import Final
 
 from logquarry import arguments
 from logquarry.config import StoreConfig
+from logquarry.disk.mapped_file import MappedFile
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import delay, frame, java, property_crc, sys_flag, timer
 from logquarry.format import properties as props
@@ -102,6 +103,30 @@ class Encoded:
     def messages(self) -> int:
         """Number of messages in the frames."""
         return len(self.starts) if self.copies is None else self.copies.messages
+
+    @property
+    def size(self) -> int:
+        """Bytes of all frames."""
+        return len(self.data)
+
+    def write(
+        self,
+        file: MappedFile,
+        queue_offset: int,
+        physical_offset: int,
+        now: int,
+        placed: Callable[[Encoded], None],
+    ) -> None:
+        """Append the frames to a file that has room for them.
+
+        Args:
+            file: the file.
+            queue_offset, physical_offset, now: as :meth:`place` takes them.
+            placed: completes frames that no kernel writes, after :meth:`place`.
+        """
+        self.place(queue_offset, physical_offset, now)
+        placed(self)
+        file.append(self.data)
 
     def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
         """Fill in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP; can be done again.

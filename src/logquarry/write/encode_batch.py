@@ -12,14 +12,14 @@ them again and gives the refusal.
 from __future__ import annotations
 
 import struct
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from logquarry.config import StoreConfig
+from logquarry.disk.mapped_file import MappedFile
 from logquarry.errors import UsageError
 from logquarry.format import batch, frame, java, sys_flag
 from logquarry.format import properties as props
@@ -56,7 +56,6 @@ _SHARED: Final = (
 """The fields that a batch has once."""
 
 Bytes8 = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
 _Frames = tuple[bytearray, tuple[int, ...], int]
 """Bytes of some frames, the start of each frame, and the number of bytes of their bodies."""
 
@@ -116,13 +115,13 @@ def encode_batch(
     ):
         return _inner_batch(encoder, config, wire, message, topic_data, shared)
     most = config.max_message_size
-    made = None
+    encoded: Encoded | None = None
     if codec.kernels_enabled() and not encoder.has_property_crc:
-        made = _frames_kernel(most, wire, hosts, topic_data, numbers, shared)
-    if made is None:
+        encoded = _frames_kernel(most, wire, hosts, topic_data, numbers, shared)
+    if encoded is None:
+        encoded = Encoded()
         made = _frames_reference(encoder, most, wire, hosts, topic_data, numbers, shared)
-    encoded = Encoded()
-    encoded.data, encoded.starts, encoded.body_size = made
+        encoded.data, encoded.starts, encoded.body_size = made
     encoded.key = message.topic, message.queue_id
     encoded.store_host = hosts.store_host
     encoded.store_time_at = hosts.store_time_at
@@ -260,6 +259,73 @@ def _frames_reference(
     return bytearray().join(frames), tuple(starts), body_size
 
 
+class WireFrames(Encoded):
+    """The frames of a batch, which a kernel writes into the log's file.
+
+    Args:
+        parts: what the kernel takes to write them: the wire form, the head of every frame, the
+            topic, the properties of the batch.
+        time_at: where STORETIMESTAMP starts in a frame.
+    """
+
+    __slots__ = ("_parts", "_place", "_size", "_starts")
+
+    def __init__(self, parts: tuple[Bytes8, Bytes8, Bytes8, Bytes8], time_at: int) -> None:
+        self._parts = parts
+        self._starts = np.empty(len(parts[0]) // batch.FIXED_SIZE + 1, np.int64)
+        self.store_time_at = time_at
+        self._place = 0, 0, 0
+
+    def measure(self, most: int) -> bool:
+        """Find the start of each frame; returns False if the reference would refuse the batch."""
+        count, self._size, self.body_size = self._run(0, most, 0, 0, 0)
+        self.starts = tuple(self._starts[:count].tolist()) if count >= 0 else ()
+        return bool(count >= 0)
+
+    @property
+    def size(self) -> int:
+        """See :attr:`Encoded.size`."""
+        return self._size
+
+    @property
+    def data(self) -> bytearray:  # type: ignore[override]
+        """The frames at the place that :meth:`place` was given."""
+        out = np.empty(self._size, np.uint8)
+        if self._size:
+            self._run(out.ctypes.data, self._size, *self._place)
+        return bytearray(out)
+
+    def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
+        """See :meth:`Encoded.place`."""
+        self._place = queue_offset, physical_offset, store_timestamp
+
+    def write(
+        self,
+        file: MappedFile,
+        queue_offset: int,
+        physical_offset: int,
+        now: int,
+        placed: Callable[[Encoded], None],
+    ) -> None:
+        """See :meth:`Encoded.write`."""
+        address = file.address
+        if not address or not self._size or self._size > file.room:
+            super().write(file, queue_offset, physical_offset, now, placed)
+            return
+        # The file stays open: closing a log first waits for the lock that the caller holds.
+        self._run(address + file.wrote, self._size, queue_offset, physical_offset, now)
+        file.advance(self._size)
+
+    def _run(
+        self, target: int, room: int, queue_offset: int, physical_offset: int, now: int
+    ) -> tuple[int, int, int]:
+        count, size, body_size = codec.require_kernels().batch_frames(
+            *(*self._parts, codec.crc32_address(), target, room, self._starts),
+            *(self.store_time_at, queue_offset, physical_offset, now),
+        )
+        return int(count), int(size), int(body_size)
+
+
 def _frames_kernel(
     most: int,
     wire: bytes,
@@ -267,9 +333,8 @@ def _frames_kernel(
     topic_data: bytes,
     numbers: Numbers,
     shared: bytes,
-) -> _Frames | None:
+) -> WireFrames | None:
     """The frames, None if the reference would refuse the batch."""
-    kernels = codec.require_kernels()
     queue_id, _, born, reconsume_times, _ = numbers
     try:
         head = hosts.pack(
@@ -278,35 +343,14 @@ def _frames_kernel(
         )
     except struct.error:
         return None
-    out, starts = _scratch.of(most)
-    count, size, body_size = kernels.batch_frames(
+    parts = (
         np.frombuffer(wire, np.uint8),
         np.frombuffer(head, np.uint8),
         np.frombuffer(topic_data, np.uint8),
         np.frombuffer(shared, np.uint8),
-        codec.crc32_address(),
-        out,
-        starts,
     )
-    if count < 0:
-        return None
-    return bytearray(out[:size]), tuple(starts[:count].tolist()), body_size
-
-
-class _Scratch(threading.local):
-    """Room for the frames of the largest batch, one for each thread."""
-
-    out: Bytes8 = np.empty(0, np.uint8)
-    starts: Int64 = np.empty(0, np.int64)
-
-    def of(self, size: int) -> tuple[Bytes8, Int64]:
-        if len(self.out) != size:
-            self.out = np.empty(size, np.uint8)
-            self.starts = np.empty(size // batch.FIXED_SIZE + 1, np.int64)
-        return self.out, self.starts
-
-
-_scratch = _Scratch()
+    frames = WireFrames(parts, hosts.store_time_at)
+    return frames if frames.measure(most) else None
 
 
 def _items(wire: bytes) -> Iterator[tuple[int, bytes, bytes]]:

@@ -145,7 +145,7 @@ class LogAppender(PutPath):
                 file had no room, it has its blank by then.
             MessageRejected: if no file could hold them.
         """
-        if len(encoded.data) + _BLANK > self.file_size:
+        if encoded.size + _BLANK > self.file_size:
             require_fit(encoded, self.file_size)
         with self._lock:
             began = self._held_since = _monotonic()
@@ -171,18 +171,16 @@ class LogAppender(PutPath):
         copied = self._copied(encoded, queue_offset)
         if not encoded.advances:
             queue_offset = self._rules.own_offset(encoded)
-        data, starts, size = encoded.data, encoded.starts, len(encoded.data)
+        starts, size = encoded.starts, encoded.size
         if file.wrote + size + _BLANK > file.size and starts:
             self._rules.end_file(file)
             file.store_timestamp = now
             file = self.file()
         at = file.wrote
         physical_offset = file.base + at
-        encoded.place(queue_offset, physical_offset, now)
-        self._rules.placed(encoded)
         copying = _monotonic()
         try:
-            file.append(data)
+            encoded.write(file, queue_offset, physical_offset, now, self._rules.placed)
             self._appended(encoded, queue_offset, copied)
         except BaseException:
             # Ctrl-C may arrive at any line. If the message is in the log, its queue offset is
@@ -234,7 +232,7 @@ class LogAppender(PutPath):
         with self._lock:
             began, now, file = _monotonic(), self.clock(), self.file()
             at = file.wrote
-            if not encoded.starts or at + len(encoded.data) + _BLANK <= file.size:
+            if not encoded.starts or at + encoded.size + _BLANK <= file.size:
                 return self.append_held(encoded, now, began)
             size = self._rules.end_file(file)
             file.store_timestamp = now
@@ -355,7 +353,7 @@ def require_fit(encoded: Encoded, file_size: int) -> None:
     """
     # QUIRK: RocketMQ returns PUT_OK, writes nothing and blanks two files (test_append_vectors:
     # vectors 36 and 38).
-    size = len(encoded.data)
+    size = encoded.size
     if size > file_size - _BLANK:
         raise refusal(
             PutStatus.MESSAGE_ILLEGAL,

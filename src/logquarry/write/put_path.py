@@ -130,7 +130,7 @@ def put_result(
     if cython.compiled:
         # Most puts end within one tick.
         held_ms = held if held else _NO_TIME
-        return result_of(  # type: ignore[no-any-return]
+        made: PutResult = result_of(
             PutResult,
             _PUT_OK,
             _APPENDED,
@@ -143,6 +143,7 @@ def put_result(
             held_ms,
             _ONE_FRAME,
         )
+        return made
     return _new(
         PutResult,
         (

@@ -272,18 +272,24 @@ def batch_frames(
     topic: Array,
     shared: Array,
     crc_function: int,
-    out: Array,
+    target: int,
+    room: int,
     starts: Array,
+    time_at: int,
+    queue_offset: int,
+    physical_offset: int,
+    now: int,
 ) -> tuple[int, int, int]:
-    """The frames of a wire form, with 0 in the fields that are known only under the log's lock.
+    """Measure the frames of a wire form, or write them.
 
     Args: all uint8: ``wire``; ``head`` of every frame; ``topic`` after its length; ``shared``, the
-    batch's properties; ``out``, as long as the batch may be. ``starts`` int64 gets the start of
-    each frame. Returns (frames, bytes, bytes of body); -1 frames if the reference would refuse the
-    batch.
+    batch's properties. ``target`` is the address to write to, 0 to write nothing; ``room`` the most
+    bytes that the frames may take. ``starts`` int64 gets the start of each frame. ``time_at`` is
+    where STORETIMESTAMP starts in a frame. The last three place the first frame. Returns (frames,
+    bytes, bytes of body); -1 frames if the reference would refuse the batch.
     """
     at, end = np.int64(0), np.int64(wire.shape[0])
-    source, target = wire.ctypes.data, out.ctypes.data
+    source = wire.ctypes.data
     head_size, topic_size, shared_size = head.shape[0], topic.shape[0], shared.shape[0]
     count = size = bodies = np.int64(0)
     while at < end:
@@ -303,28 +309,33 @@ def batch_frames(
         glued = own_size > 0 and shared_size > 0 and load_u8(own + own_size - 1) != _SEPARATOR
         props = own_size + shared_size + (1 if glued else 0)
         whole = head_size + body_length + topic_size + _LENGTH_SIZE + props
-        if props > _LONGEST or size + whole > out.shape[0]:
+        if props > _LONGEST or size + whole > room:
             return -1, size, bodies
-        to = _write_start(
-            target + size,
-            head.ctypes.data,
-            head_size,
-            body,
-            body_length,
-            whole,
-            load_i32(item + _ITEM_FLAG),
-            crc_function,
-        )
-        copy_short(to, topic.ctypes.data, topic_size)
-        to += topic_size
-        store_i16(to, props)
-        to += _LENGTH_SIZE
-        copy_short(to, own, own_size)
-        to += own_size
-        if glued:
-            store_u8(to, _SEPARATOR)
-            to += 1
-        copy_short(to, shared.ctypes.data, shared_size)
+        if target != 0:
+            place = target + size
+            to = _write_start(
+                place,
+                head.ctypes.data,
+                head_size,
+                body,
+                body_length,
+                whole,
+                load_i32(item + _ITEM_FLAG),
+                crc_function,
+            )
+            store_i64(place + AT_QUEUE_OFFSET, queue_offset + count)
+            store_i64(place + AT_PHYSICAL_OFFSET, physical_offset + size)
+            store_i64(place + time_at, now)
+            copy_short(to, topic.ctypes.data, topic_size)
+            to += topic_size
+            store_i16(to, props)
+            to += _LENGTH_SIZE
+            copy_short(to, own, own_size)
+            to += own_size
+            if glued:
+                store_u8(to, _SEPARATOR)
+                to += 1
+            copy_short(to, shared.ctypes.data, shared_size)
         starts[count] = size
         count += 1
         size += whole
