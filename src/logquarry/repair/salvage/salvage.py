@@ -12,8 +12,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -58,15 +58,13 @@ from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
 from logquarry.repair.salvage.timer_files import count_timers, make_timer_files
 from logquarry.repair.salvage.write import LogWriter
 from logquarry.signals import held
-from logquarry.units import Progress, now_ms
+from logquarry.units import Bars, Progress, now_ms
 from logquarry.write.topic_table import topics_of
 
 REPORT: Final = "salvage.json"
 ORIGINALS: Final = "salvage"
 """Folder in the sidecar of the new store for original files that salvage had to change."""
 
-Bars = Callable[[str], Any]
-"""Makes a progress bar, as a context, from the name of a part of the work."""
 Pause = Callable[[], None]
 
 
@@ -169,19 +167,13 @@ class Salvaged:
         }
 
 
-@contextmanager
-def no_bar(what: str) -> Iterator[Progress | None]:
-    """Show no progress."""
-    yield None
-
-
 def salvage(
     layout: StoreLayout,
     into: Path | None = None,
     *,
     include_stale: bool = False,
     disk: Disk | None = None,
-    bars: Bars = no_bar,
+    bars: Bars | None = None,
     pause: Pause = lambda: None,
 ) -> Salvaged:
     """Save every sound message of a store.
@@ -201,6 +193,7 @@ def salvage(
         CorruptStore: if queue offsets are invalid, or the store is changed meanwhile.
     """
     began = time.monotonic()
+    bars = bars or (lambda _: nullcontext())
     if layout.is_live():
         raise StoreUnavailable(f"{layout.root}: a process has the store open and may be writing")
     layout = layout.by_content()
