@@ -38,7 +38,7 @@ _MODULES: Final = {
     "export": "export",
     "import": "import_",
     "compact": "export",
-    "stats": "info",
+    "stats": "stats",
     "report": "info",
     "serve-master": "replication",
     "replicate": "replication",

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from logquarry import arguments
 from logquarry.config import StoreConfig
-from logquarry.log.filesystem import local_folder
 from logquarry.log.layout import StoreLayout
+from logquarry.log.location import local_folder
 from logquarry.units import Bars, Progress
 
 if TYPE_CHECKING:

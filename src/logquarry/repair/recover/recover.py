@@ -19,7 +19,6 @@ from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreNotFound, StoreUnavailable, UnreadableFile
-from logquarry.log.filesystem import local_store
 from logquarry.log.layout import (
     ABORT,
     CHECKPOINT,
@@ -30,6 +29,7 @@ from logquarry.log.layout import (
     StoreLayout,
     quarantine,
 )
+from logquarry.log.location import local_store
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
