@@ -28,8 +28,9 @@ from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import UsageError
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.log.layout import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, SIDECAR, StoreLayout
+from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder, local_store
+from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, SIDECAR
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.fence import Action, other_queues, require
 from logquarry.read.log_end import all_queues, consume_queues, last_entries

@@ -16,16 +16,16 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.locks import alone_in
 from logquarry.errors import UsageError
-from logquarry.log.layout import (
+from logquarry.log.layout import StoreLayout
+from logquarry.log.location import local_store
+from logquarry.log.store_files import (
     BATCH_QUEUE,
     CONSUME_QUEUE,
     INDEX,
     SALVAGE,
     SIDECAR,
-    StoreLayout,
     quarantine,
 )
-from logquarry.log.location import local_store
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.rebuild.build import check_made_of, made_of
 

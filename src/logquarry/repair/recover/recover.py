@@ -19,17 +19,17 @@ from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreNotFound, StoreUnavailable, UnreadableFile
-from logquarry.log.layout import (
+from logquarry.log.layout import StoreLayout
+from logquarry.log.location import local_store
+from logquarry.log.store_files import (
     ABORT,
     CHECKPOINT,
     DAMAGE,
     DURABLE,
     INDEX,
     SETTINGS,
-    StoreLayout,
     quarantine,
 )
-from logquarry.log.location import local_store
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes

@@ -17,8 +17,9 @@ from typing import Any, Final
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.errors import StoreUnavailable, UnreadableFile
 from logquarry.format import broker_config, fastjson
-from logquarry.log.layout import CONFIG, SIDECAR, StoreLayout
+from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb_config import tables_in_rocksdb
+from logquarry.log.store_files import CONFIG, SIDECAR
 from logquarry.read.fence import Action, require
 from logquarry.read.log_end import all_queues
 from logquarry.read.timers import CHECK as TIMER_CHECK

@@ -21,7 +21,8 @@ from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
-from logquarry.log.layout import (
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import (
     BATCH_QUEUE,
     CHECKPOINT,
     COMMIT_LOG,
@@ -31,7 +32,6 @@ from logquarry.log.layout import (
     NAME_DIGITS,
     SALVAGE,
     SIDECAR,
-    StoreLayout,
     quarantine,
 )
 from logquarry.log.store_names import absolute

@@ -11,7 +11,10 @@ from logquarry.errors import CorruptFile, UnreadableFile
 from logquarry.format import broker_config, durable_mark, fastjson
 from logquarry.format.rocksdb_config import FOLDERS_V1
 from logquarry.log import kept_settings
-from logquarry.log.layout import (
+from logquarry.log.layout import StoreLayout
+from logquarry.log.rocksdb import is_installed
+from logquarry.log.rocksdb_config import place_of, read_config
+from logquarry.log.store_files import (
     CHECKPOINT,
     CONFIG,
     DURABLE,
@@ -21,10 +24,7 @@ from logquarry.log.layout import (
     SETTINGS,
     SIDECAR,
     STATE_TABLE,
-    StoreLayout,
 )
-from logquarry.log.rocksdb import is_installed
-from logquarry.log.rocksdb_config import place_of, read_config
 from logquarry.log.walk import LogReader, Run
 from logquarry.repair.verify.findings import VerifyReport
 

@@ -12,10 +12,11 @@ from typing import Final
 import numpy as np
 
 from logquarry.log.follow import Followed, Follower, dispatch_requests
-from logquarry.log.layout import ABORT, LOCK, StoreLayout
+from logquarry.log.layout import StoreLayout
 from logquarry.log.places import guided
 from logquarry.log.readable import UNREADABLE
 from logquarry.log.splits import STRETCH_BYTES
+from logquarry.log.store_files import ABORT, LOCK
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.read.compaction import compaction_faults
 from logquarry.read.log_end import known_damage, log_bound
