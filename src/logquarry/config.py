@@ -18,7 +18,8 @@ from typing import Any, Final, Literal
 from logquarry import arguments
 from logquarry.config_names import check_names
 from logquarry.errors import UsageError
-from logquarry.format import batch_entry, delay, index, java, queue_entry, state_table
+from logquarry.format import delay
+from logquarry.layout_config import LayoutConfig
 
 logger = logging.getLogger(__name__)
 
@@ -83,94 +84,6 @@ _ABOVE_ZERO: Final = (
     "transaction_check_interval",
     "check_transaction_message_timer_interval",
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayoutConfig:
-    """Settings that fix the bytes. ``None`` means: inferred from the existing files.
-
-    Attributes:
-        mapped_file_size_commit_log: bytes of a commit log file (RocketMQ: 1 GiB).
-        mapped_file_size_consume_queue: bytes of a queue file, rounded up to whole entries
-            (RocketMQ: 6,000,000).
-        mapper_file_size_batch_consume_queue: likewise of a batch queue file of RocketMQ 5, which
-            spells it so (RocketMQ: 13,800,000).
-        batch_topics: the topics with batch queues. The files of a store show them, never a
-            configuration.
-        max_hash_slot_num: slots of an index file (RocketMQ: 5,000,000).
-        max_index_num: entries of an index file, including the unused entry 0
-            (RocketMQ: 20,000,000).
-        tran_state_table_mapped_file_size: bytes of a file of the 3.x state table
-            (RocketMQ: 48,000,000).
-        tran_redo_log_mapped_file_size: bytes of a file of the 3.x redo log (RocketMQ: 40,000,000).
-        index_tags: whether the index has an entry for each message's tag, as RocketMQ 5.4 and
-            later write it. A new store has no tag entries.
-        enable_multi_dispatch: whether INNER_MULTI_DISPATCH adds a message to further queues. A new
-            store does not. If unknown, the messages that state their offsets there
-            (INNER_MULTI_QUEUE_OFFSET) are in them.
-        enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
-        message_index_enable: whether to index keys. A new store does.
-        mapped_file_size_timer_log: bytes of a file of the timer log (RocketMQ 5: 100 MiB).
-        timer_precision_ms: milliseconds of a slot of the timer wheel (RocketMQ 5: 1,000).
-    """
-
-    mapped_file_size_commit_log: int | None = None
-    mapped_file_size_consume_queue: int | None = None
-    mapper_file_size_batch_consume_queue: int | None = None
-    batch_topics: frozenset[str] = frozenset()
-    max_hash_slot_num: int | None = None
-    max_index_num: int | None = None
-    tran_state_table_mapped_file_size: int | None = None
-    tran_redo_log_mapped_file_size: int | None = None
-    index_tags: bool | None = None
-    enable_multi_dispatch: bool | None = None
-    enable_lmq: bool | None = None
-    message_index_enable: bool | None = None
-    mapped_file_size_timer_log: int | None = None
-    timer_precision_ms: int | None = None
-
-    def __post_init__(self) -> None:
-        arguments.check_fields(self)
-        for field in fields(LayoutConfig):
-            value = getattr(self, field.name)
-            if field.type != "int | None":
-                continue
-            if value is not None and value <= 0:
-                raise UsageError(f"{field.name} is {value}, and must be above 0")
-            # RocketMQ's sizes are ints, and offset arithmetic must stay within 64 bits.
-            if value is not None and value > java.INT_MAX:
-                raise UsageError(f"{field.name} is {value}, and must not be above {java.INT_MAX}")
-
-    @property
-    def queue_file_size(self) -> int | None:
-        """Size of a queue file in bytes, rounded up to whole entries
-        (``getMappedFileSizeConsumeQueue``)."""
-        return _whole_entries(self.mapped_file_size_consume_queue, queue_entry.UNIT_SIZE)
-
-    @property
-    def batch_queue_file_size(self) -> int | None:
-        """Size of a batch queue file in bytes, rounded up to whole entries."""
-        return _whole_entries(self.mapper_file_size_batch_consume_queue, batch_entry.ENTRY_SIZE)
-
-    @property
-    def state_table_file_size(self) -> int | None:
-        """Size of a state table file in bytes, rounded up to whole entries."""
-        return _whole_entries(self.tran_state_table_mapped_file_size, state_table.UNIT_SIZE)
-
-    @property
-    def redo_log_file_size(self) -> int | None:
-        """Size of a redo log file in bytes, rounded up to whole entries."""
-        return _whole_entries(self.tran_redo_log_mapped_file_size, queue_entry.UNIT_SIZE)
-
-    @property
-    def index_shape(self) -> index.IndexShape | None:
-        """The shape of index files, if a setting fixes it."""
-        if self.max_hash_slot_num is None and self.max_index_num is None:
-            return None
-        return index.IndexShape(
-            self.max_hash_slot_num or index.DEFAULT_SLOTS,
-            self.max_index_num or index.DEFAULT_ENTRIES,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -491,10 +404,6 @@ def settings_of(config: object) -> StoreConfig:
         return StoreConfig()
     takes = "a StoreConfig (from other names: StoreConfig.from_mapping)"
     return arguments.instance(config, "config", StoreConfig, takes)
-
-
-def _whole_entries(size: int | None, entry_size: int) -> int | None:
-    return None if size is None else -(-size // entry_size) * entry_size
 
 
 def _snake_case(name: str) -> str:

@@ -45,6 +45,32 @@ def next_data(descriptor: int, position: int) -> int:
     return position
 
 
+def is_locked(path: str | os.PathLike[str]) -> bool:
+    """Whether a process holds the lock that RocketMQ takes on a file; False if there is no file."""
+    import struct
+
+    try:
+        descriptor = os.open(path, READ_ONLY)
+    except OSError:
+        return False
+    command = getattr(fcntl, "F_OFD_GETLK", None)
+    try:
+        if fcntl is None:
+            # On Windows nobody else can read the byte that a process has locked.
+            read_at(descriptor, 1, 0)
+            return False
+        if command is None:
+            return False
+        # struct flock: type, whence, start, length, pid. Java's tryLock(0, 1) locks byte 0.
+        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        answer = fcntl.fcntl(descriptor, command, request)
+        return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
+    except OSError as error:
+        return fcntl is None and isinstance(error, PermissionError)
+    finally:
+        os.close(descriptor)
+
+
 def require_writing(place: str | os.PathLike[str]) -> None:
     """Refuse to write a store on Windows: its locks, renames and syncs differ, and are untested.
 

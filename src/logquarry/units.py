@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Final, NewType
 
 PhysicalOffset = NewType("PhysicalOffset", int)
@@ -23,6 +24,8 @@ MessageId = NewType("MessageId", str)
 
 Progress = Callable[[int, int], None]
 """Callback of long operations: (amount done, total amount)."""
+Bars = Callable[[str], AbstractContextManager[Progress | None]]
+"""Makes a progress callback, as a context, from the name of a part of the work."""
 
 
 # --------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.log.layout import COMPACTED_LOG, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import COMPACTED_LOG
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify.verify import verify_store
 from tests.conformance.rocketmq5 import broker_queues, unpack_rocketmq5

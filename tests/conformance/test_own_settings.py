@@ -12,7 +12,8 @@ import logquarry as lq
 from logquarry.config import StoreConfig
 from logquarry.errors import UnsupportedStore, UsageError
 from logquarry.format.delay import SCHEDULE_TOPIC
-from logquarry.log.layout import CONSUME_QUEUE, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import CONSUME_QUEUE
 from logquarry.read.log_end import consume_queues
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.recover import recover

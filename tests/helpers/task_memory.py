@@ -18,7 +18,8 @@ from logquarry.disk.disk import LocalDisk
 from logquarry.ingest.load import Appending, append_to_store, plan_load
 from logquarry.ingest.staging import LoadPlan, Staged, Stager, by_broker
 from logquarry.log import schema
-from logquarry.log.layout import LOADS, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import LOADS
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.rebuild import parts
 from logquarry.repair.verify.sound_parts import SoundReader

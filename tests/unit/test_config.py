@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from logquarry.config import LayoutConfig, StoreConfig
+from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
 from logquarry.format import index
+from logquarry.layout_config import LayoutConfig
 from tests.conformance.golden_facts import SOUND
 
 

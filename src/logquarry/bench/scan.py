@@ -31,7 +31,8 @@ from logquarry.config import StoreConfig
 from logquarry.errors import StoreUnavailable
 from logquarry.log import columns, schema
 from logquarry.log.columns import Decoding
-from logquarry.log.layout import ABORT, CHECKPOINT, CONSUME_QUEUE, INDEX, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import ABORT, CHECKPOINT, CONSUME_QUEUE, INDEX
 from logquarry.log.walk import LogEnd, LogReader, Run
 from logquarry.repair.verify import verify_store
 from logquarry.store.message_store import MessageStore

@@ -23,7 +23,7 @@ from logquarry.disk.config_file import (
 from logquarry.disk.disk import LocalDisk
 from logquarry.format import broker_config
 from logquarry.format.broker_config import TopicConfig
-from logquarry.log.layout import CONFIG
+from logquarry.log.store_files import CONFIG
 from logquarry.protocol.remoting_codes import ResponseCode
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.write.message_rules import BROKER_CHECK, name_fault

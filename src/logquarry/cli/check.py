@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
 from logquarry import text
 from logquarry.cli import next_step, options
 from logquarry.cli.exit_codes import ExitCode
-from logquarry.cli.output import Output
+from logquarry.cli.output import MOST_LISTED, Output
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
     from logquarry.repair.diff.store_diff import Place, StoreDiff
     from logquarry.repair.verify import VerifyReport
-
-_MOST_LISTED: Final = 40
 
 
 @click.command()
@@ -227,14 +225,12 @@ def _show_parts(out: Output, found: StoreDiff) -> None:
             f"not in {part.missing_in}" if part.missing_in else f"{part.different_bytes:,}",
             str(part.first_difference),
         ]
-        for part in differing[:_MOST_LISTED]
+        for part in differing[:MOST_LISTED]
     ]
     header = ["log file", "from", "compared", "different", "first"]
     out.table(header, rows, right="from compared different first")
     same = len(found.parts) - len(differing)
-    rest = len(differing) - len(rows)
-    if rest:
-        out.line(f"and {rest} more that differ; --json lists all")
+    out.more(len(differing) - len(rows), "more that differ")
     if same:
         out.line(f"{text.plural(same, 'other file is', 'other files are')} equal")
 
@@ -245,14 +241,12 @@ def _show_queues(out: Output, found: StoreDiff) -> None:
         return
     out.line()
     rows = []
-    for queue in differing[:_MOST_LISTED]:
+    for queue in differing[:MOST_LISTED]:
         ends = ["-" if side is None else str(side.max_offset) for side in (queue.a, queue.b)]
         name = text.shown(queue.topic)
         rows.append([name, str(queue.queue_id), *ends, text.printable(queue.reason)])
     out.table(["topic", "queue", "end in a", "end in b", "difference"], rows, right="queue")
-    rest = len(differing) - len(rows)
-    if rest:
-        out.line(f"and {rest} more; --json lists all")
+    out.more(len(differing) - len(rows))
 
 
 def _show_next(out: Output, found: StoreDiff, a: str, b: str, config: str | None) -> None:

@@ -1,11 +1,11 @@
-"""``logquarry info``, ``stats`` and ``report``: show the contents of a store.
+"""``logquarry info`` and ``report``: show the contents of a store.
 
-``info`` reads the files and can count the whole log. ``stats`` gives the numbers that monitoring
-needs, also beside a running writer. ``report`` draws one HTML page.
+``info`` reads the files and can count the whole log. ``report`` draws one HTML page.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -14,22 +14,20 @@ from logquarry import text
 from logquarry.cli import next_step, options, output
 from logquarry.cli.incomplete import end_incomplete, queue_list, read_store
 from logquarry.cli.output import Output
-from logquarry.cli.timers import show_pops, show_timers, timers_document
-from logquarry.errors import CorruptStore, UnsupportedStore, UsageError
+from logquarry.cli.timers import show_timers, timers_document
+from logquarry.errors import CorruptStore, UnsupportedStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from logquarry.config import StoreConfig
     from logquarry.format.checkpoint import Checkpoint
-    from logquarry.read.pops import Pops
     from logquarry.repair.verify import VerifyReport
     from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import Overview, TopicOverview
-    from logquarry.store.state import StoreState
 
-_STATES: Final = {
+STATES: Final = {
     "closed": "shut down cleanly",
     "live": "open: a process holds its lock",
     "crashed": "not shut down cleanly: an abort file exists, and no process holds the lock",
@@ -241,7 +239,7 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
     length = log["max_offset"] - log["min_offset"]
     rows = [
         ["store", text.printable(document["store"])],
-        ["state", _STATES[found.state]],
+        ["state", STATES[found.state]],
         [
             "log",
             f"{log['min_offset']} to {log['max_offset']}: {text.size_text(length)} in "
@@ -256,7 +254,7 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
         ],
         ["index", _index(document["index"])],
         ["checkpoint", _checkpoint_text(document["checkpoint"])],
-        ["file sizes", _disk(document["file_bytes"])],
+        ["file sizes", sizes_text(document["file_bytes"])],
     ]
     rows += _feature_rows(document["features"])
     if document["ignored"]:
@@ -323,7 +321,8 @@ def _checkpoint_text(times: dict[str, int] | None) -> str:
     )
 
 
-def _disk(sizes: dict[str, int]) -> str:
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """The bytes of each folder, in one line."""
     return ", ".join(f"{name} {text.size_text(size)}" for name, size in sizes.items())
 
 
@@ -366,108 +365,6 @@ def _show_transactions(out: Output, halves: dict[str, Any]) -> None:
     if rows:
         out.line()
         out.table(["offset", "topic", "born", "checks"], rows, right="offset checks")
-
-
-# -------------------------------------------------------------------------------------------- stats
-@click.command()
-@options.store
-@click.option("--prometheus", is_flag=True, help="Print metrics in the text format of Prometheus.")
-@options.as_json
-@options.config
-@options.quiet
-def stats(store: str, prometheus: bool, as_json: bool, config: str | None, quiet: bool) -> None:
-    """Show a store's numbers for monitoring.
-
-    These are offsets, bytes per topic, consumer lag and disk use. A broker may have the store open.
-    Counts and rates of puts and gets exist only in the writer's process: call MessageStore.stats()
-    there.
-
-    Example: logquarry stats /data/store --prometheus
-    """
-    if prometheus and as_json:
-        raise UsageError("--json and --prometheus are two output formats; pass one of them")
-    out = Output(quiet=quiet)
-
-    from logquarry.read.pops import unacknowledged_pops
-
-    def read(opened: MessageStore) -> tuple[StoreState, str, str, str, Pops]:
-        # Metrics of a store that cannot be read are empty: find the error first.
-        state, metrics = opened.stats().state, ""
-        if prometheus:
-            from logquarry.metrics.collector import prometheus_text
-
-            metrics = prometheus_text(opened)
-        pops = unacknowledged_pops(opened.layout)
-        return state, opened.broker, opened.root, metrics, pops
-
-    settings = options.store_config(config)
-    (state, broker, root, metrics, pops), left_out = read_store(store, settings, read)
-    if prometheus:
-        out.jsonl(metrics.splitlines())
-    elif as_json:
-        document = _stats_document(root, broker, state, pops)
-        out.json(document | {"unreadable": queue_list(left_out)})
-    else:
-        _show_stats(out, root, state)
-        show_pops(out, pops)
-    if pops.hint is not None:
-        out.note(f"hint: {text.printable(pops.hint)}")
-    end_incomplete(out, left_out)
-
-
-def _stats_document(root: str, broker: str, state: StoreState, pops: Pops) -> dict[str, Any]:
-    """The document of ``stats --json``, described in docs/json.md."""
-    document = {"store": root, "broker": broker} | state.to_json()
-    return document | {"unacknowledged_pops": pops.to_json()}
-
-
-def _show_stats(out: Output, root: str, state: StoreState) -> None:
-    length = state.max_offset - state.min_offset
-    oldest = "-"
-    if state.reserve_time_ms is not None:
-        stored = text.time_text(state.first_timestamp)
-        oldest = f"{stored}, {text.duration_text(state.reserve_time_ms)} ago"
-    files = ", ".join(f"{name} {text.size_text(size)}" for name, size in state.file_bytes.items())
-    rows = [
-        ("store", text.printable(root)),
-        ("state", _STATES[state.state]),
-        ("log", f"{state.min_offset} to {state.max_offset}: {text.size_text(length)}"),
-        ("oldest", oldest),
-        ("files", files),
-        ("disk", _ratio(state.commit_log_disk_ratio)),
-        ("behind", f"dispatch {_bytes(state.dispatch_behind)}, disk {_bytes(state.flush_behind)}"),
-    ]
-    for name, value in rows:
-        out.line(f"{out.style(f'{name:<8}', 'bold')}  {value}")
-    if state.retained:
-        out.line()
-        topics = sorted(state.retained.items(), key=lambda item: (-item[1].bytes, item[0]))
-        table = [
-            [text.printable(name), f"{kept.messages:,}", text.size_text(kept.bytes)]
-            for name, kept in topics
-        ]
-        out.table(["topic", "messages", "bytes"], table, right="messages bytes")
-    if state.consumer_lag:
-        out.line()
-        lags = [
-            [text.printable(lag.group), text.printable(lag.topic), f"{lag.messages:,}"]
-            for lag in state.consumer_lag
-        ]
-        out.table(["group", "topic", "behind"], lags, right="behind")
-    if state.delay_levels:
-        out.line()
-        levels = [
-            [str(one.level), str(one.delivered), str(one.max_offset)] for one in state.delay_levels
-        ]
-        out.table(["delay level", "delivered", "max"], levels, right="delivered max")
-
-
-def _ratio(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1%} full"
-
-
-def _bytes(count: int | None) -> str:
-    return "unknown" if count is None else text.size_text(count)
 
 
 # ------------------------------------------------------------------------------------------- report

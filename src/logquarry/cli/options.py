@@ -112,7 +112,7 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
         Raises:
             UsageError: if the value is a URL.
         """
-        from logquarry.log.filesystem import local_folder, without_file_scheme
+        from logquarry.log.location import local_folder, without_file_scheme
 
         local_folder(value)
         return Path(without_file_scheme(os.fsdecode(value)))

@@ -33,6 +33,8 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 _LINES_AT_ONCE = 512
 _BYTES_AT_ONCE = 1 << 20
 _PROGRESS_AFTER_SECONDS = 0.4
+MOST_LISTED = 40
+"""Lines of a list that a command prints; ``--json`` has all."""
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -149,6 +151,11 @@ class Output:
         head, *lines = text.columns([[name.upper() for name in header], *rows], numbers, most)
         self.line(self.style(head, "bold"))
         self.lines(lines)
+
+    def more(self, count: int, words: str = "more", *, indent: str = "") -> None:
+        """Print how many items were left out of a list, if any were."""
+        if count > 0:
+            self.line(f"{indent}and {count} {words}; --json lists all")
 
     def style(self, words: str, style: str) -> str:
         """Style a text, if stdout is a terminal that shows styles."""

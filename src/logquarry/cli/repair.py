@@ -1,28 +1,23 @@
-"""``logquarry recover``, ``rebuild`` and ``salvage``: repair a store, or copy its sound part."""
+"""``logquarry recover`` and ``rebuild``: repair a store."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from logquarry import text
-from logquarry.cli import next_step, options, output
+from logquarry.cli import next_step, options
 from logquarry.cli.exit_codes import ExitCode
-from logquarry.cli.output import Output
+from logquarry.cli.output import MOST_LISTED, Output
 from logquarry.errors import UsageError
 from logquarry.log.store_names import has_wildcard
-from logquarry.units import Progress
 
 if TYPE_CHECKING:
-    from logquarry.config import StoreConfig
     from logquarry.repair.rebuild.build import RebuildReport
     from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan
-    from logquarry.repair.salvage.salvage import Salvaged
 
-_MOST_LISTED: Final = 40
 _NAMES: Final = {
     "consumequeue": "consume queues",
     "batchconsumequeue": "batch queues",
@@ -153,13 +148,8 @@ def _section(out: Output, title: str, lines: list[str]) -> None:
         return
     out.line()
     out.line(out.style(title, "bold"))
-    out.lines(f"  {text.printable(line)}" for line in lines[:_MOST_LISTED])
-    _more(out, len(lines), indent="  ")
-
-
-def _more(out: Output, count: int, *, indent: str = "") -> None:
-    if count > _MOST_LISTED:
-        out.line(f"{indent}and {count - _MOST_LISTED} more; --json lists all")
+    out.lines(f"  {text.printable(line)}" for line in lines[:MOST_LISTED])
+    out.more(len(lines) - MOST_LISTED, indent="  ")
 
 
 # ------------------------------------------------------------------------------------------ rebuild
@@ -324,7 +314,7 @@ def _show_queues(out: Output, report: RebuildReport) -> None:
     if taken:
         words += f"; {taken} without a message in the log, copied unchanged"
     out.line(f"  consume queues {words}")
-    for queue in report.queues[: _MOST_LISTED if report.damage else 0]:
+    for queue in report.queues[: MOST_LISTED if report.damage else 0]:
         if queue.fillers:
             lost = text.plural(queue.fillers, "message")
             place = f"{text.printable(queue.topic)}/{queue.queue_id}"
@@ -345,208 +335,9 @@ def _show_left_damage(out: Output, report: RebuildReport) -> None:
         return
     out.line()
     out.line(out.style("damage in the log, which stays unchanged", "bold"))
-    out.lines(f"  {text.printable(line)}" for line in lines[:_MOST_LISTED])
-    _more(out, len(lines), indent="  ")
+    out.lines(f"  {text.printable(line)}" for line in lines[:MOST_LISTED])
+    out.more(len(lines) - MOST_LISTED, indent="  ")
 
 
 def _show_next(out: Output, what: str, *words: str, config: str | None) -> None:
     out.line(f"{what + ':':<11}{options.command_line(*words, config=config)}")
-
-
-# ------------------------------------------------------------------------------------------ salvage
-@click.command()
-@options.stores
-@click.option(
-    "--into",
-    metavar="DIR",
-    type=options.LocalFolder(),
-    help="Make the new store in DIR, which must be empty or missing. With several stores, each "
-    "gets its own folder in DIR.  [default: write nothing, only report]",
-)
-@click.option(
-    "--include-stale",
-    is_flag=True,
-    help="Also save stale frames: sound messages after the log's end, which an earlier recovery "
-    "cut off.",
-)
-@click.option(
-    "--resume",
-    is_flag=True,
-    help="With --spark-master: skip stores that are saved completely, and start the others again.",
-)
-@options.spark_master
-@options.as_json
-@options.config
-@options.quiet
-def salvage(
-    stores: tuple[str, ...],
-    into: Path | None,
-    include_stale: bool,
-    resume: bool,
-    spark_master: str | None,
-    as_json: bool,
-    config: str | None,
-    quiet: bool,
-) -> None:
-    """Copy the sound messages of a damaged store.
-
-    The output lists what is lost. salvage only reads STORE, but no process may have it open. With
-    --spark-master it saves several stores in parallel, one task each.
-
-    Exit code 1 if anything is lost, else 0; 4 if a process has the store open.
-
-    Example: logquarry salvage /data/store --into /data/saved
-    """
-    out = Output(quiet=quiet)
-    settings = options.store_config(config)
-    if spark_master is not None:
-        from logquarry.cli import spark as with_spark
-        from logquarry.spark.repair import salvage_stores
-
-        with (
-            with_spark.session(spark_master) as session,
-            out.progress("saving", in_bytes=True) as progress,
-        ):
-            found = salvage_stores(
-                session,
-                stores,
-                into,
-                include_stale=include_stale,
-                config=settings,
-                resume=resume,
-                progress=progress,
-            )
-    elif resume:
-        raise UsageError("--resume needs --spark-master")
-    elif len(stores) > 1:
-        raise UsageError("several stores need --spark-master")
-    else:
-        found = [_salvage_one(out, stores[0], into, settings, include_stale=include_stale)]
-    if as_json:
-        documents = [one.to_json() for one in found]
-        out.json(documents[0] if spark_master is None else {"stores": documents})
-    else:
-        for number, one in enumerate(found):
-            if spark_master is not None:
-                out.line(f"{chr(10) if number else ''}{out.style(one.plan.store, 'bold')}")
-            show_salvage(out, one)
-            at = stores[0] if len(stores) == len(found) == 1 else one.plan.store
-            saved = one.into if spark_master is not None or into is None else str(into)
-            out.line(next_step.after_salvage(at, saved, include_stale, config))
-    if not all(one.is_whole for one in found):
-        click.get_current_context().exit(ExitCode.FINDINGS)
-
-
-def _salvage_one(
-    out: Output, store: str, into: Path | None, settings: StoreConfig | None, *, include_stale: bool
-) -> Salvaged:
-    from logquarry.repair import calls
-
-    def bars(what: str) -> AbstractContextManager[Progress | None]:
-        return out.progress(what, in_bytes=True)
-
-    try:
-        return calls.salvage(store, into, include_stale=include_stale, config=settings, bars=bars)
-    except BaseException:
-        if into is not None and (into / ".salvage").is_dir():
-            output.error(
-                f"{text.printable(str(into))} is incomplete and cannot be opened: remove "
-                f"{text.printable(str(into / '.salvage'))}, and run salvage again"
-            )
-        raise
-
-
-def show_salvage(out: Output, found: Salvaged) -> None:
-    """Print what was saved, what is lost and what was left behind."""
-    plan = found.plan
-    if plan.lost:
-        rows = [
-            [
-                text.printable(span.file),
-                str(span.offset),
-                f"{span.length:,}",
-                span.kind,
-                text.printable(span.reason),
-            ]
-            for span in plan.lost[:_MOST_LISTED]
-        ]
-        out.table(["file", "offset", "bytes", "kind", "reason"], rows, right="offset bytes")
-        _more(out, len(plan.lost))
-        out.line()
-    lost = [
-        (topic, queue_id, start, stop)
-        for span in plan.lost
-        for (topic, queue_id), ranges in sorted(span.messages.items())
-        for start, stop in ranges
-    ]
-    if lost:
-        rows = [
-            [text.printable(topic), str(queue_id), str(start), f"{stop - start:,}"]
-            for topic, queue_id, start, stop in lost[:_MOST_LISTED]
-        ]
-        out.table(["lost in", "queue", "from offset", "messages"], rows, right="queue messages")
-        _more(out, len(lost))
-        out.line()
-    if plan.topics:
-        rows = [
-            [text.printable(name), f"{one.messages:,}", text.size_text(one.bytes), f"{one.lost:,}"]
-            for name, one in sorted(plan.topics.items())
-        ]
-        out.table(["topic", "saved", "bytes", "lost"], rows, right="saved bytes lost")
-        out.line()
-    for line in _notes(found):
-        out.line(line)
-    count = text.plural(plan.messages, "message")
-    size = text.size_text(plan.bytes)
-    if found.into is None:
-        verdict = f"{count}, {size}, can be saved"
-    else:
-        verdict = f"{count}, {size}, saved into {text.printable(found.into)}"
-    loss = "nothing is lost"
-    if found.left_behind:
-        loss = f"{text.plural(len(found.left_behind), 'part')} of the store left behind"
-    if plan.lost:
-        lost_bytes = text.plural(sum(span.length for span in plan.lost), "byte")
-        known = text.plural(sum(stop - start for *_, start, stop in lost), "message")
-        loss = f"lost: {known}, {lost_bytes} in {text.plural(len(plan.lost), 'place')}"
-    out.line(f"{verdict}; {out.style(loss, 'green' if found.is_whole else 'red')}")
-
-
-def _notes(found: Salvaged) -> list[str]:
-    plan, stale, plural = found.plan, found.plan.stale, text.plural
-    lines = []
-    if plan.raised_times:
-        count = plural(plan.raised_times, "store time")
-        lines.append(f"{count} raised to the store time of the message before")
-    if plan.rotten_offsets:
-        count = plural(plan.rotten_offsets, "impossible queue offset")
-        lines.append(f"{count} corrected from the neighbours in the queue")
-    if plan.ends:
-        count = plural(plan.ends, "transaction end")
-        lines.append(f"{count} whose half message is lost")
-    if plan.wrong_crcs:
-        count = plural(len(plan.wrong_crcs), "message")
-        lines.append(
-            f"{count} saved with a wrong property CRC, the first at {plan.wrong_crcs[0]}: topic, "
-            "properties or head may be wrong; verify of the new store lists them"
-        )
-    if stale.messages:
-        count = plural(stale.messages, "stale frame")
-        what = "saved after all others" if stale.included else "not saved; pass --include-stale"
-        lines.append(f"{count} after the log's end, from an earlier recovery: {what}")
-    lines.extend(
-        f"consumer group {text.printable(one.group)}, {text.printable(one.topic)} queue "
-        f"{one.queue_id}: consumer offset {one.was} was beyond the queue's end; now {one.now}"
-        for one in found.progress
-    )
-    if found.timers:
-        count = plural(found.timers, "timer message")
-        lines.append(f"{count} wait for their time; the new store has a timer wheel for them")
-    if found.carried:
-        lines.append(f"copied unchanged: {text.printable(', '.join(found.carried))}")
-    lines.extend(
-        f"left behind: {one.feature} ({text.printable(', '.join(one.paths))}): "
-        f"{text.printable(one.reason)}"
-        for one in found.left_behind
-    )
-    return lines

@@ -183,5 +183,4 @@ def _section(out: Output, title: str, files: tuple[ExpiredFile, ...]) -> None:
         f"  {text.printable(file.path)}  {text.size_text(file.size)}: {text.printable(file.reason)}"
         for file in files[:_MOST_LISTED]
     )
-    if len(files) > _MOST_LISTED:
-        out.line(f"  and {len(files) - _MOST_LISTED} more; --json lists all")
+    out.more(len(files) - _MOST_LISTED, indent="  ")

@@ -29,7 +29,8 @@ from logquarry.format import sys_flag
 from logquarry.format.frame import FIXED_SIZE_V1, Frame
 from logquarry.format.state_table import FILLER_SIZE, StateUnit
 from logquarry.format.sys_flag import TRANSACTION_PREPARED
-from logquarry.log.layout import REDO_LOG, STATE_TABLE, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import REDO_LOG, STATE_TABLE
 from logquarry.log.walk import LogReader
 from logquarry.read.commit_log import CommitLog
 

@@ -27,7 +27,8 @@ from logquarry.disk.disk import Disk
 from logquarry.format import queue_entry, state_table
 from logquarry.format.state_table import FILLER_SIZE, STATE_AT, UNIT_SIZE
 from logquarry.format.sys_flag import TRANSACTION_PREPARED
-from logquarry.log.layout import REDO_LOG, STATE_TABLE, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import REDO_LOG, STATE_TABLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from logquarry.format import queue_entry, state_table
 from logquarry.format.state_table import STATE_AT, UNIT_SIZE, StateUnit
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
-from logquarry.log.layout import REDO_LOG, STATE_TABLE, StoreLayout, quarantine
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import REDO_LOG, STATE_TABLE, quarantine
 from logquarry.log.walk import LogReader, Run
 from logquarry.write.append31 import ScratchBuffer
 

@@ -18,7 +18,8 @@ from logquarry.disk.disk import Disk
 from logquarry.errors import StoreNotFound
 from logquarry.format import broker_config, fastjson
 from logquarry.log import rocksdb_config
-from logquarry.log.layout import CONFIG, StoreLayout, quarantine
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import CONFIG, quarantine
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
 from logquarry.log import kept_settings
-from logquarry.log.layout import SETTINGS
+from logquarry.log.store_files import SETTINGS
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import Final
 from logquarry.disk.disk import Disk
 from logquarry.disk.lifetime import abandon_in_children
 from logquarry.errors import StoreUnavailable
-from logquarry.log.layout import ABORT, LOCK
+from logquarry.log.store_files import ABORT, LOCK
 from logquarry.systems import fcntl, require_writing
 
 AT_WORK: Final = "a salvage or rebuild is at work there"

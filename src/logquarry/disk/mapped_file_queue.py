@@ -181,10 +181,7 @@ class MappedFileQueue(LastFile):
             raise self._health.error()
         if last is not None and last.wrote < last.size:
             return last
-        if last is None:
-            base = start_offset - start_offset % self.file_size
-        else:
-            base = last.base + self.file_size
+        base = self.max_room if last is not None else start_offset - start_offset % self.file_size
         return self._add_file(base)
 
     def _add_file(self, base: int) -> MappedFile | None:
@@ -370,7 +367,10 @@ class MappedFileQueue(LastFile):
             self.on_flushed(self.flushed_offset)
             if (now := time.monotonic()) >= self._next_check:
                 self._next_check = now + _CHECK_EVERY
-                self._look_after(now)
+                while self._to_unlock and self._to_unlock[0][0] <= now:
+                    self._to_unlock.pop(0)[1].unlock()
+                if self._guard is not None:
+                    self._guard.check()
             return self.flushed_offset
 
     def _since(self, offset: int) -> list[MappedFile]:
@@ -378,12 +378,6 @@ class MappedFileQueue(LastFile):
         first = max(0, bisect_right(self.bases, offset) - 1)
         # A path is a file that was flushed before it was loaded.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
-
-    def _look_after(self, now: float) -> None:
-        while self._to_unlock and self._to_unlock[0][0] <= now:
-            self._to_unlock.pop(0)[1].unlock()
-        if self._guard is not None:
-            self._guard.check()
 
     # --------------------------------------------------------------------------------- the end
     def truncate_to(self, offset: int, *, aside: Path | None = None) -> list[Path]:
@@ -501,7 +495,6 @@ class MappedFileQueue(LastFile):
         with self._flushing, self._change:
             if self._guard is not None:
                 self._guard.close()
-            for file in self._files:
-                if isinstance(file, MappedFile):
-                    file.close()
+            for file in self.open_files:
+                file.close()
             self._to_unlock.clear()

@@ -15,7 +15,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint, durable_mark
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.durable_mark import DurableMark
-from logquarry.log.layout import quarantine
+from logquarry.log.store_files import quarantine
 
 
 class PageFile:

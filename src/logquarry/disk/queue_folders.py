@@ -27,7 +27,7 @@ from typing import Final
 
 from logquarry.disk.disk import Disk
 from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
-from logquarry.log.layout import LARGEST_BASE, NAME_DIGITS, SIDECAR
+from logquarry.log.store_files import LARGEST_BASE, NAME_DIGITS, SIDECAR
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.log.filesystem import local_folder
+from logquarry.log.location import local_folder
 from logquarry.store.load.ledger import LoadId, remove_staged
 
 REASON: Final = "reason"

@@ -29,7 +29,8 @@ from logquarry.disk.locks import StoreLock
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.ingest import dead_letters
 from logquarry.ingest.staging import LoadPlan, Staged, by_broker
-from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE, LOADS, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, LOADS
 from logquarry.read.fence import Action, require
 from logquarry.read.store_sizes import with_sizes
 from logquarry.store.load.ledger import (

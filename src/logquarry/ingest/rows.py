@@ -25,7 +25,7 @@ from logquarry.errors import BadRow, DecompressionError, SourceNotReadable, Usag
 from logquarry.format import compression, java, message_id, sys_flag
 from logquarry.format.java import crc32
 from logquarry.log import codec
-from logquarry.log.filesystem import without_file_scheme
+from logquarry.log.location import without_file_scheme
 from logquarry.write.outgoing_arrow import binary_spans
 
 # The export's names (spark/output.py, a lower layer).

@@ -28,7 +28,7 @@ from logquarry.format import frame, java
 from logquarry.format import put_rows as r
 from logquarry.ingest.dead_letters import DeadLetters
 from logquarry.log import codec
-from logquarry.log.layout import LOADS
+from logquarry.log.store_files import LOADS
 from logquarry.message import Message
 from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.segment import ENDING, Segment, SegmentWriter

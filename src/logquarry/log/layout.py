@@ -1,14 +1,4 @@
-"""The files of a store directory, by their names and sizes.
-
-::
-
-    STORE/commitlog/00000000000000000000      names: physical offset of the first byte
-    STORE/consumequeue/TOPIC/QUEUE/0000...    names: byte offset in the queue
-    STORE/batchconsumequeue/TOPIC/QUEUE/0000...
-    STORE/index/yyyyMMddHHmmssSSS
-    STORE/transaction/statetable/0000...      names: byte offset in the table (3.x)
-    STORE/config/*.json  checkpoint  abort  lock
-"""
+"""The files of a store by names and sizes; :mod:`logquarry.log.store_files` has the names."""
 
 from __future__ import annotations
 
@@ -16,15 +6,13 @@ import copy
 import json
 import logging
 import os
-import re
 from collections.abc import Container, Mapping
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from logquarry.config import StoreConfig, settings_of
-from logquarry.errors import CorruptFile, StoreNotFound, UsageError
+from logquarry.errors import CorruptFile, StoreNotFound
 from logquarry.format import (
     batch_entry,
     broker_config,
@@ -34,17 +22,9 @@ from logquarry.format import (
     queue_entry,
     state_table,
 )
-from logquarry.format.rows import REACHED_STOP
 from logquarry.log import kept_settings
 from logquarry.log.delay_levels import levels_of
-from logquarry.log.file_sequence import (
-    FileSequence,
-    StoreFile,
-    fits_files,
-    of_entries,
-    shown_sizes,
-    size_of,
-)
+from logquarry.log.file_sequence import FileSequence, StoreFile, of_entries, size_of
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
 from logquarry.log.log_names import (
     LogFile,
@@ -55,53 +35,33 @@ from logquarry.log.log_names import (
     is_offset_name,
     right_path,
 )
-from logquarry.log.log_place import (
-    LogFolders,
-    LogPlace,
-    find_log_folders,
-    find_missing_log,
-)
+from logquarry.log.log_place import LogFolders, LogPlace, find_log_folders, find_missing_log
 from logquarry.log.near_store import not_a_store
 from logquarry.log.rocksdb_config import read_config
+from logquarry.log.store_files import (
+    ABORT,
+    BATCH_QUEUE,
+    CHECKPOINT,
+    COMMIT_LOG,
+    COMPACTED_LOG,
+    COMPACTED_QUEUE,
+    CONSUME_QUEUE,
+    DAMAGE,
+    DURABLE,
+    LARGEST_BASE,
+    LOCK,
+    NAME_DIGITS,
+    REDO_LOG,
+    SALVAGE,
+    SETTINGS,
+    SIDECAR,
+    STATE_TABLE,
+    TRANSACTION,
+)
+from logquarry.log.store_folders import StoreFolders
+from logquarry.systems import is_locked
 
 logger = logging.getLogger(__name__)
-
-COMMIT_LOG = "commitlog"
-CONSUME_QUEUE = "consumequeue"
-BATCH_QUEUE = "batchconsumequeue"
-COMPACTED_LOG = "compaction/compactionLog"
-COMPACTED_QUEUE = "compaction/compactionCq"
-INDEX = "index"
-TRANSACTION = "transaction"
-"""Folder of 3.x with its state table and redo log."""
-STATE_TABLE = f"{TRANSACTION}/statetable"
-REDO_LOG = f"{TRANSACTION}/redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0"
-CONFIG = "config"
-CHECKPOINT = "checkpoint"
-ABORT = "abort"
-LOCK = "lock"
-SIDECAR = ".logquarry"
-"""Our own folder in a store. RocketMQ does not know it."""
-DURABLE = f"{SIDECAR}/durable"
-LOADS = f"{SIDECAR}/loads"
-INTENT = "intent.json"
-DAMAGE = f"{SIDECAR}/damage.json"
-SETTINGS = f"{SIDECAR}/settings.json"
-"""The settings with which a writer of this library made or continued the store."""
-SALVAGE = ".salvage"
-"""Folder in which a salvage builds a store; the salvage removes it at its end."""
-
-NAME_DIGITS = 20
-LARGEST_BASE = java.LONG_MAX // 2
-"""Files with larger names are skipped, so that offset arithmetic stays within 64 bits."""
-_QUEUE_ID = re.compile("0|-?[1-9][0-9]{0,9}")
-_LISTINGS = 3
-_LOCK_PROBE = "F_OFD_GETLK"
-
-
-def quarantine(root: Path, *parts: str) -> Path:
-    """The folder for quarantined files of a store; ``parts`` name the part of the store."""
-    return root.joinpath(SIDECAR, "quarantine", *parts)
 
 
 class StoreLayout:
@@ -110,7 +70,6 @@ class StoreLayout:
     Attributes:
         filesystem: the store's folder.
         config: the user's settings.
-        ignored: names in the store's folders that are no store files.
         left_out: (topic, queue id) of queues that no reader of this object sees.
         writer_end: the log's end that a reader found while a writer had the store open, if stale
             frames follow that end; else None.
@@ -119,10 +78,10 @@ class StoreLayout:
     def __init__(self, filesystem: FileSystem, config: StoreConfig | None = None) -> None:
         self.filesystem = filesystem
         self.config = config or StoreConfig()
-        self.ignored: list[str] = []
         self.writer_end: int | None = None
         self.left_out: Container[tuple[str, int]] = ()
         self._goes_by_names = True
+        self._folders = StoreFolders(filesystem, by_names=True)
         self._names = filesystem.list("")
         present = {entry.name for entry in self._names if entry.is_dir}
         if SALVAGE in present:
@@ -181,9 +140,14 @@ class StoreLayout:
         """
         other = copy.copy(self)
         other._goes_by_names = False
-        other.ignored = []
+        other._folders = StoreFolders(self.filesystem, by_names=False)
         other._listing = _Listing(other)
         return other
+
+    @property
+    def ignored(self) -> list[str]:
+        """Names in the store's folders that are no store files."""
+        return self._folders.ignored
 
     @property
     def root(self) -> str:
@@ -264,40 +228,6 @@ class StoreLayout:
         has_bytes = found is not None and any(file.size for file in self.list_commit_log())
         return None if has_bytes else found
 
-    def require_stated_size(self) -> None:
-        """Refuse a size of the log's files that the files contradict: most would look damaged.
-
-        Raises:
-            UsageError: if the configuration gives such a size; it names both.
-        """
-        stated, files = self.config.mapped_file_size_commit_log, self.commit_log.files
-        if stated is None or fits_files(stated, [files]):
-            return
-        if shown_sizes([files]) or any(self._has_message_behind(file, stated) for file in files):
-            raise UsageError(
-                f"{self.filesystem.full_path(COMMIT_LOG)}: its files have {size_of(files)} bytes, "
-                f"but mappedFileSizeCommitLog in the configuration is {stated}: leave the setting "
-                "out"
-            )
-
-    def _has_message_behind(self, file: StoreFile, size: int) -> bool:
-        """Whether a log file has a message that begins or ends after its first bytes."""
-        # Only needed if a size was given that is not the one of the files.
-        from logquarry.log import codec
-
-        if file.size <= size:
-            return False
-        view = self.open_file(file.path)
-        stop = min(view.size, java.INT_MAX)
-        data = view.window(0, stop)[:stop]
-        window = codec.Window.of(data, file.base, stop)
-        for start in (size, 0):
-            position, code = codec.find_frame(window, start, stop, check_crc=True)
-            end = position + int.from_bytes(data[position : position + 4], "big")
-            if code == REACHED_STOP and end > size:
-                return True
-        return False
-
     def log_file(self, offset: int) -> str:
         """Path below the root of the log file that has, or would have, a physical offset."""
         log = self.commit_log
@@ -322,7 +252,9 @@ class StoreLayout:
         return self._files_by_name() if self._goes_by_names else self._files_by_content()
 
     def _files_by_name(self) -> tuple[StoreFile, ...]:
-        files = [file for folder in self.log_folders.paths for file in self._numbered(folder)]
+        files = [
+            file for folder in self.log_folders.paths for file in self._folders.numbered(folder)
+        ]
         return tuple(sorted(files, key=lambda file: file.base))
 
     @property
@@ -339,7 +271,7 @@ class StoreLayout:
         known = {path for path, _, _ in files} | {one.path for one in found.renames}
         for entry in self.filesystem.list(COMMIT_LOG):
             if (path := f"{COMMIT_LOG}/{entry.name}") not in known:
-                self._ignore(path)
+                self._folders.ignore(path)
         return found
 
     def _files_by_content(self) -> tuple[StoreFile, ...]:
@@ -371,24 +303,6 @@ class StoreLayout:
         """(topic, queue id) of each batch queue of RocketMQ 5, sorted."""
         return tuple(name for name in self._listing.batch_queue_names if name not in self.left_out)
 
-    def _find_queue_names(self, root: str = CONSUME_QUEUE) -> tuple[tuple[str, int], ...]:
-        names: list[tuple[str, int]] = []
-        topics = self.filesystem.list(root)
-        if any(topic.name == "CURRENT" and not topic.is_dir for topic in topics):
-            # The queues are in RocksDB (storeType=defaultRocksDB): its files are not stray files.
-            topics = [topic for topic in topics if topic.is_dir]
-        for topic in topics:
-            folder = f"{root}/{topic.name}"
-            queues = self.filesystem.list(folder) if topic.is_dir else []
-            for queue in queues:
-                if queue.is_dir and _is_queue_id(queue.name):
-                    names.append((topic.name, int(queue.name)))
-                else:
-                    self._ignore(f"{folder}/{queue.name}")
-            if not topic.is_dir:
-                self._ignore(folder)
-        return tuple(sorted(names))
-
     def queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a consume queue; none if there is no such queue."""
         files = self._queue_files(CONSUME_QUEUE, topic, queue_id)
@@ -412,7 +326,7 @@ class StoreLayout:
     def _queue_files(self, root: str, topic: str, queue_id: int) -> tuple[StoreFile, ...]:
         # The topic may come from a message; it must not lead to a path outside the store.
         named = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
-        return self._numbered(f"{root}/{topic}/{queue_id}") if named else ()
+        return self._folders.numbered(f"{root}/{topic}/{queue_id}") if named else ()
 
     @property
     def has_state_table(self) -> bool:
@@ -424,35 +338,20 @@ class StoreLayout:
         """The files of the transaction state table."""
         return self._listing.state_table
 
-    def _find_state_table(self) -> FileSequence:
-        return self._of_3_x(STATE_TABLE, state_table.UNIT_SIZE, self.config.state_table_file_size)
-
     @property
     def redo_log(self) -> FileSequence:
         """The files of the transaction redo log."""
         return self._listing.redo_log
 
-    def _find_redo_log(self) -> FileSequence:
-        return self._of_3_x(REDO_LOG, queue_entry.UNIT_SIZE, self.config.redo_log_file_size)
-
     def _of_3_x(self, folder: str, entry_size: int, stated: int | None) -> FileSequence:
         return of_entries(
-            self._numbered(folder) if self.has_state_table else (), entry_size, stated
+            self._folders.numbered(folder) if self.has_state_table else (), entry_size, stated
         )
 
     @property
     def index_files(self) -> tuple[Entry, ...]:
         """The index files by name, oldest first."""
         return self._listing.index_files
-
-    def _find_index_files(self) -> tuple[Entry, ...]:
-        found: list[Entry] = []
-        for entry in self.filesystem.list(INDEX):
-            if not entry.is_dir and entry.name.isascii() and entry.name.isdigit():
-                found.append(entry)
-            else:
-                self._ignore(f"{INDEX}/{entry.name}")
-        return tuple(found)
 
     @cached_property
     def delay_levels_ms(self) -> tuple[int, ...]:
@@ -468,7 +367,7 @@ class StoreLayout:
         """Whether a process holds the store's lock; False for a store that is not local."""
         if not isinstance(self.filesystem, LocalFileSystem):
             return False
-        return _is_locked(Path(self.filesystem.root) / LOCK)
+        return is_locked(Path(self.filesystem.root) / LOCK)
 
     def read_checkpoint(self) -> checkpoint.Checkpoint | None:
         """The checkpoint, None if there is none.
@@ -542,46 +441,6 @@ class StoreLayout:
             logger.warning("%s: %s: %s", self.root, broker_config.TOPICS_FILE, error)
             return {}
 
-    def _numbered(self, folder: str) -> tuple[StoreFile, ...]:
-        """The files of a folder whose names are offsets, sorted by offset."""
-        files: dict[int, StoreFile] = {}
-        for _ in range(_LISTINGS):
-            # A listing taken while a broker creates files may miss one in the middle.
-            files |= {file.base: file for file in self._list_numbered(folder)}
-            found = [files[base] for base in sorted(files)]
-            steps = {b.base - a.base for a, b in pairwise(found)}
-            if len(steps) <= 1:
-                break
-        return tuple(files[base] for base in sorted(files))
-
-    def _list_numbered(self, folder: str) -> list[StoreFile]:
-        files: list[StoreFile] = []
-        hidden: list[str] = []
-        for entry in self.filesystem.list(folder):
-            name = entry.name
-            numbered = is_offset_name(name)
-            # Offset arithmetic from any accepted base stays within 64 bits.
-            if numbered and not entry.is_dir and int(name) <= LARGEST_BASE:
-                files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
-                continue
-            if numbered and entry.is_dir and folder == COMMIT_LOG:
-                hidden.append(name)
-            if folder != COMMIT_LOG or self._goes_by_names:
-                self._ignore(f"{folder}/{name}")
-        if files and folder == COMMIT_LOG:
-            # A folder, or a link to a disk that is not mounted, has the name of a file of the log:
-            # its messages are lost, not expired.
-            hidden += filter(is_offset_name, self.filesystem.broken_links(folder))
-            names = [name for name in hidden if int(name) <= LARGEST_BASE]
-            files += [StoreFile(int(name), 0, f"{folder}/{name}") for name in names]
-        return files
-
-    def _ignore(self, path: str) -> None:
-        # A stray file makes RocketMQ refuse to start; here it only causes a warning.
-        if path not in self.ignored:
-            self.ignored.append(path)
-            logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))
-
 
 class _Listing:
     """The contents of a store's folders; each folder is listed once, when it is first needed.
@@ -602,23 +461,25 @@ class _Listing:
 
     @cached_property
     def queue_names(self) -> tuple[tuple[str, int], ...]:
-        return self._layout._find_queue_names()
+        return self._layout._folders.queue_names()
 
     @cached_property
     def batch_queue_names(self) -> tuple[tuple[str, int], ...]:
-        return self._layout._find_queue_names(BATCH_QUEUE)
+        return self._layout._folders.queue_names(BATCH_QUEUE)
 
     @cached_property
     def state_table(self) -> FileSequence:
-        return self._layout._find_state_table()
+        size = self._layout.config.state_table_file_size
+        return self._layout._of_3_x(STATE_TABLE, state_table.UNIT_SIZE, size)
 
     @cached_property
     def redo_log(self) -> FileSequence:
-        return self._layout._find_redo_log()
+        size = self._layout.config.redo_log_file_size
+        return self._layout._of_3_x(REDO_LOG, queue_entry.UNIT_SIZE, size)
 
     @cached_property
     def index_files(self) -> tuple[Entry, ...]:
-        return self._layout._find_index_files()
+        return self._layout._folders.index_files()
 
     @cached_property
     def durable_end(self) -> int | None:
@@ -627,35 +488,3 @@ class _Listing:
     @cached_property
     def cut_end(self) -> int | None:
         return self._layout._find_cut_end()
-
-
-def _is_queue_id(name: str) -> bool:
-    # Only the spelling that RocketMQ writes: a folder 00 is not the queue of a folder 0.
-    return _QUEUE_ID.fullmatch(name) is not None and java.INT_MIN <= int(name) <= java.INT_MAX
-
-
-def _is_locked(path: Path) -> bool:
-    import struct
-
-    from logquarry.systems import READ_ONLY, fcntl, read_at
-
-    try:
-        descriptor = os.open(path, READ_ONLY)
-    except OSError:
-        return False
-    command = getattr(fcntl, _LOCK_PROBE, None)
-    try:
-        if fcntl is None:
-            # On Windows nobody else can read the byte that a process has locked.
-            read_at(descriptor, 1, 0)
-            return False
-        if command is None:
-            return False
-        # struct flock: type, whence, start, length, pid. Java's tryLock(0, 1) locks byte 0.
-        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        answer = fcntl.fcntl(descriptor, command, request)
-        return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
-    except OSError as error:
-        return fcntl is None and isinstance(error, PermissionError)
-    finally:
-        os.close(descriptor)

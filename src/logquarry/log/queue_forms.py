@@ -7,7 +7,7 @@ from pathlib import Path
 
 from logquarry.config import StoreConfig
 from logquarry.format import batch_entry, queue_entry
-from logquarry.log.layout import BATCH_QUEUE, CONSUME_QUEUE, NAME_DIGITS
+from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, NAME_DIGITS
 
 
 @dataclass(frozen=True, slots=True)

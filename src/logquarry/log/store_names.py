@@ -9,8 +9,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from logquarry.errors import StoreNotFound, UsageError
-from logquarry.log.filesystem import FileSystem, open_filesystem, without_file_scheme
-from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE
+from logquarry.log.filesystem import FileSystem, open_filesystem
+from logquarry.log.location import without_file_scheme
+from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE
 
 Stores = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A path, URL or glob, or several."""

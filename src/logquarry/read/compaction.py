@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format.frame import Frame
 from logquarry.log.file_sequence import FileSequence
-from logquarry.log.layout import COMPACTED_LOG, COMPACTED_QUEUE, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import COMPACTED_LOG, COMPACTED_QUEUE
 from logquarry.message import StoredMessage
 from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.commit_log import CommitLog

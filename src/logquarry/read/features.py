@@ -25,12 +25,13 @@ from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.format.rocksdb_config import FOLDER_V2, FOLDERS_V1
 from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
-from logquarry.log.layout import BATCH_QUEUE as BATCH_FOLDER
-from logquarry.log.layout import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, SIDECAR, StoreLayout
-from logquarry.log.layout import COMPACTED_LOG as COMPACTION_FOLDER
+from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import is_on, setting
 from logquarry.log.rocksdb import CURRENT
 from logquarry.log.rocksdb_config import read_config
+from logquarry.log.store_files import BATCH_QUEUE as BATCH_FOLDER
+from logquarry.log.store_files import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, SIDECAR
+from logquarry.log.store_files import COMPACTED_LOG as COMPACTION_FOLDER
 from logquarry.read import timer_wheel
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue

@@ -31,7 +31,8 @@ from logquarry.format.index import (
     IndexShape,
 )
 from logquarry.log.filesystem import Entry, FileView
-from logquarry.log.layout import INDEX, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import INDEX
 
 logger = logging.getLogger(__name__)
 

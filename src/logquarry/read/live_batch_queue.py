@@ -11,7 +11,7 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.format.batch_entry import ENTRY_SIZE
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.file_sequence import FileSequence, StoreFile
-from logquarry.log.layout import BATCH_QUEUE, NAME_DIGITS
+from logquarry.log.store_files import BATCH_QUEUE, NAME_DIGITS
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
 from logquarry.read.consume_queue import Queue, QueueSegment, StoreTime, Units
 

@@ -42,7 +42,8 @@ from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.log.file_sequence import StoreFile
 from logquarry.log.filesystem import LocalFileSystem
-from logquarry.log.layout import DAMAGE, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import DAMAGE
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import BatchQueue, batch_queues
 from logquarry.read.consume_queue import ConsumeQueue, Queue

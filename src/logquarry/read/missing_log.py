@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from logquarry import text
-from logquarry.log.layout import CHECKPOINT, StoreLayout
+from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import setting
+from logquarry.log.store_files import CHECKPOINT
 from logquarry.read.log_end import all_queues
 from logquarry.read.store_sizes import require_own_settings
 

@@ -15,7 +15,8 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.format import java
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
-from logquarry.log.layout import CONSUME_QUEUE, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import CONSUME_QUEUE
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_queues import LMQ_PREFIX, MULTI_SEPARATOR

@@ -22,7 +22,8 @@ from logquarry.format import broker_config, fastjson
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.log.filesystem import LocalFileSystem
-from logquarry.log.layout import CONFIG, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import CONFIG
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.timers import timers_of

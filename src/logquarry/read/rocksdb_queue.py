@@ -21,8 +21,9 @@ import numpy.typing as npt
 from logquarry.errors import CorruptFile
 from logquarry.format import rocksdb_queue as table
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.log.layout import CONSUME_QUEUE, StoreLayout
+from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb, is_installed, is_there
+from logquarry.log.store_files import CONSUME_QUEUE
 from logquarry.read.consume_queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
 from logquarry.read.log_queues import LogQueue, QueueKey
 

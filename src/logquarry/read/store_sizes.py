@@ -18,9 +18,11 @@ from logquarry.config import DEFAULT_COMMIT_LOG_FILE, DIALECTS, StoreConfig
 from logquarry.errors import UsageError
 from logquarry.format import batch_entry, index, java, queue_entry, state_table
 from logquarry.format.index import IndexShape
+from logquarry.format.rows import REACHED_STOP
 from logquarry.log.delay_levels import levels_text
-from logquarry.log.file_sequence import StoreFile, fits_files, shown_sizes
-from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreLayout
+from logquarry.log.file_sequence import StoreFile, fits_files, shown_sizes, size_of
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, INDEX
 from logquarry.read.features import find_queue_kinds
 from logquarry.read.index import Index, kept_shape, likely_shape
 from logquarry.read.index_tags import with_index_tags
@@ -222,7 +224,7 @@ def require_own_settings(layout: StoreLayout) -> None:
     """
     config = layout.config
     if config.mapped_file_size_commit_log is not None:
-        layout.require_stated_size()
+        require_stated_size(layout)
     if config.queue_file_size is not None:
         queues = [layout.queue(*name).files for name in layout.queue_names]
         sizes = [file.size for files in queues for file in files if file.size]
@@ -246,3 +248,39 @@ def require_own_settings(layout: StoreLayout) -> None:
                 f"for {shape.entries} entries, but the configuration gives {stated.slots} "
                 f"(maxHashSlotNum) and {stated.entries} (maxIndexNum): leave both settings out"
             )
+
+
+def require_stated_size(layout: StoreLayout) -> None:
+    """Refuse a size of the log's files that the files contradict: most would look damaged.
+
+    Raises:
+        UsageError: if the configuration gives such a size; it names both.
+    """
+    stated, files = layout.config.mapped_file_size_commit_log, layout.commit_log.files
+    if stated is None or fits_files(stated, [files]):
+        return
+    if shown_sizes([files]) or any(_has_message_behind(layout, file, stated) for file in files):
+        raise UsageError(
+            f"{layout.filesystem.full_path(COMMIT_LOG)}: its files have {size_of(files)} bytes, "
+            f"but mappedFileSizeCommitLog in the configuration is {stated}: leave the setting "
+            "out"
+        )
+
+
+def _has_message_behind(layout: StoreLayout, file: StoreFile, size: int) -> bool:
+    """Whether a log file has a message that begins or ends after its first bytes."""
+    # Only needed if a size was given that is not the one of the files.
+    from logquarry.log import codec
+
+    if file.size <= size:
+        return False
+    view = layout.open_file(file.path)
+    stop = min(view.size, java.INT_MAX)
+    data = view.window(0, stop)[:stop]
+    window = codec.Window.of(data, file.base, stop)
+    for start in (size, 0):
+        position, code = codec.find_frame(window, start, stop, check_crc=True)
+        end = position + int.from_bytes(data[position : position + 4], "big")
+        if code == REACHED_STOP and end > size:
+            return True
+    return False

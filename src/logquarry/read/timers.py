@@ -31,7 +31,8 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.format.rows import POSITION, PROPS_AT, PROPS_LENGTH, SIZE
 from logquarry.format.timer import TimerCheck
 from logquarry.log.first_frames import first_frames
-from logquarry.log.layout import CONFIG, CONSUME_QUEUE, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import CONFIG, CONSUME_QUEUE
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue, Queue

@@ -8,22 +8,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from logquarry import arguments
 from logquarry.config import StoreConfig
-from logquarry.log.filesystem import local_folder
 from logquarry.log.layout import StoreLayout
-from logquarry.units import Progress
+from logquarry.log.location import local_folder
+from logquarry.units import Bars, Progress
 
 if TYPE_CHECKING:
     from logquarry.repair.diff.store_diff import StoreDiff
     from logquarry.repair.salvage.salvage import Salvaged
     from logquarry.repair.verify import VerifyReport
-
-Bars = Callable[[str], AbstractContextManager[Progress | None]]
 
 
 def verify(
@@ -132,6 +129,4 @@ def salvage(
     arguments.flag(include_stale, "include_stale")
     arguments.optional(arguments.function, bars, "bars")
     layout = StoreLayout.open(path, config, storage_options)
-    return salvage_layout(
-        layout, target, include_stale=include_stale, bars=bars or (lambda _: nullcontext())
-    )
+    return salvage_layout(layout, target, include_stale=include_stale, bars=bars)

@@ -16,7 +16,8 @@ from logquarry.errors import UsageError
 from logquarry.format import dledger
 from logquarry.log.layout import StoreLayout
 from logquarry.read.missing_log import require_log
-from logquarry.repair.salvage.salvage import Bars, Salvaged, no_bar, salvage
+from logquarry.repair.salvage.salvage import Salvaged, salvage
+from logquarry.units import Bars
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def convert(
     into: Path | None = None,
     *,
     disk: Disk | None = None,
-    bars: Bars = no_bar,
+    bars: Bars | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> Converted:
     """Make a plain store from a DLedger log, or from a log in several folders.

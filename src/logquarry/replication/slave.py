@@ -313,16 +313,16 @@ class HaSlave:
                 logger.info("%s; connecting again in %.1f s", self._trouble, pause)
                 yield from self._rest(pause)
                 pause = min(2 * pause, self._options.longest_pause)
-        except (ReplicationError, StoreError) as error:
-            self._fail(error)
         except Exception as error:
-            logger.exception("the slave failed")
-            self._fail(ReplicationError(f"the slave failed: {error!r}"))
+            self._fail(error)
         finally:
             self._ended.set()
             self._sync_wanted.set()
 
-    def _fail(self, error: LogquarryError) -> None:
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, ReplicationError | StoreError):
+            logger.exception("the slave failed")
+            error = ReplicationError(f"the slave failed: {error!r}")
         if self.error is None:
             self.error = error
             self._trouble = str(error)
@@ -355,8 +355,7 @@ class HaSlave:
             connection.close()
             raise
         self._connections += 1
-        now = self._surroundings.now_ms()
-        machine = SlaveConnection(request, now, times=self._options.times)
+        machine = SlaveConnection(request, self._surroundings.now_ms(), times=self._options.times)
         with self._use:
             self._wire, self._machine = wire, machine
         self._trouble = ""
@@ -402,10 +401,8 @@ class HaSlave:
     def _sync_here(self) -> None:
         """Sync in this thread: for few bytes that is as fast as waking the other thread."""
         self._owes_sync = False
-        if self._options.acknowledge == "flushed":
-            self._acknowledge(self._replica.sync())
-        else:
-            self._acknowledge(self._replica.position)
+        is_flushed = self._options.acknowledge == "flushed"
+        self._acknowledge(self._replica.sync() if is_flushed else self._replica.position)
 
     def _ask_sync(self) -> None:
         """Have the other thread sync, while this one receives more."""
@@ -443,13 +440,11 @@ class HaSlave:
         return True
 
     def _happened(self, events: Sequence[SlaveEvent]) -> bool:
-        replica = self._replica
         try:
             return all(self._goes_on_after(event) for event in events)
         finally:
-            # Check once for all events: most of the cost of a check does not depend on the number
-            # of bytes.
-            replica.check()
+            # Once for all events: most of a check's cost does not depend on the number of bytes.
+            self._replica.check()
 
     def _goes_on_after(self, event: SlaveEvent) -> bool:
         replica = self._replica
@@ -480,11 +475,8 @@ class HaSlave:
             while self._goes_on() and not self._ended.wait(0):
                 yield self._sync_wanted
                 self._acknowledge(self._replica.sync())
-        except StoreError as error:
-            self._fail(error)
         except Exception as error:
-            logger.exception("the slave failed")
-            self._fail(ReplicationError(f"the slave failed: {error!r}"))
+            self._fail(error)
         finally:
             self._wake.force()
 

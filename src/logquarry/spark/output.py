@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.disk.locks import lock_folder
 from logquarry.errors import CorruptFile, UsageError
-from logquarry.log.filesystem import arrow_folder
+from logquarry.log.location import arrow_folder
 from logquarry.log.store_names import absolute
 from logquarry.systems import fcntl
 

@@ -17,7 +17,8 @@ from urllib.parse import quote
 
 from logquarry.errors import StoreUnavailable
 from logquarry.log.batches import BAD_COMPRESSION, BadBodies
-from logquarry.log.layout import NAME_DIGITS, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import NAME_DIGITS
 from logquarry.log.walk import DamagedSpan
 from logquarry.spark.output import OutputFolder
 

@@ -22,10 +22,11 @@ import numpy as np
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import LocalDisk
 from logquarry.errors import UsageError
-from logquarry.log.filesystem import local_folder, local_store
 from logquarry.log.follow import Follower, follow_run
-from logquarry.log.layout import CONSUME_QUEUE, INDEX, SIDECAR, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.location import local_folder, local_store
 from logquarry.log.splits import Stretch, tiles
+from logquarry.log.store_files import CONSUME_QUEUE, INDEX, SIDECAR
 from logquarry.log.store_names import Stores, as_paths, broker_names, find_stores
 from logquarry.log.walk import Run
 from logquarry.read.log_queues import QueueKey
@@ -33,7 +34,8 @@ from logquarry.repair.rebuild import parts
 from logquarry.repair.rebuild.build import BuildJob, Built, RebuildReport, build_here
 from logquarry.repair.rebuild.parts import FoundRun, KeyCount, KeySource, RunSummary
 from logquarry.repair.rebuild.queue_files import QueueFiles
-from logquarry.repair.rebuild.rebuild import check_into, finish_into, rebuild
+from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.rebuild.swap import check_into, finish_into
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT
 from logquarry.units import Progress

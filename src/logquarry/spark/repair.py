@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.config import StoreConfig
-from logquarry.log.filesystem import local_folder
-from logquarry.log.layout import INDEX, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.location import local_folder
 from logquarry.log.splits import tiles
+from logquarry.log.store_files import INDEX
 from logquarry.log.store_names import Stores, as_paths, broker_names, find_stores
 from logquarry.repair.audit.index import IndexAudit
-from logquarry.repair.salvage.salvage import Salvaged, check_target, salvage, settle
+from logquarry.repair.salvage.salvage import Salvaged, salvage
+from logquarry.repair.salvage.target import check_target, settle
 from logquarry.repair.verify.findings import VerifyReport
 from logquarry.repair.verify.sound_parts import SoundParts, SoundReader, SoundRun
 from logquarry.repair.verify.verify import verify_store

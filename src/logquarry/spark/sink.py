@@ -30,7 +30,7 @@ from logquarry.ingest.load import (
     plan_load,
 )
 from logquarry.ingest.staging import LoadPlan, OnRejected, Staged, Stager, check_rows
-from logquarry.log.filesystem import local_folder
+from logquarry.log.location import local_folder
 from logquarry.spark.adapter import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from logquarry.disk.service import Health, Refusal, RunningFlags
-from logquarry.log.layout import COMMIT_LOG, quarantine
+from logquarry.log.store_files import COMMIT_LOG, quarantine
 from logquarry.store.log_growth import LogGrowth, Wakeable
 from logquarry.store.store_files import StoreFiles
 from logquarry.write.append import CommitLogWriter

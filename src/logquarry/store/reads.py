@@ -18,7 +18,8 @@ from logquarry import arguments
 from logquarry.errors import CorruptFile, LogquarryError, StoreUnavailable
 from logquarry.format import java
 from logquarry.format.checkpoint import Checkpoint
-from logquarry.log.layout import CHECKPOINT, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import CHECKPOINT
 from logquarry.message import StoredMessage
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue

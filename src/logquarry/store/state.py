@@ -19,7 +19,8 @@ from logquarry.disk.config_file import consumer_offsets, delay_offsets
 from logquarry.format import delay, java
 from logquarry.format.frame import Frame
 from logquarry.log.filesystem import LocalFileSystem
-from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.log_queues import QueueKey, RetainedCounter

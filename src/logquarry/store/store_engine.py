@@ -36,8 +36,9 @@ from logquarry.errors import StoreError, StoreNotFound, StoreUnavailable, UsageE
 from logquarry.format import delay
 from logquarry.log import codec
 from logquarry.log.follow import DispatchRequests
-from logquarry.log.layout import COMMIT_LOG, INDEX, StoreLayout
+from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import is_on
+from logquarry.log.store_files import COMMIT_LOG, INDEX
 from logquarry.read.features import PROPERTY_CRC, find_features
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_queues import QueueKey, is_lmq

@@ -17,7 +17,7 @@ from logquarry.disk.mapped_file import TransientStorePool
 from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreUnavailable
-from logquarry.log.layout import (
+from logquarry.log.store_files import (
     CHECKPOINT,
     COMMIT_LOG,
     CONSUME_QUEUE,

@@ -11,7 +11,8 @@ from itertools import islice
 from typing import Final
 
 from logquarry.log.file_sequence import FileSequence
-from logquarry.log.layout import CHECKPOINT, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import CHECKPOINT
 from logquarry.read.log_end import Noted, all_queues, known_damage, last_entries
 from logquarry.read.lost_messages import lost_messages
 from logquarry.repair.audit.differences import FileFault, file_differences

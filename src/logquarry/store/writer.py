@@ -17,8 +17,9 @@ from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
 from logquarry.format.frame import Frame
-from logquarry.log.filesystem import local_folder
-from logquarry.log.layout import LOADS, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.location import local_folder
+from logquarry.log.store_files import LOADS
 from logquarry.message import Message, StoredMessage, require_message, require_messages
 from logquarry.read.consume_queue import Queue
 from logquarry.store.live_reads import LiveReads

@@ -26,7 +26,7 @@ from logquarry.format import (
     sys_flag,
 )
 from logquarry.format.java import crc32
-from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE, NAME_DIGITS
+from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, NAME_DIGITS
 from logquarry.message import StoredMessage
 
 STORE_HOST = message_id.host_bytes("127.0.0.1:10911")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from logquarry.format import delay, frame, java, properties, sys_flag
 from logquarry.format.frame import BLANK, MAGIC_V1, MAGIC_V2, Frame
-from logquarry.log.layout import COMMIT_LOG, NAME_DIGITS
+from logquarry.log.store_files import COMMIT_LOG, NAME_DIGITS
 
 MOST_TOPIC_BYTES = 0x7F
 """Most bytes of a topic: TOPICLEN is a signed byte."""

@@ -30,7 +30,7 @@ from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
 from logquarry.log import codec
 from logquarry.log.codec import Window
 from logquarry.log.follow import DispatchRequests, Followed, Follower
-from logquarry.log.layout import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE
+from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.batch_queue_writer import BatchQueueWriter
 from logquarry.write.message_rules import LONGEST_NAME, name_fault

@@ -27,7 +27,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import index, java
 from logquarry.format.index import ENTRY, HEADER, IndexHeader, IndexShape
 from logquarry.log import codec
-from logquarry.log.layout import INDEX
+from logquarry.log.store_files import INDEX
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
-from logquarry.log.layout import quarantine
 from logquarry.log.queue_forms import queue_form
+from logquarry.log.store_files import quarantine
 from logquarry.read.live_batch_queue import LiveBatchQueue
 from logquarry.read.live_read import LiveQueue
 from logquarry.read.log_queues import QueueKey

@@ -19,7 +19,8 @@ from typing import Final, NamedTuple
 from logquarry.disk.disk import Disk
 from logquarry.format import java, timer
 from logquarry.format.timer import TimerCheck
-from logquarry.log.layout import CONFIG, NAME_DIGITS, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import CONFIG, NAME_DIGITS
 from logquarry.read.timers import Timer, Timers
 
 _LEAST_BLANK: Final = timer.BLANK.size

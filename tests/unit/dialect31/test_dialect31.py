@@ -20,7 +20,8 @@ from logquarry.disk.service import Health
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import frame, state_table
 from logquarry.format.state_table import StateUnit
-from logquarry.log.layout import REDO_LOG, STATE_TABLE, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import REDO_LOG, STATE_TABLE
 from logquarry.log.walk import LogReader, Run
 from logquarry.message import Message
 from logquarry.repair.recover.recover import recover

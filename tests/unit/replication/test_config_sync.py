@@ -16,7 +16,7 @@ import logquarry as lq
 from logquarry.cli import replication
 from logquarry.errors import ProtocolViolation, StoreUnavailable, UsageError
 from logquarry.format import broker_config
-from logquarry.log.layout import quarantine
+from logquarry.log.store_files import quarantine
 from logquarry.protocol import remoting
 from logquarry.protocol.remoting import LARGEST_FRAME, RemotingCommand, RemotingReader
 from logquarry.replication import (

@@ -19,7 +19,8 @@ import numpy as np
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format.batch_entry import ENTRY_SIZE
 from logquarry.format.frame import Frame
-from logquarry.log.layout import BATCH_QUEUE, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import BATCH_QUEUE
 from logquarry.read.batch_queue import (
     BATCH_DTYPE,
     BatchEntries,

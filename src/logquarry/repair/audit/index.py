@@ -20,7 +20,8 @@ from logquarry.format.frame import Frame
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.log import codec
 from logquarry.log.follow import Followed
-from logquarry.log.layout import INDEX, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import INDEX
 from logquarry.log.walk import Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index, IndexFile

@@ -21,7 +21,8 @@ import numpy as np
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.follow import Followed
-from logquarry.log.layout import CONSUME_QUEUE, NAME_DIGITS, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS
 from logquarry.read.consume_queue import ConsumeQueue, Queue, Units, is_written
 from logquarry.read.fence import other_queues
 from logquarry.read.log_end import consume_queues

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from logquarry.disk.open_files import OpenFiles
-from logquarry.log.layout import CONFIG, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue

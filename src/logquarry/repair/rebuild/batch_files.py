@@ -14,10 +14,8 @@ from typing import Final
 import numpy as np
 
 from logquarry.disk.disk import Disk
-from logquarry.log.layout import (
-    NAME_DIGITS,
-    StoreLayout,
-)
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import NAME_DIGITS
 from logquarry.read.batch_queue import BatchEntries, BatchQueue, batch_queues
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.rebuild.queue_files import LeftOut, sync_file

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from logquarry.errors import UnsupportedStore
-from logquarry.log.layout import BATCH_QUEUE, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import BATCH_QUEUE
 from logquarry.read.features import BATCH_QUEUES
 from logquarry.repair.rebuild.batch_files import BatchFiles
 from logquarry.repair.rebuild.build import QueueReport, RebuildReport

@@ -18,12 +18,8 @@ from logquarry.disk.disk import Disk
 from logquarry.errors import UsageError
 from logquarry.log.batches import ahead
 from logquarry.log.follow import Follower, follow_run
-from logquarry.log.layout import (
-    BATCH_QUEUE,
-    CONSUME_QUEUE,
-    INDEX,
-    StoreLayout,
-)
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, INDEX
 from logquarry.log.walk import DamagedSpan
 from logquarry.repair.audit.log import LogAudit, damage_json
 from logquarry.repair.rebuild.batch_files import BatchFiles

@@ -19,7 +19,7 @@ from logquarry.format import queue_entry
 from logquarry.format.index import IndexShape
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.follow import Followed
-from logquarry.log.layout import NAME_DIGITS
+from logquarry.log.store_files import NAME_DIGITS
 from logquarry.read.consume_queue import Units
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.differences import consecutive

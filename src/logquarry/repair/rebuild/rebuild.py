@@ -14,10 +14,9 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
@@ -29,17 +28,9 @@ from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import UsageError
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.log.filesystem import local_folder, local_store
-from logquarry.log.layout import (
-    BATCH_QUEUE,
-    COMMIT_LOG,
-    CONSUME_QUEUE,
-    INDEX,
-    SALVAGE,
-    SIDECAR,
-    StoreLayout,
-    quarantine,
-)
+from logquarry.log.layout import StoreLayout
+from logquarry.log.location import local_folder, local_store
+from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, SIDECAR
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.fence import Action, other_queues, require
 from logquarry.read.log_end import all_queues, consume_queues, last_entries
@@ -58,7 +49,6 @@ from logquarry.repair.rebuild.build import (
     QueueReport,
     RebuildReport,
     build_here,
-    check_made_of,
     made_of,
     write_note,
 )
@@ -68,12 +58,18 @@ from logquarry.repair.rebuild.rocksdb_files import (
     require_dispatched,
     rocksdb_not_in_tasks,
 )
+from logquarry.repair.rebuild.swap import (
+    BUILD,
+    COMPLETE,
+    bring_out,
+    check_into,
+    finish_cut_off,
+    remove_empty,
+    swap,
+)
 from logquarry.repair.recover.folder_check import check_file_size
 from logquarry.repair.recover.loss import find_loss, missing_files, require_consent
 from logquarry.units import Clock, Progress, now_ms
-
-_BUILD: Final = "rebuild"
-_COMPLETE: Final = "complete"
 
 
 def rebuild(
@@ -160,12 +156,12 @@ def rebuild(
         is_new = not target.exists()
         with alone_in(disk, target), _store_lock(disk, target):
             try:
-                _finish_cut_off(target, names, disk)
+                finish_cut_off(target, names, disk)
                 # Another process may have used the folder up to now.
                 check_into(root, target, names)
                 return work.run(progress)
             except BaseException:
-                _remove_empty(*([target] if is_new else []))
+                remove_empty(*([target] if is_new else []))
                 raise
     lock = StoreLock(disk, root)
     try:
@@ -185,110 +181,6 @@ def _store_lock(disk: Disk, target: Path) -> Iterator[None]:
     finally:
         if lock is not None:
             lock.release()
-
-
-def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
-    """Check that queues and index can be built in a folder; return the folder.
-
-    Args:
-        root: the store's folder.
-        target: the folder.
-        names: names of the folders to build in it.
-
-    Raises:
-        UsageError: if they cannot be built there.
-    """
-    if target.resolve().is_relative_to(root.resolve()):
-        raise UsageError(f"{target}: lies in the store; use --in-place to rebuild there")
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"{target}: not a folder")
-    if (target / SALVAGE).exists():
-        raise UsageError(f"{target}: a salvage into it was interrupted")
-    if (target / SIDECAR / _BUILD / _COMPLETE).is_file():
-        # A complete build may be in place in part.
-        return target
-    for name in names:
-        if (target / name).exists():
-            raise UsageError(f"{target / name}: already exists, and a rebuild overwrites nothing")
-    return target
-
-
-def finish_into(
-    path: str | os.PathLike[str],
-    target: Path,
-    names: Sequence[str],
-    *,
-    note: Path,
-    config: StoreConfig | None = None,
-    disk: Disk | None = None,
-) -> bool:
-    """Put the files of an interrupted, complete rebuild in place; return whether all are there.
-
-    Args:
-        path: the store's folder.
-        target: the folder of the rebuild.
-        names: names of the folders that are wanted in it.
-        note: file that records the store and its settings.
-        config: settings of the store, as for :func:`rebuild`.
-        disk: disk of the folder.
-
-    Raises:
-        StoreNotFound: if there is no store.
-        StoreUnavailable: if another process uses the folder.
-        UsageError: if the files belong to another store, or were built with other settings.
-    """
-    if not target.is_dir():
-        return False
-    root, disk = local_store(path), disk or LocalDisk()
-    with alone_in(disk, target):
-        _bring_out_cut_off(target, disk)
-        there = [name for name in names if (target / name).exists()]
-        layout = StoreLayout.open(root, config or StoreConfig())
-        settings = with_sizes(config or StoreConfig(), layout)
-        check_made_of(target, note, made_of(str(root), there, settings))
-    return len(there) == len(names)
-
-
-def _finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
-    """Finish a rebuild that is in place in part.
-
-    Raises:
-        UsageError: if there was one.
-    """
-    is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
-    if is_begun and _bring_out_cut_off(target, disk):
-        for name in names:
-            if (target / name).exists():
-                raise UsageError(
-                    f"{target / name}: an interrupted rebuild was complete and is in place now; a "
-                    "rebuild overwrites nothing"
-                )
-
-
-def _bring_out_cut_off(target: Path, disk: Disk) -> bool:
-    build = target / SIDECAR / _BUILD
-    if not (build / _COMPLETE).is_file():
-        return False
-    _bring_out(build, target, disk)
-    shutil.rmtree(build)
-    _remove_empty(build.parent)
-    return True
-
-
-def _bring_out(build: Path, target: Path, disk: Disk) -> None:
-    """Move the built folders in place, unless they are there."""
-    for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX):
-        if (build / name).is_dir() and not (target / name).exists():
-            _rename(disk, build / name, target / name)
-
-
-def _rename(disk: Disk, folder: Path, to: Path) -> None:
-    try:
-        disk.rename(folder, to)
-    except OSError as error:
-        raise disk.refused(to, error) from error
-    disk.sync_names(to.parent)
-    disk.sync_names(folder.parent)
 
 
 def _report(
@@ -347,12 +239,15 @@ class _Rebuild:
         self._disk = disk
         self._clock = clock
         self._builder = builder
-        self._build = target / SIDECAR / _BUILD
+        self._build = target / SIDECAR / BUILD
 
     def run(self, progress: Progress | None) -> RebuildReport:
         """Build the files, put them in place, and return the report."""
         is_in_place = self._target == self._root
-        self._finish_swap()
+        if self._build.is_dir():
+            if self._target == self._root:
+                bring_out(self._build, self._root, self._disk)
+            shutil.rmtree(self._build)
         layout = StoreLayout.open(self._root, self._config)
         into = None if is_in_place else self._target
         # In place, this process holds the lock.
@@ -362,15 +257,18 @@ class _Rebuild:
             report = self._built(layout, report, progress)
         except BaseException:
             shutil.rmtree(self._build, ignore_errors=True)
-            _remove_empty(self._build.parent)
+            remove_empty(self._build.parent)
             raise
-        aside, folder = self._swap()
+        stamp = datetime.fromtimestamp(self._clock() / 1000, UTC)
+        aside, folder = swap(
+            self._build, self._target, self._names, f"{stamp:rebuild-%Y%m%dT%H%M%SZ}", self._disk
+        )
         if is_in_place and CONSUME_QUEUE in self._names:
             layout = StoreLayout.open(self._root, self._config)
             if mend_timer_files(layout, self._disk, self._root, self._clock(), folder):
                 aside = folder
         shutil.rmtree(self._build)
-        _remove_empty(self._build.parent)
+        remove_empty(self._build.parent)
         return dataclasses.replace(
             report, is_applied=True, quarantine=None if aside is None else str(aside)
         )
@@ -425,7 +323,7 @@ class _Rebuild:
         if self._note is not None:
             whose = made_of(str(self._root), self._names, config)
             write_note(self._note, whose, self._disk)
-        self._disk.replace(self._build / _COMPLETE, b"complete\n")
+        self._disk.replace(self._build / COMPLETE, b"complete\n")
         return report
 
     def _batch_files(self, config: StoreConfig) -> BatchFiles | None:
@@ -502,41 +400,6 @@ class _Rebuild:
         finally:
             self._disk.close(descriptor)
 
-    # ------------------------------------------------------------------------------------- swap
-    def _finish_swap(self) -> None:
-        """Finish an interrupted rebuild: put complete files in place, delete others."""
-        if not self._build.is_dir():
-            return
-        if self._target == self._root and (self._build / _COMPLETE).is_file():
-            _bring_out(self._build, self._root, self._disk)
-        shutil.rmtree(self._build)
-
-    def _swap(self) -> tuple[Path | None, Path]:
-        """Put the new folders in place.
-
-        Returns the quarantine of the old ones, None without; and the folder for it.
-        """
-        stamp = datetime.fromtimestamp(self._clock() / 1000, UTC)
-        aside = first = quarantine(self._target, f"{stamp:rebuild-%Y%m%dT%H%M%SZ}")
-        number = 0
-        while aside.exists():
-            number += 1
-            aside = first.with_name(f"{first.name}.{number}")
-        for name in self._names:
-            place, old = self._target / name, aside / name
-            has_old = place.exists()
-            try:
-                if has_old:
-                    self._disk.make_folders(aside)
-                    _rename(self._disk, place, old)
-                _rename(self._disk, self._build / name, place)
-            except BaseException:
-                # Even on Ctrl-C either all folders are moved or none.
-                if old.exists() and not place.exists():
-                    _rename(self._disk, old, place)
-                raise
-        return aside if aside.exists() else None, aside
-
 
 def _queue_reports(built: QueueFiles, taken_over: Iterable[QueueReport]) -> tuple[QueueReport, ...]:
     made = [
@@ -550,10 +413,3 @@ def _queue_reports(built: QueueFiles, taken_over: Iterable[QueueReport]) -> tupl
         for key, queue in built.queues.items()
     ]
     return tuple(sorted((*made, *taken_over), key=lambda queue: (queue.topic, queue.queue_id)))
-
-
-def _remove_empty(*folders: Path) -> None:
-    """Remove empty folders."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()

@@ -25,7 +25,9 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.format import frame, queue_entry
 from logquarry.log.follow import DispatchRequests
-from logquarry.log.layout import (
+from logquarry.log.layout import StoreLayout
+from logquarry.log.queue_forms import queue_form
+from logquarry.log.store_files import (
     CHECKPOINT,
     COMMIT_LOG,
     CONSUME_QUEUE,
@@ -33,10 +35,8 @@ from logquarry.log.layout import (
     DURABLE,
     INDEX,
     SIDECAR,
-    StoreLayout,
     quarantine,
 )
-from logquarry.log.queue_forms import queue_form
 from logquarry.log.walk import DamagedSpan
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import DamageMap

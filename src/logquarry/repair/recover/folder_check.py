@@ -22,7 +22,8 @@ from logquarry.log import codec
 from logquarry.log.codec import Window
 from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.filesystem import FileView
-from logquarry.log.layout import (
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import (
     ABORT,
     BATCH_QUEUE,
     CHECKPOINT,
@@ -36,9 +37,9 @@ from logquarry.log.layout import (
     SIDECAR,
     STATE_TABLE,
     TRANSACTION,
-    StoreLayout,
     quarantine,
 )
+from logquarry.read.store_sizes import require_stated_size
 from logquarry.repair.recover.kept_entries import KEPT_ENTRIES
 
 REPORT: Final = "recovery.json"
@@ -221,7 +222,7 @@ def check_file_size(layout: StoreLayout) -> None:
             settings belong to another store, and most of the log would be read as damage.
         UsageError: if the configuration gives that size, and the files have another.
     """
-    layout.require_stated_size()
+    require_stated_size(layout)
     files = layout.commit_log
     if layout.config.mapped_file_size_commit_log is None or not files.file_size:
         return

@@ -26,7 +26,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import java, queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.filesystem import whole_file
-from logquarry.log.layout import CONSUME_QUEUE, NAME_DIGITS, SIDECAR
+from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, SIDECAR
 from logquarry.read.consume_queue import UNIT_DTYPE, Units
 from logquarry.read.log_queues import QueueKey
 

@@ -16,8 +16,8 @@ from typing import Final
 from logquarry.disk.disk import Disk
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
-from logquarry.log.layout import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION
 from logquarry.log.readable import BLOCK
+from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION
 from logquarry.read.log_queues import QueueKey
 
 logger = logging.getLogger(__name__)

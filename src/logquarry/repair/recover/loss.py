@@ -29,7 +29,8 @@ import numpy.typing as npt
 from logquarry import text
 from logquarry.errors import StoreUnavailable
 from logquarry.format.frame import FIXED_SIZE_V1
-from logquarry.log.layout import COMMIT_LOG, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import COMMIT_LOG
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
 from logquarry.read.batch_queue import frames_in
 from logquarry.read.consume_queue import Queue, Units, has_message

@@ -25,7 +25,10 @@ from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable
 from logquarry.format.frame import Frame
 from logquarry.format.properties import INNER_MULTI_QUEUE_OFFSET
 from logquarry.log.columns import rows_with_property
-from logquarry.log.layout import (
+from logquarry.log.layout import StoreLayout
+from logquarry.log.log_place import LogFolders
+from logquarry.log.near_store import not_a_store
+from logquarry.log.store_files import (
     ABORT,
     CHECKPOINT,
     COMMIT_LOG,
@@ -36,10 +39,7 @@ from logquarry.log.layout import (
     LOCK,
     SIDECAR,
     TRANSACTION,
-    StoreLayout,
 )
-from logquarry.log.log_place import LogFolders
-from logquarry.log.near_store import not_a_store
 from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue

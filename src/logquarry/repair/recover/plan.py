@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from logquarry.format import index, queue_entry
 from logquarry.format.index import IndexHeader, IndexShape
-from logquarry.log.layout import INDEX, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import INDEX
 from logquarry.log.walk import DamagedSpan
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue

@@ -19,15 +19,15 @@ from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreNotFound, StoreUnavailable, UnreadableFile
-from logquarry.log.filesystem import local_store
-from logquarry.log.layout import (
+from logquarry.log.layout import StoreLayout
+from logquarry.log.location import local_store
+from logquarry.log.store_files import (
     ABORT,
     CHECKPOINT,
     DAMAGE,
     DURABLE,
     INDEX,
     SETTINGS,
-    StoreLayout,
     quarantine,
 )
 from logquarry.read.fence import Action, refusal

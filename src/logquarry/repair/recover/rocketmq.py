@@ -26,7 +26,8 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint, index, java
 from logquarry.format.checkpoint import Checkpoint, Offsets
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.log.layout import (
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import (
     ABORT,
     CHECKPOINT,
     COMMIT_LOG,
@@ -35,7 +36,6 @@ from logquarry.log.layout import (
     DURABLE,
     INDEX,
     NAME_DIGITS,
-    StoreLayout,
 )
 from logquarry.read.features import find_features
 from logquarry.read.log_queues import QueueKey

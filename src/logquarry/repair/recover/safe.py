@@ -17,10 +17,11 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreUnavailable
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.log.file_sequence import StoreFile
-from logquarry.log.layout import BATCH_QUEUE, CONSUME_QUEUE, INDEX, StoreLayout
+from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
 from logquarry.log.queue_forms import queue_form
 from logquarry.log.splits import STRETCH_BYTES
+from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, INDEX
 from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.consume_queue import ConsumeQueue

@@ -16,9 +16,10 @@ from typing import Any, Final
 from logquarry.disk.disk import Disk
 from logquarry.format import timer
 from logquarry.format.rocksdb_config import FOLDER_V2, FOLDERS_V1
-from logquarry.log.layout import CONFIG, StoreLayout
+from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
 from logquarry.log.rocksdb_config import tables_in_rocksdb
+from logquarry.log.store_files import CONFIG
 from logquarry.read import features as names
 from logquarry.read.features import Feature, find_features
 from logquarry.read.pops import KV_STORE

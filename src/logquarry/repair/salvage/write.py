@@ -18,7 +18,8 @@ from logquarry.errors import CorruptStore
 from logquarry.format import frame, message_id, property_crc, sys_flag
 from logquarry.format.rows import BODY_AT, POSITION, SIZE
 from logquarry.log import columns
-from logquarry.log.layout import COMMIT_LOG, NAME_DIGITS, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import COMMIT_LOG, NAME_DIGITS
 from logquarry.log.walk import LogReader, Run
 from logquarry.repair.salvage.plan import NewPlaces, Piece, SalvagePlan
 from logquarry.units import Progress

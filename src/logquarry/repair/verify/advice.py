@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from logquarry.format.frame import DamageKind
-from logquarry.log.layout import CONFIG
+from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import MISSING_FILE
 from logquarry.repair.verify.findings import Finding, VerifyReport
 from logquarry.repair.verify.next_steps import STEPS, Action

@@ -17,7 +17,8 @@ from logquarry.format import properties, queue_entry
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.file_sequence import StoreFile
-from logquarry.log.layout import CONSUME_QUEUE, NAME_DIGITS, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS
 from logquarry.read.commit_log import CommitLog
 
 _MOST_ENTRIES: Final = 9

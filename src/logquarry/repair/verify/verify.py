@@ -6,37 +6,17 @@ differences become findings, and the checkpoint, the configuration and the sidec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Final
 
 import numpy as np
 
-from logquarry.dialect31.recovery import TransactionCheck
-from logquarry.dialect31.unit_files import transaction_frames
-from logquarry.errors import CorruptFile, UnreadableFile
-from logquarry.format import broker_config, durable_mark, fastjson
-from logquarry.format.rocksdb_config import FOLDERS_V1
-from logquarry.log import kept_settings
 from logquarry.log.follow import Followed, Follower, dispatch_requests
-from logquarry.log.layout import (
-    ABORT,
-    CHECKPOINT,
-    CONFIG,
-    DURABLE,
-    INTENT,
-    LOADS,
-    LOCK,
-    REDO_LOG,
-    SETTINGS,
-    SIDECAR,
-    STATE_TABLE,
-    StoreLayout,
-)
+from logquarry.log.layout import StoreLayout
 from logquarry.log.places import guided
 from logquarry.log.readable import UNREADABLE
-from logquarry.log.rocksdb import is_installed
-from logquarry.log.rocksdb_config import place_of, read_config
 from logquarry.log.splits import STRETCH_BYTES
+from logquarry.log.store_files import ABORT, LOCK
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.read.compaction import compaction_faults
 from logquarry.read.log_end import known_damage, log_bound
@@ -49,6 +29,12 @@ from logquarry.repair.audit.runs import AuditedRun, FrameFacts, Parts, audited, 
 from logquarry.repair.audit.stale_bytes import are_stale_bytes
 from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.verify.findings import VerifyReport
+from logquarry.repair.verify.other_files import (
+    check_checkpoint,
+    check_config,
+    check_sidecar,
+    check_transactions,
+)
 from logquarry.repair.verify.queue_names import misnamed_queue_files
 from logquarry.repair.verify.sound_parts import SoundParts, SoundRun
 from logquarry.units import Progress
@@ -72,7 +58,6 @@ _COMES_AND_GOES: Final = frozenset(
 
 _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead"})
 """Findings that are notes after RocketMQ's recovery, which cuts queues and index in memory only."""
-_LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
 _Facts = AuditedRun[FrameFacts]
 
 
@@ -144,17 +129,16 @@ class _Verification:
         self.report.add_all(self.index.finish(end, lost, self.last_keyed))
         if self.layout.has_state_table and not self.live:
             check_transactions(self.layout, end, self.report)
-        self._checkpoint()
-        self._config()
+        check_checkpoint(self.layout, self.report, messages=self.messages, last_time=self.last_time)
+        check_config(self.layout, self.report)
         if not self.live:
             for fault in timer_faults(self.layout):
-                file, offset, reason = fault.file, fault.offset, fault.reason
-                explained = fault.is_explained
-                self.report.add(fault.kind, file, offset, reason, is_explained=explained)
+                place = fault.file, fault.offset
+                self.report.add(fault.kind, *place, fault.reason, is_explained=fault.is_explained)
             for path, offset, size, reason in compaction_faults(self.layout):
                 self.report.add("compaction_wrong", path, offset, reason, size)
         self._state()
-        self._sidecar()
+        check_sidecar(self.layout, self.report, is_live=self.live, last_sound=self.last_sound)
         self._unreadable()
         self._advance(self.total_bytes)
         if self.live:
@@ -368,60 +352,6 @@ class _Verification:
         return True
 
     # ----------------------------------------------------------------------------------- the rest
-    def _checkpoint(self) -> None:
-        try:
-            found = self.layout.read_checkpoint()
-        except UnreadableFile:
-            return
-        except ValueError as error:
-            self.report.add("checkpoint_short", CHECKPOINT, 0, str(error))
-            return
-        if found is None:
-            self.report.add("checkpoint_missing", CHECKPOINT, 0, "RocketMQ creates a new one")
-        elif not any(found):
-            if self.messages:
-                self.report.add(
-                    "checkpoint_zero",
-                    CHECKPOINT,
-                    0,
-                    "all zeros: RocketMQ treats no message as flushed",
-                )
-        elif self.messages and max(found) > self.last_time:
-            self.report.add(
-                "checkpoint_ahead",
-                CHECKPOINT,
-                0,
-                f"its time is {max(found)}, but the last message was stored at {self.last_time}",
-            )
-
-    def _config(self) -> None:
-        decoders: dict[str, Callable[[bytes], object]] = {
-            broker_config.CONSUMER_OFFSET_FILE: broker_config.decode_consumer_offsets,
-            broker_config.DELAY_OFFSET_FILE: broker_config.decode_delay_offsets,
-            broker_config.TOPICS_FILE: broker_config.decode_topics,
-        }
-        for file in FOLDERS_V1 if is_installed() else ():
-            place = place_of(self.layout.filesystem, file)
-            try:
-                _ = place is None or decoders.get(file, bytes)(
-                    read_config(self.layout.filesystem, file)
-                )
-            except (CorruptFile, ValueError, TypeError) as error:
-                self.report.add("bad_config", place or CONFIG, 0, str(error))
-        for entry in self.layout.filesystem.list(CONFIG):
-            if entry.is_dir or not entry.name.endswith(".json"):
-                continue
-            path = f"{CONFIG}/{entry.name}"
-            decode: Callable[[bytes], object] = decoders.get(entry.name, fastjson.decode)
-            try:
-                decode(self.layout.filesystem.read(path))
-            except UnreadableFile:
-                continue
-            except (ValueError, TypeError, RecursionError) as error:
-                self.report.add("bad_config", path, 0, str(error))
-            except FileNotFoundError:
-                continue
-
     def _state(self) -> None:
         if self.live:
             self.report.add("live", LOCK, 0, "a process has the store open and may be writing")
@@ -444,63 +374,3 @@ class _Verification:
                 if not is_reported:
                     reason = f"{one.length} bytes {one.reason}"
                     self.report.add(UNREADABLE, path, offset, reason, one.length)
-
-    def _sidecar(self) -> None:
-        """Check the files of logquarry: settings, durable offset, leftovers of interrupted work."""
-        files = self.layout.filesystem
-        try:
-            kept_settings.decode(files.read(SETTINGS))
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, RecursionError) as error:
-            self.report.add("bad_settings", SETTINGS, 0, str(error))
-        for folder in _LEFTOVERS:
-            for entry in files.list(folder):
-                reason = "left by interrupted work; you can remove it"
-                self.report.add("leftover", f"{folder}/{entry.name}", 0, reason)
-        if files.exists(f"{LOADS}/{INTENT}") and not self.live:
-            reason = "a load was interrupted; open the store for writing to finish it"
-            self.report.add("unfinished_load", f"{LOADS}/{INTENT}", 0, reason)
-        try:
-            mark = durable_mark.decode(files.read(DURABLE))
-        except (FileNotFoundError, UnreadableFile):
-            return
-        except OSError as error:
-            self.report.add("durable_mark_invalid", DURABLE, 0, str(error))
-            return
-        if mark is None:
-            reason = "its magic or its CRC is wrong: the durable offset is unknown"
-            self.report.add("durable_mark_invalid", DURABLE, 0, reason)
-        elif self.layout.durable_end is None:
-            reason = "it belongs to another checkpoint: the durable offset is unknown"
-            self.report.add("durable_mark_foreign", DURABLE, 0, reason)
-        elif mark.offset > self.last_sound and not self.live:
-            reason = f"the durable offset is {mark.offset}, but the log ends at {self.last_sound}"
-            self.report.add("durable_mark_ahead", DURABLE, 0, reason)
-
-
-def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> None:
-    """Compare the state table and the redo log of a store of 3.x with its log.
-
-    After a crash they usually differ, so that the findings are notes.
-
-    Args:
-        layout: the store's files.
-        end: physical offset of the log's end.
-        report: gets the findings.
-    """
-    check = TransactionCheck()
-    # Frames whose body alone is damaged count, as they do for queues.
-    for event in LogReader(layout, bound=end, check_crc=False).events():
-        if isinstance(event, Run):
-            check.take(transaction_frames(event.window, event.rows))
-    faults = list(check.table_faults(layout))
-    for kind, is_stale in (("state_table_wrong", False), ("state_table_stale", True)):
-        reasons = [reason for reason, stale in faults if stale is is_stale]
-        if reasons:
-            more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-            crashed = layout.has_abort
-            report.add(kind, STATE_TABLE, 0, reasons[0] + more, is_explained=crashed)
-    fault = check.redo_fault(layout)
-    if fault is not None:
-        report.add("redo_log_wrong", REDO_LOG, 0, fault, is_explained=layout.has_abort)

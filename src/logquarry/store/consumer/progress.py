@@ -15,7 +15,7 @@ from logquarry import arguments
 from logquarry.disk.config_file import BACKUP, ConsumerOffsets
 from logquarry.errors import UsageError
 from logquarry.format import broker_config, java
-from logquarry.log.layout import CONFIG, quarantine
+from logquarry.log.store_files import CONFIG, quarantine
 from logquarry.store.consumer.source import QueueReader
 from logquarry.store.consumer.subscription import dead_topic, retry_topic
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 from logquarry.disk.disk import Disk
 from logquarry.documents import document
 from logquarry.errors import CorruptFile, UsageError
-from logquarry.log.layout import INTENT, LOADS
+from logquarry.log.store_files import INTENT, LOADS
 from logquarry.repair.recover.apply import disk_json
 from logquarry.store.load.segment import Segment
 

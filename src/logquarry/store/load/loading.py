@@ -34,7 +34,8 @@ from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import CorruptFile, StoreUnavailable
 from logquarry.format.rows import SIZE
-from logquarry.log.layout import CHECKPOINT, COMMIT_LOG, DURABLE, LOADS, StoreLayout, quarantine
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import CHECKPOINT, COMMIT_LOG, DURABLE, LOADS, quarantine
 from logquarry.log.walk import BlankSpan, LogReader, Run
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe

@@ -21,7 +21,8 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreError, StoreUnavailable
-from logquarry.log.layout import INDEX, REDO_LOG, STATE_TABLE, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import INDEX, REDO_LOG, STATE_TABLE
 from logquarry.read.log_queues import QueueKey
 from logquarry.store.load.ledger import Ledger
 from logquarry.store.retention.plan import RetentionPlan, plan_retention

@@ -15,8 +15,8 @@ from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.locks import StoreLock
 from logquarry.errors import CorruptFile, StoreUnavailable
-from logquarry.log.filesystem import local_store
 from logquarry.log.layout import StoreLayout
+from logquarry.log.location import local_store
 from logquarry.read.fence import Action, refusal, require
 from logquarry.repair.recover.folder_check import check_entries
 from logquarry.store.load.ledger import Ledger

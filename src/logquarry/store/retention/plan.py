@@ -19,7 +19,8 @@ from logquarry.documents import document
 from logquarry.format.batch_entry import ENTRY_SIZE
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.file_sequence import FileSequence, StoreFile
-from logquarry.log.layout import INDEX, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import INDEX
 from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue, Queue, has_message, is_written

@@ -21,7 +21,7 @@ from logquarry.format import broker_config, delay
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.format.rows import POSITION, PROPS_AT, PROPS_LENGTH, SIZE
-from logquarry.log.layout import CONFIG, SIDECAR, quarantine
+from logquarry.log.store_files import CONFIG, SIDECAR, quarantine
 from logquarry.log.walk import Run
 from logquarry.message import Message
 from logquarry.store.transaction.half import HALF_TOPIC

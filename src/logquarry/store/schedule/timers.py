@@ -34,7 +34,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.format.timer import TimerCheck
-from logquarry.log.layout import SIDECAR
+from logquarry.log.store_files import SIDECAR
 from logquarry.log.walk import Run
 from logquarry.message import Message
 from logquarry.read.consume_queue import Queue

@@ -16,7 +16,8 @@ from logquarry.read.consume_queue import UNIT_DTYPE, Units
 from logquarry.repair.rebuild import queue_files
 from logquarry.repair.rebuild import rebuild as rebuild_module
 from logquarry.repair.rebuild.queue_files import QueueFiles
-from logquarry.repair.rebuild.rebuild import finish_into, rebuild
+from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.rebuild.swap import finish_into
 from logquarry.repair.verify import verify_store
 from logquarry.write.queue_writer import QueuePart, units_of
 from tests.helpers.failing_disk import ENOSPC, FaultyDisk, StoppedDisk

@@ -19,7 +19,8 @@ from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild import rebuild as rebuild_module
 from logquarry.repair.rebuild.build import Builder, BuildJob, Built, build_here
-from logquarry.repair.rebuild.rebuild import finish_into, rebuild
+from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.rebuild.swap import finish_into
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.units import Progress
 from tests.helpers.store_maker import StoreMaker

@@ -22,7 +22,8 @@ from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.audit.queue_offsets import QueueNotes
 from logquarry.repair.salvage.losses import merged, ranges_of
-from logquarry.repair.salvage.salvage import Salvaged, _Target, salvage
+from logquarry.repair.salvage.salvage import Salvaged, salvage
+from logquarry.repair.salvage.target import SalvageTarget
 from logquarry.repair.verify import verify_store
 from tests.helpers.damage import damaged
 from tests.helpers.small_store import config, facts, opened
@@ -400,7 +401,7 @@ def test_an_unfinished_salvage_opens_as_no_store(made: Made, tmp_path: Path) -> 
             raise KeyboardInterrupt
 
     before = facts(made.root)
-    with pytest.raises(KeyboardInterrupt), patch.object(_Target, "discard"):
+    with pytest.raises(KeyboardInterrupt), patch.object(SalvageTarget, "discard"):
         salvage(StoreLayout.open(made.root), tmp_path / "new", pause=pause)
     assert facts(made.root) == before
     with pytest.raises(StoreNotFound, match="an unfinished salvage is here"):

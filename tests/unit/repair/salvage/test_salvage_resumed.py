@@ -11,7 +11,8 @@ import pytest
 from logquarry.disk.disk import LocalDisk
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.salvage.salvage import _Target, salvage, settle
+from logquarry.repair.salvage.salvage import salvage
+from logquarry.repair.salvage.target import SalvageTarget, settle
 from logquarry.repair.verify import verify_store
 from tests.helpers.small_store import facts
 from tests.helpers.store_maker import StoreMaker
@@ -50,7 +51,7 @@ def store(tmp_path: Path) -> Path:
 def begun(store: Path, into: Path, renames: int = 0) -> bool:
     """A salvage that is killed after so many renames; whether it was."""
     try:
-        with patch.object(_Target, "discard"):
+        with patch.object(SalvageTarget, "discard"):
             salvage(StoreLayout.open(store), into, disk=DyingDisk(renames))
     except Killed:
         return True

@@ -14,7 +14,8 @@ import pytest
 import logquarry as lq
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.checkpoint import encode as encode_checkpoint
-from logquarry.log.layout import DAMAGE, DURABLE, INTENT, LOADS, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import DAMAGE, DURABLE, INTENT, LOADS
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store
 from logquarry.repair.verify.findings import VerifyReport

@@ -17,7 +17,8 @@ import pytest
 import logquarry as lq
 from logquarry.disk.disk import LocalDisk
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
-from logquarry.log.layout import INTENT, LOADS, StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import INTENT, LOADS
 from logquarry.read.get_message import GetMessageStatus
 from logquarry.repair.verify import verify_store
 from logquarry.store.load.ledger import Intent, Ledger, LoadId

@@ -1,0 +1,115 @@
+"""Where a store or an output is: a local path, a ``file:`` URL, or a URL of another file system."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from logquarry import arguments
+from logquarry.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyarrow import fs as pafs
+
+_S3_OPTIONS: Final = frozenset(
+    {
+        "access_key",
+        "secret_key",
+        "session_token",
+        "anonymous",
+        "region",
+        "request_timeout",
+        "connect_timeout",
+        "scheme",
+        "endpoint_override",
+        "proxy_options",
+        "role_arn",
+        "session_name",
+        "external_id",
+        "force_virtual_addressing",
+    }
+)
+_ARROW_OPTIONS: Final = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
+"""Options that pyarrow.fs understands, by URL scheme."""
+
+
+def without_file_scheme(location: str) -> str:
+    """The path of a ``file:`` URL (``file:/x``, ``file:///x``); other locations unchanged."""
+    return re.sub(r"^file:(//)?", "", location)
+
+
+def local_store(path: str | os.PathLike[str]) -> Path:
+    """The local folder of a store that the caller wants to change.
+
+    Raises:
+        UsageError: if the location is a URL.
+    """
+    return local_folder(path, "only a local store can be changed")
+
+
+def local_folder(
+    path: str | os.PathLike[str], refusal: str = "only a local folder can be written"
+) -> Path:
+    """The local folder that the caller wants to write.
+
+    Raises:
+        UsageError: if it is a URL: as a path it would name a folder called ``s3:``; or if it is
+            empty, as from an unset variable: it would name the working directory.
+    """
+    name = without_file_scheme(arguments.path(path))
+    if not name:
+        raise UsageError("the path is empty")
+    if "://" in name:
+        raise UsageError(f"{name}: {refusal}")
+    return Path(name).absolute()
+
+
+def _first_line(url: str, error: OSError) -> str:
+    """Return the reason in one line: libhdfs lists each place in which it looked for Java."""
+    text = str(error).partition("\n")[0]
+    if url.startswith(("hdfs://", "viewfs://")) and re.search("libjvm|libhdfs", text):
+        return f"{text}. HDFS needs Hadoop's libraries: set JAVA_HOME, HADOOP_HOME and CLASSPATH"
+    return text
+
+
+def arrow_folder(
+    url: str, storage_options: Mapping[str, Any] | None = None
+) -> tuple[pafs.FileSystem, str]:
+    """The pyarrow file system of a URL, and the folder's path in it.
+
+    Raises:
+        UsageError: if no file system knows the URL.
+    """
+    from pyarrow import fs as pafs
+
+    trouble = f"{url}: "
+    takes = _ARROW_OPTIONS.get(url.partition("://")[0], frozenset())
+    if not storage_options or takes.issuperset(storage_options):
+        try:
+            if storage_options:
+                return pafs.S3FileSystem(**storage_options), url.partition("://")[2]
+            arrow, base = pafs.FileSystem.from_uri(url)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            trouble += f"{error}; "
+        except OSError as error:
+            raise UsageError(f"{url}: {_first_line(url, error)}") from error
+        else:
+            return arrow, base
+    if url.startswith("://"):
+        # fsspec would treat it as a path.
+        raise UsageError(f"{url}: names no file system")
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        hint = "fsspec may know it: pip install 'logquarry[remote]'"
+        raise UsageError(trouble + hint) from error
+    try:
+        made, base = url_to_fs(url, **(storage_options or {}))
+    except ImportError as error:
+        raise UsageError(f"{trouble}needs a package that is not installed: {error}") from error
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{trouble}{error}") from error
+    return pafs.PyFileSystem(pafs.FSSpecHandler(made)), base

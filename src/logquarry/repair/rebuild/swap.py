@@ -1,0 +1,185 @@
+"""Puts rebuilt folders in place, by renames that can be finished after an interruption.
+
+A build is complete when its file ``complete`` exists: see :mod:`logquarry.repair.rebuild.rebuild`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from logquarry.config import StoreConfig
+from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.locks import alone_in
+from logquarry.errors import UsageError
+from logquarry.log.layout import StoreLayout
+from logquarry.log.location import local_store
+from logquarry.log.store_files import (
+    BATCH_QUEUE,
+    CONSUME_QUEUE,
+    INDEX,
+    SALVAGE,
+    SIDECAR,
+    quarantine,
+)
+from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.rebuild.build import check_made_of, made_of
+
+BUILD: Final = "rebuild"
+COMPLETE: Final = "complete"
+
+
+def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
+    """Check that queues and index can be built in a folder; return the folder.
+
+    Args:
+        root: the store's folder.
+        target: the folder.
+        names: names of the folders to build in it.
+
+    Raises:
+        UsageError: if they cannot be built there.
+    """
+    if target.resolve().is_relative_to(root.resolve()):
+        raise UsageError(f"{target}: lies in the store; use --in-place to rebuild there")
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{target}: not a folder")
+    if (target / SALVAGE).exists():
+        raise UsageError(f"{target}: a salvage into it was interrupted")
+    if (target / SIDECAR / BUILD / COMPLETE).is_file():
+        # A complete build may be in place in part.
+        return target
+    for name in names:
+        if (target / name).exists():
+            raise UsageError(f"{target / name}: already exists, and a rebuild overwrites nothing")
+    return target
+
+
+def finish_into(
+    path: str | os.PathLike[str],
+    target: Path,
+    names: Sequence[str],
+    *,
+    note: Path,
+    config: StoreConfig | None = None,
+    disk: Disk | None = None,
+) -> bool:
+    """Put the files of an interrupted, complete rebuild in place; return whether all are there.
+
+    Args:
+        path: the store's folder.
+        target: the folder of the rebuild.
+        names: names of the folders that are wanted in it.
+        note: file that records the store and its settings.
+        config: settings of the store, as for :func:`rebuild`.
+        disk: disk of the folder.
+
+    Raises:
+        StoreNotFound: if there is no store.
+        StoreUnavailable: if another process uses the folder.
+        UsageError: if the files belong to another store, or were built with other settings.
+    """
+    if not target.is_dir():
+        return False
+    root, disk = local_store(path), disk or LocalDisk()
+    with alone_in(disk, target):
+        _bring_out_cut_off(target, disk)
+        there = [name for name in names if (target / name).exists()]
+        layout = StoreLayout.open(root, config or StoreConfig())
+        settings = with_sizes(config or StoreConfig(), layout)
+        check_made_of(target, note, made_of(str(root), there, settings))
+    return len(there) == len(names)
+
+
+def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
+    """Finish a rebuild that is in place in part.
+
+    Raises:
+        UsageError: if there was one.
+    """
+    is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
+    if is_begun and _bring_out_cut_off(target, disk):
+        for name in names:
+            if (target / name).exists():
+                raise UsageError(
+                    f"{target / name}: an interrupted rebuild was complete and is in place now; a "
+                    "rebuild overwrites nothing"
+                )
+
+
+def _bring_out_cut_off(target: Path, disk: Disk) -> bool:
+    build = target / SIDECAR / BUILD
+    if not bring_out(build, target, disk):
+        return False
+    shutil.rmtree(build)
+    remove_empty(build.parent)
+    return True
+
+
+def bring_out(build: Path, target: Path, disk: Disk) -> bool:
+    """Move the folders of a complete build in place, unless they are there.
+
+    Returns:
+        Whether the build was complete.
+    """
+    if not (build / COMPLETE).is_file():
+        return False
+    for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX):
+        if (build / name).is_dir() and not (target / name).exists():
+            _rename(disk, build / name, target / name)
+    return True
+
+
+def swap(
+    build: Path, target: Path, names: Sequence[str], quarantined: str, disk: Disk
+) -> tuple[Path | None, Path]:
+    """Put new folders in place of the old ones.
+
+    Args:
+        build: the folder with the new folders.
+        target: the folder of the old ones.
+        names: names of the folders.
+        quarantined: name of the folder in the quarantine that gets the old ones.
+        disk: disk of both folders.
+
+    Returns:
+        The quarantine of the old ones, None without; and the folder for it.
+    """
+    aside = first = quarantine(target, quarantined)
+    number = 0
+    while aside.exists():
+        number += 1
+        aside = first.with_name(f"{first.name}.{number}")
+    for name in names:
+        place, old = target / name, aside / name
+        try:
+            if place.exists():
+                disk.make_folders(aside)
+                _rename(disk, place, old)
+            _rename(disk, build / name, place)
+        except BaseException:
+            # Even on Ctrl-C either all folders are moved or none.
+            if old.exists() and not place.exists():
+                _rename(disk, old, place)
+            raise
+    return aside if aside.exists() else None, aside
+
+
+def _rename(disk: Disk, folder: Path, to: Path) -> None:
+    try:
+        disk.rename(folder, to)
+    except OSError as error:
+        raise disk.refused(to, error) from error
+    disk.sync_names(to.parent)
+    disk.sync_names(folder.parent)
+
+
+def remove_empty(*folders: Path) -> None:
+    """Remove empty folders."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()

@@ -1,0 +1,144 @@
+"""Checks the files of a store besides log, queues and index: the part of verify for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from logquarry.dialect31.recovery import TransactionCheck
+from logquarry.dialect31.unit_files import transaction_frames
+from logquarry.errors import CorruptFile, UnreadableFile
+from logquarry.format import broker_config, durable_mark, fastjson
+from logquarry.format.rocksdb_config import FOLDERS_V1
+from logquarry.log import kept_settings
+from logquarry.log.layout import StoreLayout
+from logquarry.log.rocksdb import is_installed
+from logquarry.log.rocksdb_config import place_of, read_config
+from logquarry.log.store_files import (
+    CHECKPOINT,
+    CONFIG,
+    DURABLE,
+    INTENT,
+    LOADS,
+    REDO_LOG,
+    SETTINGS,
+    SIDECAR,
+    STATE_TABLE,
+)
+from logquarry.log.walk import LogReader, Run
+from logquarry.repair.verify.findings import VerifyReport
+
+_LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
+
+
+def check_checkpoint(
+    layout: StoreLayout, report: VerifyReport, *, messages: int, last_time: int
+) -> None:
+    """Compare the checkpoint with the log: its number of messages, and the last store time."""
+    try:
+        found = layout.read_checkpoint()
+    except UnreadableFile:
+        return
+    except ValueError as error:
+        report.add("checkpoint_short", CHECKPOINT, 0, str(error))
+        return
+    if found is None:
+        report.add("checkpoint_missing", CHECKPOINT, 0, "RocketMQ creates a new one")
+    elif not any(found):
+        if messages:
+            reason = "all zeros: RocketMQ treats no message as flushed"
+            report.add("checkpoint_zero", CHECKPOINT, 0, reason)
+    elif messages and max(found) > last_time:
+        reason = f"its time is {max(found)}, but the last message was stored at {last_time}"
+        report.add("checkpoint_ahead", CHECKPOINT, 0, reason)
+
+
+def check_config(layout: StoreLayout, report: VerifyReport) -> None:
+    """Check that the files of ``config/``, or their tables in RocksDB, can be read."""
+    decoders: dict[str, Callable[[bytes], object]] = {
+        broker_config.CONSUMER_OFFSET_FILE: broker_config.decode_consumer_offsets,
+        broker_config.DELAY_OFFSET_FILE: broker_config.decode_delay_offsets,
+        broker_config.TOPICS_FILE: broker_config.decode_topics,
+    }
+    for file in FOLDERS_V1 if is_installed() else ():
+        place = place_of(layout.filesystem, file)
+        try:
+            _ = place is None or decoders.get(file, bytes)(read_config(layout.filesystem, file))
+        except (CorruptFile, ValueError, TypeError) as error:
+            report.add("bad_config", place or CONFIG, 0, str(error))
+    for entry in layout.filesystem.list(CONFIG):
+        if entry.is_dir or not entry.name.endswith(".json"):
+            continue
+        path = f"{CONFIG}/{entry.name}"
+        decode: Callable[[bytes], object] = decoders.get(entry.name, fastjson.decode)
+        try:
+            decode(layout.filesystem.read(path))
+        except UnreadableFile:
+            continue
+        except (ValueError, TypeError, RecursionError) as error:
+            report.add("bad_config", path, 0, str(error))
+        except FileNotFoundError:
+            continue
+
+
+def check_sidecar(
+    layout: StoreLayout, report: VerifyReport, *, is_live: bool, last_sound: int
+) -> None:
+    """Check the files of logquarry: settings, durable offset, leftovers of interrupted work."""
+    files = layout.filesystem
+    try:
+        kept_settings.decode(files.read(SETTINGS))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, RecursionError) as error:
+        report.add("bad_settings", SETTINGS, 0, str(error))
+    for folder in _LEFTOVERS:
+        for entry in files.list(folder):
+            reason = "left by interrupted work; you can remove it"
+            report.add("leftover", f"{folder}/{entry.name}", 0, reason)
+    if files.exists(f"{LOADS}/{INTENT}") and not is_live:
+        reason = "a load was interrupted; open the store for writing to finish it"
+        report.add("unfinished_load", f"{LOADS}/{INTENT}", 0, reason)
+    try:
+        mark = durable_mark.decode(files.read(DURABLE))
+    except (FileNotFoundError, UnreadableFile):
+        return
+    except OSError as error:
+        report.add("durable_mark_invalid", DURABLE, 0, str(error))
+        return
+    if mark is None:
+        reason = "its magic or its CRC is wrong: the durable offset is unknown"
+        report.add("durable_mark_invalid", DURABLE, 0, reason)
+    elif layout.durable_end is None:
+        reason = "it belongs to another checkpoint: the durable offset is unknown"
+        report.add("durable_mark_foreign", DURABLE, 0, reason)
+    elif mark.offset > last_sound and not is_live:
+        reason = f"the durable offset is {mark.offset}, but the log ends at {last_sound}"
+        report.add("durable_mark_ahead", DURABLE, 0, reason)
+
+
+def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> None:
+    """Compare the state table and the redo log of a store of 3.x with its log.
+
+    After a crash they usually differ, so that the findings are notes.
+
+    Args:
+        layout: the store's files.
+        end: physical offset of the log's end.
+        report: gets the findings.
+    """
+    check = TransactionCheck()
+    # Frames whose body alone is damaged count, as they do for queues.
+    for event in LogReader(layout, bound=end, check_crc=False).events():
+        if isinstance(event, Run):
+            check.take(transaction_frames(event.window, event.rows))
+    faults = list(check.table_faults(layout))
+    for kind, is_stale in (("state_table_wrong", False), ("state_table_stale", True)):
+        reasons = [reason for reason, stale in faults if stale is is_stale]
+        if reasons:
+            more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+            crashed = layout.has_abort
+            report.add(kind, STATE_TABLE, 0, reasons[0] + more, is_explained=crashed)
+    fault = check.redo_fault(layout)
+    if fault is not None:
+        report.add("redo_log_wrong", REDO_LOG, 0, fault, is_explained=layout.has_abort)
