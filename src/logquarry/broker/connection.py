@@ -1,7 +1,7 @@
 """One connection of a client: frames in, answers out, requests of the broker to the client.
 
-A slow reader holds back only itself: while its socket takes no bytes, its connection reads no
-further request and starts none. The answers of one loop iteration go out as one write.
+A client that does not read its answers delays only itself: its connection then reads and starts no
+further request. The connection sends the answers of one loop iteration in one write.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the parts of a broker share: the store with its threads, tables, clients, and counts."""
+"""The shared state of a broker's parts: store, threads, tables, clients and counts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Core:
-    """What all parts of a broker use.
+    """The shared state of a broker's parts.
 
     Attributes:
         loop: the event loop.

@@ -1,8 +1,8 @@
 """Pulls: messages for consumers, with long polling (``PullMessageProcessor``).
 
-A pull that finds nothing is held: it costs an object, and no thread. New messages of its queue
-start it again; after its time it is answered with PULL_NOT_FOUND. While a client does not read its
-answers, its pulls stay held.
+If a pull finds no message, the broker holds it, as an object without a thread. New messages in its
+queue start it again. If its time ends first, the answer is PULL_NOT_FOUND. The pulls of a client
+that does not read its answers stay held.
 """
 
 from __future__ import annotations
