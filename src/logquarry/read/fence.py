@@ -104,7 +104,7 @@ _OUT |= dict.fromkeys(
 )
 _USUAL_OUT: Final = (
     "start the broker on the store: the broker recovers it; or copy the messages: `logquarry "
-    "export`, or `logquarry salvage --into`, which makes a plain store and lists what it leaves behind"
+    "export`, or `logquarry salvage --into`, which makes a plain store and lists the parts it omits"
 )
 _ROCKETMQ_MODE: Final = "recovery_mode"
 _NOT_AS_ROCKETMQ: Final = frozenset(
