@@ -646,7 +646,7 @@ def _is_locked(path: Path) -> bool:
     command = getattr(fcntl, _LOCK_PROBE, None)
     try:
         if fcntl is None:
-            # On Windows nobody else can read the byte that a process has locked.
+            # On Windows no other process can read a byte that a process has locked.
             read_at(descriptor, 1, 0)
             return False
         if command is None:
