@@ -27,7 +27,7 @@ SQL92: Final = "SQL92"
 
 @dataclass(slots=True)
 class TopicFilter:
-    """What a consumer wants of a topic.
+    """The subscription of a consumer to a topic.
 
     Attributes:
         document: ``SubscriptionData`` as the client sent it.

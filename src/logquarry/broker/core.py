@@ -57,7 +57,7 @@ class Lanes:
             self.slow = Lane(loop, "broker-slow", capacity)
 
     async def close(self) -> None:
-        """Carry out what waits, and end the threads."""
+        """Run the jobs that wait, and end the threads."""
         for lane in dict.fromkeys((self.puts, self.blocking, self.slow, self.gets)):
             await lane.close()
 

@@ -26,7 +26,7 @@ _AT_ONCE: Final = 128
 
 
 class Mailbox(Generic[T]):
-    """Brings items from other threads into the event loop. Any thread may post.
+    """Passes items from other threads to the event loop. Any thread may post.
 
     Args:
         loop: the loop.

@@ -105,5 +105,5 @@ def _reply_topics(request: Request, names: list[str]) -> None:
 
 
 def is_visible(topic: str) -> bool:
-    """Whether a topic is one of the users', not a group's."""
+    """Whether a topic belongs to users, not to a consumer group."""
     return not is_of_group(topic)

@@ -88,7 +88,7 @@ class Pulling:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._ends: dict[QueueKey, tuple[int, int]] = {}
-        """First and next queue offset of queues, as far as they were read or have grown."""
+        """First and next known queue offset of each queue."""
         self._held: dict[QueueKey, set[Pull]] = {}
         self._held_count = 0
         self._ending: dict[int, set[Pull]] = {}
@@ -307,7 +307,7 @@ class Pulling:
             self.arrived(key, end)
 
     def end_of(self, key: QueueKey) -> int:
-        """One past the last offset of a queue, as far as it was read or has grown."""
+        """The next queue offset of a queue, as far as it is known."""
         return self._ends.get(key, (0, 0))[1]
 
     def forget(self, topic: str) -> None:

@@ -115,7 +115,7 @@ class TimerDelivery:
 
     @property
     def waiting(self) -> int:
-        """The number of messages that wait, as far as their queue was read."""
+        """The number of waiting messages in the part of the queue that was read."""
         return len(self._timers.waiting)
 
     # ------------------------------------------------------------------------------------- work
