@@ -1,4 +1,4 @@
-"""What Linux, macOS and Windows lack of each other's system calls, for reading a store.
+"""Replaces system calls for reading a store that macOS or Windows does not have.
 
 Reading works on all three. Writing needs Linux or macOS: see :func:`require_writing`.
 """

@@ -1,4 +1,4 @@
-"""Stands for the module ``cython`` if a module runs interpreted and Cython is not installed."""
+"""Replaces the module ``cython`` if a module runs interpreted and Cython is not installed."""
 
 from __future__ import annotations
 

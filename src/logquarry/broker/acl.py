@@ -1,9 +1,9 @@
-"""Accounts: who may do what, by RocketMQ 4.9's signatures (``PlainPermissionManager``).
+"""Accounts with permissions, and the signatures of requests (``PlainPermissionManager``).
 
 A client signs each request with its secret key: HMAC-SHA1 over the values of all header fields in
 the order of their names, and the body. Every request needs the permission for its topic and group.
-RocketMQ checks batches, ends of transactions, offsets, searches and locks for a signature alone;
-here they need their permission too. Requests without a rule here need an administrator.
+For batches, ends of transactions, offsets, searches and locks, RocketMQ checks only the signature;
+this broker also checks the permission. A request without a rule needs an administrator.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _C = RequestCode
 _OPEN: Final = frozenset(
     {_C.GET_ROUTEINFO_BY_TOPIC, _C.GET_BROKER_CLUSTER_INFO, _C.UNREGISTER_CLIENT}
 )
-"""Requests without a permission: routes, and a client that says goodbye."""
+"""Requests that need no account: routes, and the end of a client."""
 _LATER: Final = frozenset({_C.VIEW_MESSAGE_BY_ID, _C.END_TRANSACTION})
-"""Requests whose topic is known only when the message was read."""
+"""Requests whose topic is known only after the message is read."""
 _PUBLISHES: Final = frozenset(
     {
         *(_C.SEND_MESSAGE, _C.SEND_MESSAGE_V2, _C.SEND_BATCH_MESSAGE),
@@ -104,7 +104,7 @@ class Account:
 
     def refuse(self, lacking: str) -> None:
         """Raise Refused."""
-        raise Refused(ResponseCode.NO_PERMISSION, f"{self.access_key} has not {lacking}")
+        raise Refused(ResponseCode.NO_PERMISSION, f"{self.access_key} has no permission {lacking}")
 
 
 class AccessControl:

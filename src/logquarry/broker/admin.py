@@ -193,7 +193,7 @@ class Admin:
         _reply(request, {"connectionSet": [client.document() for client in members.values()]})
 
     async def reset_offset(self, request: Request) -> None:
-        """Set the offsets of a group in a topic to a time, and tell its consumers."""
+        """Set the offsets of a group in a topic to those of a time, and notify its consumers."""
         core, fields = self._core, request.fields
         group, name = fields["group"], fields["topic"]
         topic = core.require_topic(name, 7)

@@ -229,7 +229,7 @@ class Broker:
         return [connection for port in self._ports for connection in port.connections]
 
     def lags(self) -> dict[str, int]:
-        """Messages that each connected group has not committed, as far as its queues were read."""
+        """Lag of each connected group, in messages; only of queues that were read."""
         core = self.core
         found: dict[str, int] = {}
         for name, group in core.clients.consumers.items():
@@ -265,7 +265,7 @@ class Broker:
             logger.error("%s", error)
 
     async def _poll(self, core: Core) -> None:
-        """Look for messages that another process puts into the store."""
+        """Find messages that another process has put into the store."""
         refresh_at = 0.0
         while True:
             await asyncio.sleep(self.options.poll_ms / 1_000)

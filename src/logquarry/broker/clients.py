@@ -1,7 +1,8 @@
 """The clients that are connected: producers and consumers of each group, by their heartbeats.
 
 Follows ``ProducerManager`` and ``ConsumerManager``: a client belongs to the groups of its last
-heartbeat. If the consumers of a group change, all of them are told to share the queues again.
+heartbeat. If the consumers of a group change, the broker asks all of them to divide the queues
+again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SQL92: Final = "SQL92"
 
 @dataclass(slots=True)
 class TopicFilter:
-    """What a consumer wants of a topic.
+    """The subscription of a consumer to a topic.
 
     Attributes:
         document: ``SubscriptionData`` as the client sent it.

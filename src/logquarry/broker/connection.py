@@ -1,7 +1,7 @@
 """One connection of a client: frames in, answers out, requests of the broker to the client.
 
-A slow reader holds back only itself: while its socket takes no bytes, its connection reads no
-further request and starts none. The answers of one loop iteration go out as one write.
+A client that does not read its answers delays only itself: its connection then reads and starts no
+further request. The connection sends the answers of one loop iteration in one write.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ Handler = Callable[[Request], Awaitable[None] | None]
 
 
 class Server(Protocol):
-    """What a connection needs of the server that accepted it."""
+    """The interface of the server that accepted a connection."""
 
     handlers: Mapping[int, Handler]
 
@@ -192,7 +192,7 @@ class Connection(asyncio.Protocol):
         self._resumed.append(call)
 
     def close(self) -> None:
-        """Send what is there, and end the connection."""
+        """Send the bytes that wait, and end the connection."""
         self._flush()
         self.is_open = False
         if self._transport is not None:
@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
             request.fail(error)
 
     def hold(self) -> None:
-        """Count a request as a long poll: it does not keep other requests from being started."""
+        """Count a request as a long poll: it does not delay the start of other requests."""
         self._pending -= 1
 
     def unhold(self) -> None:

@@ -39,7 +39,7 @@ def document_of(request: Request) -> dict[str, Any]:
 
 
 class Consuming:
-    """Answers what clients send besides messages and pulls.
+    """Answers heartbeats and the requests for consumer lists, offsets and locks.
 
     Args:
         core: the broker's parts.
@@ -141,7 +141,7 @@ class Consuming:
         request.reply(fields={"offset": str(offset)})
 
     def _start_of(self, topic: str, queue_id: int) -> int | None:
-        """Where a new group starts if the broker decides: at 0 while the whole queue is at hand.
+        """The start of a new group if the broker decides: 0 if the queue has all its messages.
 
         Otherwise the client decides, by its ConsumeFromWhere.
         """
@@ -166,7 +166,7 @@ class Consuming:
 
     # --------------------------------------------------------------------------------------- locks
     def lock(self, request: Request) -> None:
-        """Lock queues for one client of a group; answer with those that it has."""
+        """Lock queues for one client of a group; answer with the queues that it has locked."""
         document = document_of(request)
         group, client = str(document.get("consumerGroup")), str(document.get("clientId"))
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""What the parts of a broker share: the store with its threads, tables, clients, and counts."""
+"""The shared state of a broker's parts: store, threads, tables, clients and counts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Lanes:
             self.slow = Lane(loop, "broker-slow", capacity)
 
     async def close(self) -> None:
-        """Carry out what waits, and end the threads."""
+        """Run the jobs that wait, and end the threads."""
         for lane in dict.fromkeys((self.puts, self.blocking, self.slow, self.gets)):
             await lane.close()
 
@@ -85,7 +85,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Core:
-    """What all parts of a broker use.
+    """The shared state of a broker's parts.
 
     Attributes:
         loop: the event loop.

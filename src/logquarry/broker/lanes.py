@@ -1,8 +1,7 @@
-"""Threads for the calls of a store, and the way of their results back to the event loop.
+"""Threads that call the store, and return the results to the event loop.
 
-A lane is one thread that carries out jobs in order. The loop gets the results in groups: one wakeup
-serves all results that are there. A lane takes only so many jobs; a job that it refuses becomes
-RocketMQ's SYSTEM_BUSY.
+A lane is one thread that runs jobs in order. One wakeup of the loop takes all results that are
+ready. If too many jobs wait, the lane refuses the next job, and the client gets SYSTEM_BUSY.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _AT_ONCE: Final = 128
 
 
 class Mailbox(Generic[T]):
-    """Brings items from other threads into the event loop. Any thread may post.
+    """Passes items from other threads to the event loop. Any thread may post.
 
     Args:
         loop: the loop.

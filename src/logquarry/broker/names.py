@@ -1,6 +1,6 @@
 """The name server: routes, the cluster, and lists of topics (``DefaultRequestProcessor``).
 
-It knows one broker, the one in the same process, and cannot be changed from outside.
+It has routes to one broker only, the one in the same process. Clients cannot register a broker.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class BrokerOptions:
         create_topics: whether the first send to a topic creates it (``autoCreateTopicEnable``).
         create_groups: whether a consumer's first heartbeat creates its group
             (``autoCreateSubscriptionGroup``).
-        queues: most queues of a topic that a send creates (``defaultTopicQueueNums``).
+        queues: largest number of queues of a topic that a send creates (``defaultTopicQueueNums``).
         read_only: whether to open the store for reading: sends are refused, and offsets stay out of
             the store.
         offsets: with ``read_only``, the folder that keeps the groups' offsets; None for memory.

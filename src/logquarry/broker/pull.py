@@ -1,8 +1,8 @@
 """Pulls: messages for consumers, with long polling (``PullMessageProcessor``).
 
-A pull that finds nothing is held: it costs an object, and no thread. New messages of its queue
-start it again; after its time it is answered with PULL_NOT_FOUND. While a client does not read its
-answers, its pulls stay held.
+If a pull finds no message, the broker holds it, as an object without a thread. New messages in its
+queue start it again. If its time ends first, the answer is PULL_NOT_FOUND. The pulls of a client
+that does not read its answers stay held.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Pulling:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._ends: dict[QueueKey, tuple[int, int]] = {}
-        """First and next queue offset of queues, as far as they were read or have grown."""
+        """First and next known queue offset of each queue."""
         self._held: dict[QueueKey, set[Pull]] = {}
         self._held_count = 0
         self._ending: dict[int, set[Pull]] = {}
@@ -307,7 +307,7 @@ class Pulling:
             self.arrived(key, end)
 
     def end_of(self, key: QueueKey) -> int:
-        """One past the last offset of a queue, as far as it was read or has grown."""
+        """The next queue offset of a queue, as far as it is known."""
         return self._ends.get(key, (0, 0))[1]
 
     def forget(self, topic: str) -> None:

@@ -1,4 +1,4 @@
-"""Replies of request-reply: to the producer that waits for one (``ReplyMessageProcessor``)."""
+"""Sends a reply message to the producer that waits for it (``ReplyMessageProcessor``)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Sends: single messages, batches, one-way, and half messages (``SendMessageProcessor``).
 
-The loop checks a request and makes the message; a thread appends it, in the order of the requests;
-the answer goes out when flush and replica are settled. If too many sends wait for the disk, the
-client gets SYSTEM_BUSY.
+The loop checks a request and makes the message. A thread appends the messages in the order of the
+requests. The broker answers when flush wait and replica wait have ended. If too many sends wait for
+the disk, the client gets SYSTEM_BUSY.
 """
 
 from __future__ import annotations

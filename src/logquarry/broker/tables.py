@@ -1,7 +1,7 @@
-"""Topics, subscription groups and consumer offsets of a broker, of a writer or a reader.
+"""Topics, subscription groups and consumer offsets of a broker.
 
-The tables are in memory, and only the event loop changes them. With a writer they are those of
-``config/``, in RocketMQ's format, so that RocketMQ's own broker continues with them.
+The tables are in memory, and only the event loop changes them. If the store is open for writing,
+they are saved to ``config/`` in RocketMQ's format, so RocketMQ's own broker can continue with them.
 """
 
 from __future__ import annotations

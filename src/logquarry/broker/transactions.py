@@ -1,7 +1,7 @@
 """Transactions of producers: their end, and the check of open ones (``EndTransactionProcessor``).
 
-A check sends the half message back to a producer of its group, which answers with a new end of the
-transaction. The store's checks decide when, as in RocketMQ.
+A check sends the half message to a producer of its group; the producer answers with the end of the
+transaction. As in RocketMQ, the store's check service decides when to check.
 """
 
 from __future__ import annotations

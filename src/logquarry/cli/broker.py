@@ -48,13 +48,13 @@ _GARBAGE: Final = 100_000
 @click.option(
     "--advertise",
     metavar="HOST",
-    help="The broker's host as clients reach it.  [default: that of --listen]",
+    help="Host at which clients reach the broker.  [default: the host of --listen]",
 )
 @click.option(
     "--read-only",
     is_flag=True,
-    help="Open the store for reading: an archived or salvaged store, or that of a live broker. "
-    "Sends are refused; offsets of groups stay out of the store.",
+    help="Only read the store: an archived or salvaged store, or the store of a live broker. "
+    "The broker refuses sends, and keeps offsets of groups outside of the store.",
 )
 @click.option(
     "--offsets",
@@ -68,7 +68,7 @@ _GARBAGE: Final = 100_000
     type=click.IntRange(1, 1_024),
     default=8,
     show_default=True,
-    help="Most queues of a topic that a send creates.",
+    help="If a send creates a topic: the largest number of its queues.",
 )
 @click.option(
     "--broker-name",
@@ -92,7 +92,9 @@ _GARBAGE: Final = 100_000
 @click.option(
     "--tls-cert", metavar="FILE", help="Serve TLS with this certificate (PEM).  [default: no TLS]"
 )
-@click.option("--tls-key", metavar="FILE", help="Its key (PEM), if it is in another file.")
+@click.option(
+    "--tls-key", metavar="FILE", help="Key of the certificate (PEM).  [default: in --tls-cert]"
+)
 @click.option(
     "--tls-ca",
     metavar="FILE",
@@ -101,7 +103,7 @@ _GARBAGE: Final = 100_000
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Listen on an address that other machines reach, without TLS and accounts.",
+    help="Allow --listen on an address that other machines reach, without TLS and accounts.",
 )
 @click.option(
     "--metrics",
@@ -133,9 +135,10 @@ def broker(
 ) -> None:
     """Serve STORE to RocketMQ's clients, until Ctrl-C: a broker and its name server.
 
-    Clients of RocketMQ 4.x in Java, Go, C++, Python and Node.js send to it and consume from it. It
-    makes STORE if the folder is missing. Without STORE it serves a temporary store, and deletes it
-    at the end. It is one node: no slaves, no cluster, no gRPC (docs/broker.md).
+    Clients of RocketMQ 4.x in Java, Go, C++, Python and Node.js send and consume messages. If the
+    folder STORE is missing, the broker makes a new store. Without STORE it serves a temporary
+    store, and deletes it at the end. The broker is one node: no slaves, no cluster, no gRPC
+    (docs/broker.md).
 
     \b
     Clients take the address of the name server:

@@ -1,4 +1,4 @@
-"""Reads a store for ``info`` and ``stats`` without the queues that the disk does not deliver."""
+"""Reads a store for ``info`` and ``stats``, without the queues that are unreadable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows the timer messages that wait (``info --timers``), and unacknowledged pops (``stats``)."""
+"""Prints the timer messages that wait (``info --timers``) and unacknowledged pops (``stats``)."""
 
 from __future__ import annotations
 

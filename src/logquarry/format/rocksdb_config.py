@@ -47,7 +47,7 @@ Items = Iterable[tuple[bytes, bytes]]
 
 
 def prefixes(file: str, version: int) -> tuple[bytes, ...]:
-    """What the keys of one table begin with."""
+    """The prefix of the keys of one table."""
     return (b"",) if version == 1 else tuple(_KEY.pack(_TABLE, n, _DATA) for n in _IDS[file])
 
 

@@ -53,7 +53,7 @@ class BoundKey(NamedTuple):
 
 
 def queue_prefix(topic: str, queue_id: int) -> bytes:
-    """What the keys of all entries of a queue begin with; the queue offset follows."""
+    """The prefix of the keys of a queue's entries; the queue offset follows it."""
     return _SEPARATOR.join((_topic(topic), _QUEUE_ID.pack(queue_id), b""))
 
 

@@ -1,8 +1,8 @@
-"""The delay levels of a store, by the entries of its schedule queues.
+"""Finds the delay levels of a store from the entries of its schedule queues.
 
 An entry of SCHEDULE_TOPIC_XXXX carries the delivery time of its message, and the message carries
-its store time. The difference is the level's delay. So a store with its own levels is read
-correctly without the broker's configuration.
+its store time. The difference is the delay of the level. So the reader needs no broker
+configuration for a store with its own levels.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, NAME_DIGITS
 
 @dataclass(frozen=True, slots=True)
 class QueueForm:
-    """Where the queues of a topic are, and what their files consist of.
+    """The folder of a topic's queues, and the sizes of their files and entries.
 
     Attributes:
         root: folder below the store's folder, with TOPIC/QUEUE/FILE.

@@ -1,11 +1,11 @@
-"""Opens a RocksDB folder of a store for reading, without a byte written to the store.
+"""Opens a RocksDB folder of a store for reading; writes nothing to the store.
 
 The package ``rocksdict`` writes a file into the folder that it opens, in each mode. So the reader
 opens a temporary folder of symbolic links to the files; for a remote store it copies them there.
 RocksDB opens all files at once, so the temporary folder is removed before the first read.
 
 A broker keeps the newest queue entries in memory, without a log of RocksDB: the folder of a broker
-that runs or was killed lacks them.
+that runs or was killed may lack them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _LABELS: Final = ("cluster", "node_id")
 
 
 class BrokerCollector(Collector):
-    """A collector for what a broker's clients do. Any thread may scrape it.
+    """Collects the numbers of a broker's clients. Any thread may scrape it.
 
     Args:
         broker: a running broker.

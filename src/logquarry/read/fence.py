@@ -1,10 +1,10 @@
-"""Refuses a call that would change files of a store that this library does not understand.
+"""Refuses calls that would harm a store with features that this library does not maintain.
 
 Each call that writes calls :func:`require` before its first byte: before the lock file, before
 ``abort``. A refusal names the feature, the files that show it, the harm that the call would do, the
 calls that still work, and the way out (docs/rocketmq-5.md has the table). All combinations that
-:data:`_REFUSED` does not list are allowed: real brokers have served every message of such a store
-afterwards.
+:data:`_REFUSED` and :data:`UNPROVEN` do not list are allowed: real brokers have served every
+message of such a store afterwards.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ UNPROVEN: frozenset[str] = frozenset({names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHE
 They forbid every action but salvage."""
 
 _HARM: Final = {
-    names.ROCKSDB_QUEUES: "The broker would serve neither new messages nor all old ones: the "
-    "queues in RocksDB would not change",
+    names.ROCKSDB_QUEUES: "The queues in RocksDB would not change, so the broker would not "
+    "serve the new messages, nor all old ones",
     names.ROCKSDB_CONFIG: "The broker keeps consumer offsets in RocksDB, which would not change",
     names.ROCKSDB_STORE: "Index, timers and transactions in RocksDB would not follow the log",
-    names.COMPACTION: "The broker's compacted logs would miss what is put into their queues here",
+    names.COMPACTION: "The broker's compacted logs would lack the messages put here",
     names.TIERED: "The tiered storage would no longer agree with the log",
     names.PROPERTY_CRC: "Frames would be written without the CRC that the broker checks",
     names.QUEUE_EXT: "Entries would lose the addresses of their extension units",
@@ -86,14 +86,14 @@ _HARM: Final = {
 """Feature -> the harm that the refused calls would do to the store."""
 
 _OUT = {
-    names.ROCKSDB_QUEUES: "start the broker over the store, it recovers it; `logquarry rebuild` "
-    "makes new queues in RocksDB if no queue is in files; or copy the messages with `logquarry "
-    "salvage --into`, which makes a plain store",
+    names.ROCKSDB_QUEUES: "start the broker on the store: the broker recovers it; `logquarry "
+    "rebuild` makes new queues in RocksDB if no queue is in files; or copy the messages with "
+    "`logquarry salvage --into`, which makes a plain store",
     names.MULTI_DISPATCH: "leave enableMultiDispatch out of the configuration: the files show it",
     names.DLEDGER: "make a plain store with `logquarry convert STORE --into DIR`",
     names.LOG_PATH: "if commitlog/ holds the whole log, leave storePathCommitLog out of --config",
     names.CONTROLLER: "copy the store without epochFileCheckpoint and change the copy",
-    names.QUEUE_EXT: "start the broker over the store; it recovers it",
+    names.QUEUE_EXT: "start the broker on the store: the broker recovers it",
     names.PROPERTY_CRC: "write the rows with `logquarry import`, or with put() in Python",
 }
 """Feature -> the way out."""
@@ -103,8 +103,8 @@ _OUT |= dict.fromkeys(
     "store: the broker recovers it",
 )
 _USUAL_OUT: Final = (
-    "start the broker over the store, it recovers it; or copy the messages: `logquarry export`, or "
-    "`logquarry salvage --into`, which makes a plain store and lists what it leaves behind"
+    "start the broker on the store: the broker recovers it; or copy the messages: `logquarry "
+    "export`, or `logquarry salvage --into`, which makes a plain store and lists the parts it omits"
 )
 _ROCKETMQ_MODE: Final = "recovery_mode"
 _NOT_AS_ROCKETMQ: Final = frozenset(
@@ -114,7 +114,7 @@ _NOT_AS_ROCKETMQ: Final = frozenset(
         *(names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHERE),
     }
 )
-"""Features whose recovery in RocketMQ the mode ``rocketmq`` does not follow."""
+"""Features for which the mode ``rocketmq`` cannot repeat RocketMQ's recovery."""
 
 
 def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
@@ -170,8 +170,8 @@ def refusal(
         if other is not None:
             return UnsupportedStore(
                 f"{layout.root}: it cannot {action.value}: {other.name} "
-                f"({', '.join(other.evidence)}): {other.detail}. Recovery mode rocketmq knows only "
-                "a log in commitlog/ and queue files. Nothing was changed. Use mode safe",
+                f"({', '.join(other.evidence)}): {other.detail}. Recovery mode rocketmq supports "
+                "only a log in commitlog/ and queue files. Nothing was changed. Use mode safe",
                 feature=_ROCKETMQ_MODE,
                 evidence=other.evidence,
             )
@@ -228,10 +228,10 @@ def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterabl
     Args:
         layout: the store's files.
         others: see :func:`other_queues`.
-        topics: the topics that are to be consumed.
+        topics: the topics to consume.
 
     Raises:
-        UnsupportedStore: if one has queues that :func:`require_queue` refuses.
+        UnsupportedStore: if :func:`require_queue` refuses the queues of a topic.
         UsageError: if the offsets of the groups are in RocksDB, and the package ``rocksdict`` is
             not installed.
     """

@@ -1,6 +1,6 @@
-"""The pops of RocketMQ 5 that consumers have not acknowledged.
+"""Finds the messages of RocketMQ 5 that consumers popped and have not acknowledged.
 
-The broker keeps them in one of three ways; a store may have all of them::
+The broker keeps the pops in one of three places; a store may have all of them::
 
     rmq_sys_REVIVE_LOG_*   check points (tag ck) and acknowledgements (ack, bAck). They wait in
                            rmq_sys_wheel_timer until the messages become visible again.

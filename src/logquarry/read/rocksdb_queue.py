@@ -1,9 +1,9 @@
 """Reads the consume queues in RocksDB of RocketMQ 5 (``RocksDBConsumeQueueStore``).
 
 The broker keeps its newest entries in memory, and RocksDB gets them at a clean shutdown or when
-enough have gathered. So a :class:`RocksQueue` has the entries of RocksDB and after them those of
-the messages that the log has behind the dispatched end, made by
-:class:`logquarry.read.log_queues.QueueBuilder`: together all of them, also beside a live broker.
+enough have gathered. So a :class:`RocksQueue` has the entries of RocksDB, and after them
+entries that :class:`logquarry.read.log_queues.QueueBuilder` makes from the log after the dispatched
+end. The queue is complete, also beside a live broker.
 """
 
 from __future__ import annotations

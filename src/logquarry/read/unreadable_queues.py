@@ -1,4 +1,4 @@
-"""Finds queues that the disk does not deliver, so that the rest of a store can be shown."""
+"""Finds unreadable queues, so that commands can show the rest of a store."""
 
 from __future__ import annotations
 

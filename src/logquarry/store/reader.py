@@ -197,7 +197,7 @@ class BaseReader(StoreReads):
         return last_entries(self.layout, self._file_queues())
 
     def _queues_from_log(self) -> tuple[Mapping[QueueKey, Queue], int]:
-        """The queues in RocksDB and those that the messages behind them make, and the log's end.
+        """The queues in RocksDB with the later messages of the log, and the log's end.
 
         Without RocksDB, this reads the whole log.
         """

@@ -1,4 +1,4 @@
-"""The fixtures of logquarry for pytest, which finds them through the package's entry point."""
+"""Fixtures for pytest. Pytest finds them through the entry point of the package."""
 
 from __future__ import annotations
 

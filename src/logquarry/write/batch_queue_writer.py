@@ -1,10 +1,10 @@
 """Writes the batch queues of RocketMQ 5 (``BatchConsumeQueue.putBatchMessagePositionInfo``).
 
-The entries of a queue follow each other, whatever their queue offsets. If the log has lost messages
-of a queue, the entry of the next frame also takes their queue offsets (:func:`without_gaps`): the
-broker, which looks for the last entry that begins at or before an offset, then gives that frame to
-a consumer in the gap. With a gap between two entries it would give the frame before it again, and
-the consumer might never get past it.
+The entries of a queue follow each other in the file, also if queue offsets are missing. If the log
+has lost messages of a queue, the entry of the next frame also covers their queue offsets
+(:func:`without_gaps`). The broker looks for the last entry that begins at or before an offset, so
+it gives that frame to a consumer in the gap. With a gap between two entries it would give the frame
+before the gap again, and the consumer might never get past it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Writes the timer wheel of RocketMQ 5 for the timer messages that wait, and nothing else.
+"""Writes a timer wheel of RocketMQ 5 that has only the timer messages that wait.
 
 The broker that opens the store delivers each of them once. On its start it reads the whole timer
-log, because ``timercheck`` says that none of it was flushed, and continues in the queue of
+log, because in ``timercheck`` no part of it is flushed, and continues in the queue of
 ``rmq_sys_wheel_timer`` after the message of the last entry (``TimerMessageStore.recover``). So the
 last entry always names the last message of the queue. If that message does not wait, its slot is
 one that was read before.

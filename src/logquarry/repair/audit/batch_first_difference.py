@@ -1,9 +1,9 @@
 """Audit of a batch queue for a recovery: its first difference from the log.
 
 The entries of a batch queue follow each other in the log's order, so this audit compares them by
-their position in the files. It has the same calls as
-:class:`~logquarry.repair.audit.first_difference.QueueAudit`; what that counts as queue offsets are
-positions here.
+their position in the files. It has the same methods as
+:class:`~logquarry.repair.audit.first_difference.QueueAudit`, with positions instead of
+queue offsets.
 """
 
 from __future__ import annotations

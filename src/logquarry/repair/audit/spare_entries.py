@@ -1,4 +1,4 @@
-"""Audit of queue entries that no message of the log asks for: the frames to which they point."""
+"""Audit of queue entries that belong to no message found in the log: reads their frames."""
 
 from __future__ import annotations
 

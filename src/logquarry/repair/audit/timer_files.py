@@ -182,7 +182,7 @@ class _Wheel:
 
 
 def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, aside: Path) -> bool:
-    """Write the timer's files of a store anew if they have faults; returns whether they had.
+    """If the timer's files of a store have faults, write new ones; returns whether it did.
 
     Args:
         layout: the store's files; the queue of ``rmq_sys_wheel_timer`` is complete.

@@ -1,4 +1,4 @@
-"""Delivers timer messages (``TimerMessageStore``): those with TIMER_DELIVER_MS and the like.
+"""Delivers timer messages, for example those with TIMER_DELIVER_MS (``TimerMessageStore``).
 
 ::
 
@@ -14,9 +14,9 @@ Guarantees: each message is delivered once, not before its time. After a crash, 
 last progress are found in the log. A message is skipped only if it cannot be delivered (it stays in
 the log, and an error is logged).
 
-A broker that takes over the store after a clean end delivers each message that waits once. After a
-crash its wheel is older: it delivers those messages again that were delivered since. Open the store
-for writing, and close it, before the broker starts.
+After a clean shutdown, a broker on the store delivers each waiting message once. After a crash, the
+wheel is older, and a broker repeats the messages that were delivered since. To prevent this, open
+the store for writing and close it before the broker starts.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class TimerDelivery:
 
     @property
     def waiting(self) -> int:
-        """The number of messages that wait, as far as their queue was read."""
+        """The number of waiting messages in the part of the queue that was read."""
         return len(self._timers.waiting)
 
     # ------------------------------------------------------------------------------------- work
