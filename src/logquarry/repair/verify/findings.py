@@ -87,7 +87,7 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
         "state table with RocketMQ's own errors: missing entries, missed ends, restarted numbers",
     ),
     "redo_log_wrong": ("damage", "the redo log of 3.x does not match the log"),
-    "timer_check_wrong": ("damage", "timercheck is too short"),
+    "timer_check_wrong": ("damage", "timercheck is too short, or its numbers are impossible"),
     "timer_check_ahead": ("note", "timercheck is ahead of the queue of rmq_sys_wheel_timer"),
     "timer_entry_wrong": ("damage", "a slot of the timer wheel leads to no timer message"),
     "timer_missing": ("damage", "a message waits for its time, and the timer wheel lacks it"),
