@@ -313,6 +313,24 @@ def test_verify_reports_damaged_files_of_rocksdb(stores: dict[str, Path], tmp_pa
     assert found.by_kind == {"bad_rocksdb": 1, "bad_config": 1} and found.has_damage
 
 
+@pytest.mark.parametrize("how", ["missing", "dangling link"])
+def test_a_folder_without_current_is_damage(
+    how: str, stores: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its topics and offsets are not silently empty."""
+    root = tmp_path / "store"
+    shutil.copytree(stores["5.5.0-rocksdb"] / "store", root)
+    for folder in ("consumequeue", "config/topics"):
+        (root / folder / "CURRENT").unlink()
+        if how != "missing":
+            (root / folder / "CURRENT").symlink_to("nowhere")
+    found = verify_store(StoreLayout.open(root))
+    assert found.by_kind["bad_rocksdb"] == found.by_kind["bad_config"] == 1 and found.has_damage
+    with lq.MessageStore.open(root) as store:
+        for (topic, queue_id), queue in broker_queues(stores["5.5.0-rocksdb"]).items():
+            assert _entries(store, topic, queue_id) == [unit[:4] for unit in queue["units"]]
+
+
 @pytest.mark.usefixtures("no_package")
 def test_verify_without_the_package(stores: dict[str, Path]) -> None:
     found = verify_store(StoreLayout.open(stores["5.5.0-rocksdb"] / "store"))

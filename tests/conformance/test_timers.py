@@ -7,6 +7,7 @@ once that was due; docs/rocketmq-5.md has the results.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -196,3 +197,43 @@ def test_pops_without_the_package(stores: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     found = unacknowledged_pops(StoreLayout.open(stores / "5.5.0-pop-kv" / "store"))
     assert not found.queues and "logquarry[rocksdb]" in (found.hint or "")
+
+
+HARMS: dict[str, Callable[[Path], object]] = {
+    "folder": lambda path: path.mkdir(),
+    "link": lambda path: path.symlink_to("nowhere"),
+    "pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("part", [f"{timer.LOG}/{'0' * 20}", timer.LOG, timer.WHEEL])
+def test_what_is_no_file_stops_neither_verify_nor_rebuild(
+    part: str, harm: str, copied: Callable[[str], Path], stores: Path
+) -> None:
+    root = copied("5.3.3-timer")
+    path = root / part
+    path.rename(root.parent / "old")
+    HARMS[harm](path)
+    run("verify", root, code=0 if part == timer.WHEEL else 1)
+    run("rebuild", root, "--in-place", "--apply")
+    layout = StoreLayout.open(root)
+    assert not verify_store(layout).has_damage
+    keys = sorted(one.keys or "" for one in timers_of(layout).due())
+    assert keys == sorted(waiting_by_client(stores / "5.3.3-timer"))
+
+
+@pytest.mark.parametrize("number", [1 << 62, -1])
+def test_an_impossible_read_time_hides_no_message(
+    number: int, copied: Callable[[str], Path], stores: Path
+) -> None:
+    root = copied("5.5.0-timer")
+    page = bytearray((root / CHECK).read_bytes())
+    page[:8] = number.to_bytes(8, "big", signed=True)
+    (root / CHECK).write_bytes(page)
+    assert "impossible" in run("verify", root, code=1).stdout
+    for _ in range(2):
+        keys = sorted(one.keys or "" for one in timers_of(StoreLayout.open(root)).due())
+        assert keys == sorted(waiting_by_client(stores / "5.5.0-timer"))
+        run("rebuild", root, "--in-place", "--apply")
+    run("verify", root)

@@ -105,7 +105,7 @@ def decode_check(data: bytes) -> TimerCheck:
         ValueError: if there are fewer than 56 bytes.
     """
     if len(data) < CHECK.size:
-        raise ValueError(f"{len(data)} bytes instead of the {CHECK.size} of timercheck")
+        raise ValueError(f"{len(data)} bytes instead of {CHECK.size}: the broker does not start")
     return TimerCheck(*CHECK.struct.unpack_from(data, 0))
 
 

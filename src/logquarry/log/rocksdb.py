@@ -30,8 +30,12 @@ _ATTEMPTS: Final = 3
 
 
 def is_there(filesystem: FileSystem, folder: str) -> bool:
-    """Whether a folder holds a RocksDB."""
-    return filesystem.exists(f"{folder}/{CURRENT}")
+    """Whether a folder holds a RocksDB, be it one that lost CURRENT."""
+    return filesystem.exists(f"{folder}/{CURRENT}") or any(
+        entry.name.startswith(_MANIFEST) or entry.name.endswith(".sst")
+        for entry in filesystem.list(folder)
+        if not entry.is_dir
+    )
 
 
 def is_installed() -> bool:

@@ -17,6 +17,7 @@ So the answer is right after a kill too, when ``timercheck`` and the wheel are o
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Final, NamedTuple, TypeVar
 
@@ -32,6 +33,7 @@ from logquarry.format.rows import POSITION, PROPS_AT, PROPS_LENGTH, SIZE
 from logquarry.format.timer import TimerCheck
 from logquarry.log.first_frames import first_frames
 from logquarry.log.layout import StoreLayout
+from logquarry.log.rocksdb import is_there
 from logquarry.log.store_files import CONFIG, CONSUME_QUEUE
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
@@ -40,7 +42,7 @@ from logquarry.read.log_queues import QueueBuilder
 
 CHECK: Final = f"{CONFIG}/{timer.CHECK_FILE}"
 QUEUE_ID: Final = 0
-_IN_ROCKSDB: Final = (f"{CONSUME_QUEUE}/CURRENT", f"{CONSUME_QUEUE}_rocksdb/CURRENT")
+_IN_ROCKSDB: Final = (CONSUME_QUEUE, f"{CONSUME_QUEUE}_rocksdb")
 _CLOCK_SLACK_MS: Final = 60_000
 """The clock may have been set back that far."""
 
@@ -309,12 +311,17 @@ def read_check(layout: StoreLayout) -> TimerCheck:
     """``config/timercheck``; zeros if there is none.
 
     Raises:
-        ValueError: if it is too short.
+        ValueError: if it is too short, or has numbers that no broker writes.
     """
     try:
-        return timer.decode_check(layout.filesystem.read(CHECK))
+        check = timer.decode_check(layout.filesystem.read(CHECK))
     except FileNotFoundError:
         return TimerCheck()
+    ahead = check.read_time - time.time_ns() // 1_000_000
+    if min(check.read_time, check.log_end, check.enqueued) < 0 or ahead > timer.WHEEL_MS:
+        # With such a read time no message would wait.
+        raise ValueError(f"its numbers are impossible: {check}")
+    return check
 
 
 def check_or_none(layout: StoreLayout) -> TimerCheck:
@@ -333,7 +340,7 @@ def timer_queue(layout: StoreLayout) -> Queue | None:
     key = timer.TOPIC, QUEUE_ID
     if key in layout.queue_names:
         return ConsumeQueue(layout, *key, log_min_offset=layout.commit_log.start)
-    if layout.queue_names and not any(map(layout.filesystem.exists, _IN_ROCKSDB)):
+    if layout.queue_names and not any(is_there(layout.filesystem, one) for one in _IN_ROCKSDB):
         return None
     builder = QueueBuilder(layout.config, layout.delay_levels_ms)
     return builder.add(LogReader(layout, check_crc=False).events()).queues().get(key)

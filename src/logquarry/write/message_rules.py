@@ -227,7 +227,8 @@ def timer_slot(
     name = next(name for name in _TIMED if name in values)
     text = values[name]
     if not (text.isascii() and text.isdigit() and len(text) < _LONG_DIGITS):
-        raise refusal(PutStatus.MESSAGE_ILLEGAL, f"{name} is no number: {text!r}", reason="delay")
+        why = f"{name} takes a number of at most 18 digits and without a sign: {text!r}"
+        raise refusal(PutStatus.MESSAGE_ILLEGAL, why, reason="delay")
     at = int(text) if name == props.TIMER_DELIVER_MS else now + int(text) * _TIMED[name]
     if at <= now:
         if props.TIMER_DELETE_UNIQ_KEY in values:

@@ -12,6 +12,7 @@ broker back to the first message that waits.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -180,7 +181,9 @@ def _remove(disk: Disk, root: Path, aside: Path | None) -> None:
     """Remove wheel, its snapshots and timer log: ``timercheck`` does not need them any more."""
     folder = root / timer.LOG
     paths = sorted(root.glob(f"{timer.WHEEL}*"))
-    paths += [folder / name for name in disk.names_in(folder)] if folder.is_dir() else []
+    # Also what is no file: a folder or a dangling link stands in the way of the new file.
+    paths += sorted(folder.iterdir()) if folder.is_dir() else []
+    paths += [folder] if os.path.lexists(folder) and not folder.is_dir() else []
     for path in paths:
         if aside is None:
             disk.remove(path)

@@ -22,7 +22,7 @@ from logquarry.format.timer import TimerCheck
 from logquarry.log.layout import StoreLayout
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.timer_wheel import precision, used_slots
-from logquarry.read.timers import CHECK, Timers, check_or_none, timer_queue, timers_of
+from logquarry.read.timers import CHECK, Timers, check_or_none, read_check, timer_queue, timers_of
 from logquarry.write.timer_files import timer_log_file_size, write_timer_files
 
 _ENTRY: Final = timer.ENTRY.dtype()
@@ -43,15 +43,16 @@ class TimerFault(NamedTuple):
 def timer_faults(layout: StoreLayout) -> Iterator[TimerFault]:
     """The faults of wheel, timer log and ``timercheck``. Reads the log's end, if messages wait."""
     names = {entry.name for entry in layout.filesystem.list("")}
-    check = check_or_none(layout)
     try:
-        data = layout.filesystem.read(CHECK)
-    except (FileNotFoundError, UnreadableFile):
-        # The broker reads the queue from its start. verify reports unreadable bytes.
+        check = read_check(layout)
+    except UnreadableFile:
+        # verify reports unreadable bytes.
         return
-    if len(data) < timer.CHECK.size:
-        reason = f"{len(data)} bytes instead of {timer.CHECK.size}: the broker does not start"
-        yield TimerFault("timer_check_wrong", CHECK, 0, reason)
+    except ValueError as error:
+        yield TimerFault("timer_check_wrong", CHECK, 0, str(error))
+        return
+    if not layout.filesystem.exists(CHECK):
+        # The broker reads the queue from its start.
         return
     wheel = _Wheel(layout, check)
     queue = timer_queue(layout) if check.enqueued else None
@@ -89,7 +90,11 @@ class _Wheel:
         for entry in self._layout.filesystem.list(timer.LOG):
             if entry.is_dir or not entry.name.isdigit():
                 continue
-            view = self._layout.open_file(f"{timer.LOG}/{entry.name}")
+            try:
+                view = self._layout.open_file(f"{timer.LOG}/{entry.name}")
+            except FileNotFoundError:
+                # The broker deleted it, or it is no file: then the slots that need it are faults.
+                continue
             count = view.size // _ENTRY.itemsize
             data = view.window(0, count * _ENTRY.itemsize)[: count * _ENTRY.itemsize]
             found[int(entry.name)] = np.frombuffer(data, _ENTRY)

@@ -60,7 +60,8 @@ def next_step(report: VerifyReport) -> Next | None:
 
 
 def _action(finding: Finding) -> Action:
-    # A recovery does not replace the files of a broker's configuration.
-    if finding.file.startswith(f"{CONFIG}/"):
+    action = STEPS[finding.kind][0]
+    # A recovery does not replace the files of a broker's configuration; a rebuild makes timercheck.
+    if finding.file.startswith(f"{CONFIG}/") and action is not Action.QUEUES:
         return Action.RESTORE
-    return STEPS[finding.kind][0]
+    return action

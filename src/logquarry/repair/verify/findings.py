@@ -87,7 +87,10 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
         "state table with RocketMQ's own errors: missing entries, missed ends, restarted numbers",
     ),
     "redo_log_wrong": ("damage", "the redo log of 3.x does not match the log"),
-    "timer_check_wrong": ("damage", "config/timercheck is too short"),
+    "timer_check_wrong": (
+        "damage",
+        "config/timercheck is too short, or its numbers are impossible",
+    ),
     "timer_check_ahead": (
         "note",
         "config/timercheck names an offset after the end of the queue of rmq_sys_wheel_timer",
