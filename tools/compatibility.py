@@ -9,7 +9,8 @@ from pathlib import Path
 RESULTS = Path(__file__).parent.parent / "tests" / "data" / "rocketmq5_matrix.jsonl"
 VERSIONS = ("5.1.4", "5.3.3", "5.4.0", "5.5.0")
 COMMANDS = ("read", "get", "verify", "put", "recover", "rebuild", "salvage", "convert")
-_READERS = COMMANDS[:3]
+_ON_LIVE = COMMANDS[:6]
+"""Commands on the copy of a running broker's files."""
 _FAILED = "failed"
 _LIVE = "-live"
 
@@ -60,7 +61,7 @@ def results(path: Path = RESULTS) -> str:
         elif row["detail"].startswith("left behind"):
             left.append(f"- {row['store']}, `{row['command']}`: {_plain(row['detail'])}")
     parts = ["## Stores of brokers that were shut down or killed", _table(cells, "", COMMANDS)]
-    parts += ["## Copies of the files of a running broker", _table(cells, _LIVE, _READERS)]
+    parts += ["## Copies of the files of a running broker", _table(cells, _LIVE, _ON_LIVE)]
     if failures:
         parts += ["## Failures", "\n".join(failures)]
     if left:

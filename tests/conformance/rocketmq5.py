@@ -34,7 +34,7 @@ REFUSED: dict[str, frozenset[str]] = {
     "5.5.0-dledger": ALL,
     "5.5.0-kill": NONE,
     "5.5.0-lmq": NONE,
-    "5.5.0-multipath": ALL,
+    "5.5.0-multipath": NONE,
     "5.5.0-no-mmap": NONE,
     "5.5.0-plain": NONE,
     "5.5.0-pop-kv": NONE,

@@ -12,7 +12,6 @@ import logquarry as lq
 from logquarry.config import StoreConfig
 from logquarry.errors import UnsupportedStore
 from logquarry.log.layout import StoreLayout
-from logquarry.read import fence
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.verify.verify import verify_store
 from logquarry.store.retention.rules import RetentionRules
@@ -28,9 +27,8 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def scenario(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def scenario(stores: Path, tmp_path: Path) -> Path:
     """The copy of a store with the files of its log in turn in two folders."""
-    monkeypatch.setattr(fence, "UNPROVEN", frozenset())
     source = stores / "5.5.0-multipath"
     ignored = shutil.ignore_patterns("timerwheel*")
     shutil.copytree(source / "store", tmp_path / "store", ignore=ignored)

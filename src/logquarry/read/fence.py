@@ -64,10 +64,6 @@ _REFUSED: Final = {
 """Feature -> the actions that it forbids. A log that is not found as a whole forbids every action
 (:mod:`logquarry.log.log_place`)."""
 
-UNPROVEN: frozenset[str] = frozenset({names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHERE})
-"""Places of a log that logquarry can write, but with which no broker has been started afterwards.
-They forbid every action but salvage."""
-
 _HARM: Final = {
     names.ROCKSDB_QUEUES: "The queues in RocksDB would not change, so the broker would not "
     "serve the new messages, nor all old ones",
@@ -97,11 +93,6 @@ _OUT = {
     names.PROPERTY_CRC: "write the rows with `logquarry import`, or with put() in Python",
 }
 """Feature -> the way out."""
-_OUT |= dict.fromkeys(
-    (names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHERE),
-    "make a plain store with `logquarry convert STORE --into DIR`, or start the broker on the "
-    "store: the broker recovers it",
-)
 _USUAL_OUT: Final = (
     "start the broker on the store: the broker recovers it; or copy the messages: `logquarry "
     "export`, or `logquarry salvage --into`, which makes a plain store and lists the parts it omits"
@@ -161,9 +152,6 @@ def refusal(
     found = find_features(layout, index=False)
     for feature in _forbidding(found, layout.config, action):
         return _error(layout.root, feature, action)
-    place = layout.log_folders.feature
-    if place in UNPROVEN and action in _EACH and (feature_of := found.get(place)) is not None:
-        return _error(layout.root, feature_of, action)
     # Opening a store for writing recovers it if it was not shut down cleanly.
     if mode == "rocketmq" and action in (Action.WRITE, Action.LOAD, Action.RECOVER):
         other = next((one for one in found.features if one.name in _NOT_AS_ROCKETMQ), None)
