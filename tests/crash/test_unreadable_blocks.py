@@ -248,7 +248,7 @@ for what in (lambda: list(scan), lambda: list(store.scan()), lambda: store.query
              lambda: store.max_offset, store.stats, lambda: store.get_by_offset(5)):
     try:
         what()
-    except (StoreError, AttributeError) as error:
+    except (StoreError, AttributeError, lq.errors.UsageError) as error:
         errors += 1
 print(errors)
 """

@@ -3,8 +3,8 @@
 Each call that writes calls :func:`require` before its first byte: before the lock file, before
 ``abort``. A refusal names the feature, the files that show it, the harm that the call would do, the
 calls that still work, and the way out (docs/rocketmq-5.md has the table). All combinations that
-:data:`_REFUSED` and :data:`UNPROVEN` do not list are allowed: real brokers have served every
-message of such a store afterwards.
+:data:`_REFUSED` does not list are allowed: real brokers have served every message of such a store
+afterwards.
 """
 
 from __future__ import annotations
@@ -154,7 +154,10 @@ def refusal(
         return _error(layout.root, feature, action)
     # Opening a store for writing recovers it if it was not shut down cleanly.
     if mode == "rocketmq" and action in (Action.WRITE, Action.LOAD, Action.RECOVER):
-        other = next((one for one in found.features if one.name in _NOT_AS_ROCKETMQ), None)
+        # A log without files is no log elsewhere: the recovery tells of the loss.
+        fits = {names.LOG_ELSEWHERE} if layout.log_folders.feature is None else set()
+        unfit = _NOT_AS_ROCKETMQ - fits
+        other = next((one for one in found.features if one.name in unfit), None)
         if other is not None:
             return UnsupportedStore(
                 f"{layout.root}: it cannot {action.value}: {other.name} "

@@ -322,6 +322,10 @@ class LogFrontier:
             if end is not None:
                 return end
         self._end = self._chain_end(layout, max(known or 0, self._end), is_live=is_live)
+        if layout.has_abort and not is_live and not self._skips_damage:
+            # If the last files are lost, a read up to their end names the loss.
+            missing = missing_end(layout, last_entries(layout, all_queues(layout)))
+            return max(self._end, missing or 0)
         return self._end
 
     def _end_of_closed(self, layout: StoreLayout) -> int | None:

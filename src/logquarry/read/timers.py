@@ -380,7 +380,12 @@ def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
     that is still in the wheel. The start of a file is near enough.
     """
     for file in reversed(layout.commit_log.files):
-        for _, found in first_frames(layout.open_file(file.path)):
+        try:
+            view = layout.open_file(file.path)
+        except FileNotFoundError:
+            # A folder or a dangling link in place of the file.
+            continue
+        for _, found in first_frames(view):
             if found.store_timestamp < check.read_time - _CLOCK_SLACK_MS:
                 return file.base
             break

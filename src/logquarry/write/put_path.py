@@ -537,7 +537,11 @@ class PutPath:
                 if born is None:
                     born_time = now
             else:
-                now = self.clock()
+                stamp = self.clock()
+                if type(stamp) is not int:
+                    # The reference refuses it.
+                    return None
+                now = stamp
             known = self.queue_offsets.get(key)
             queue_offset = known if head.advances and known is not None else 0
             physical_offset = file.base + at

@@ -57,6 +57,7 @@ def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
             config(),
             dialect="4.9",
             index_tags=False,
+            mapper_file_size_batch_consume_queue=13_800_000,
             message_index_enable=True,
             enable_multi_dispatch=False,
             enable_lmq=False,

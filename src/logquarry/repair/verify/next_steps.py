@@ -36,7 +36,7 @@ STEPS: Final[Mapping[str, tuple[Action, str]]] = {
     "bad_property_crc": (Action.READ, ""),
     "suspect_text": (Action.READ, ""),
     "compaction_wrong": (
-        Action.NOTHING,
+        Action.READ,
         "read the topic with `messages`: the log may still have the message",
     ),
     "queue_missing": (Action.QUEUES, ""),

@@ -23,7 +23,7 @@ from logquarry.read.get_message import GetMessageStatus
 from logquarry.repair.verify import verify_store
 from logquarry.store.load.ledger import Intent, Ledger, LoadId
 from logquarry.store.message_store import StoreWriter
-from logquarry.store.retention import plan as planning
+from logquarry.store.retention import rules as rules_of_disk
 from logquarry.store.retention.live import RetentionService
 from logquarry.store.retention.rules import DiskUse
 from tests.helpers.failing_disk import FaultyDisk, StoppedDisk
@@ -189,7 +189,7 @@ def test_so_many_at_a_time(store_root: Path) -> None:
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, used: int, usable: int) -> None:
-    monkeypatch.setattr(planning, "disk_use", lambda _: DiskUse(used, usable))
+    monkeypatch.setattr(rules_of_disk, "disk_use", lambda _: DiskUse(used, usable))
 
 
 def test_as_long_as_the_disk_is_too_full(store_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_as_long_as_the_disk_is_too_full(store_root: Path, monkeypatch: pytest.M
     assert not retain(store_root, max_disk_ratio=0.8).log
     both = retain(store_root, max_disk_ratio=0.775, older_than_ms=250_000)
     assert len(both.log) == 1
-    monkeypatch.setattr(planning, "disk_use", lambda _: None)
+    monkeypatch.setattr(rules_of_disk, "disk_use", lambda _: None)
     assert "is unknown" in retain(store_root, max_disk_ratio=0.775).stays_because
 
 
