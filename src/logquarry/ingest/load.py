@@ -27,6 +27,7 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.locks import StoreLock
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
+from logquarry.format.index import IndexShape
 from logquarry.ingest import dead_letters
 from logquarry.ingest.staging import LoadPlan, Staged, by_broker
 from logquarry.log.layout import StoreLayout
@@ -44,12 +45,15 @@ from logquarry.store.load.ledger import (
 from logquarry.store.load.loading import Loaded
 from logquarry.store.load.segment import Segment
 from logquarry.store.message_store import StoreWriter
+from logquarry.text import plural, size_text
 
 logger = logging.getLogger(__name__)
 
 _DECISION: Final = "decision.json"
 _PATIENCE_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.05
+_LARGE: Final = 1 << 30
+_MANY_TIMES: Final = 8
 
 T = TypeVar("T")
 
@@ -166,6 +170,23 @@ def plan_load(plan: LoadPlan) -> LoadPlan:
             sizes = found
     assert sizes is not None
     return replace(plan, sizes=sizes)
+
+
+def _warn_of_space(plan: LoadPlan, segments: Mapping[int, Sequence[Segment]]) -> None:
+    """Warn before new stores take much more room on the disk than their messages need."""
+    new = [broker for broker in segments if not (plan.store(broker) / COMMIT_LOG).exists()]
+    shape = plan.sizes.index_shape or IndexShape()
+    allocated = len(new) * (_log_size(plan.sizes) + shape.file_size)
+    needed = sum(segment.bytes for broker in new for segment in segments[broker])
+    if allocated > max(_LARGE, _MANY_TIMES * needed):
+        logger.warning(
+            "%s: %s of at least %s each, for %s of messages in all; for smaller files see "
+            "docs/sink.md, Space",
+            plan.path,
+            plural(len(new), "new store"),
+            size_text(allocated // len(new)),
+            size_text(needed),
+        )
 
 
 def _log_size(config: StoreConfig) -> int:
@@ -290,6 +311,7 @@ class _Commit:
     def _append(self, decision: _Decision) -> dict[str, Loaded]:
         plan, load = self._plan, self._load
         segments = by_broker(self._tasks)
+        _warn_of_space(plan, segments)
         if plan.brokers == 1:
             # Also without rows: this creates the store and records the load in its ledger.
             store = plan.store(0)

@@ -18,6 +18,7 @@ from logquarry.format import java
 from logquarry.ingest.load import commit_load, discard_load, finish_loads, plan_load
 from logquarry.ingest.staging import LoadPlan, Staged, Stager, place_rows
 from logquarry.store.load.ledger import Ledger, LoadId
+from logquarry.store.load.loading import Loaded
 from logquarry.store.load.segment import Segment, SegmentReader
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.small_store import config
@@ -261,6 +262,23 @@ def test_versions_count_upwards(tmp_path: Path) -> None:
     assert not commit_load(plan, other, staged(plan, [row()], load=other)).was_there
     assert len(messages(tmp_path / "s")) == 3
     assert not list((tmp_path / "s").rglob("*.frames"))
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+def test_files_that_are_large_for_few_rows_are_told_before(
+    is_small: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = config() if is_small else lq.StoreConfig()
+    plan = plan_load(LoadPlan(path=str(tmp_path / "s"), brokers=2, config=sizes))
+
+    def stop(_: object) -> Sequence[Loaded]:
+        raise StoreUnavailable("before anything is allocated")
+
+    tasks = staged(plan, [row(queue_id=0), row(queue_id=1)])
+    with pytest.raises(StoreUnavailable, match="before anything"):
+        commit_load(plan, LOAD, tasks, run=stop)
+    told = "2 new stores of at least 1.4 GiB each" in caplog.text and "docs/sink.md" in caplog.text
+    assert told is not is_small
 
 
 def test_loads_without_a_name_leave_nothing(tmp_path: Path) -> None:
