@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -69,3 +70,22 @@ def test_it_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> Non
 def test_usage(words: list[str], reason: str, tmp_path: Path) -> None:
     result = run("broker", *words, code=3 if "missing.toml" in words else 2)
     assert reason in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--listen", "--name-port", "--metrics"])
+def test_a_port_in_use(option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        words = {"--listen": "127.0.0.1:0", "--name-port": "0"}
+        words[option] = port if option == "--name-port" else f"127.0.0.1:{port}"
+        result = run("broker", *(word for pair in words.items() for word in pair), code=2)
+    assert result.stderr == (
+        f"error: cannot listen on 127.0.0.1:{port}: the port is in use; "
+        f"end the process that uses it, or give another ({option})\n"
+    )
+    assert result.stdout == ""
+
+
+def test_an_unknown_host() -> None:
+    result = run("broker", "--listen", "nohost.invalid:1", "--insecure", code=2)
+    assert "the host nohost.invalid is unknown" in result.stderr

@@ -31,7 +31,7 @@ from logquarry.broker.connection import Connection, Handler, Request
 from logquarry.broker.consumers import Consuming
 from logquarry.broker.core import Core, Lanes
 from logquarry.broker.names import Names
-from logquarry.broker.options import BrokerOptions
+from logquarry.broker.options import BrokerOptions, listen_error
 from logquarry.broker.pull import Pulling
 from logquarry.broker.queries import Queries
 from logquarry.broker.replies import Replies
@@ -105,7 +105,7 @@ class Broker:
 
         Raises:
             StoreError: if the store cannot be opened.
-            OSError: if a port cannot be opened.
+            UsageError: if the broker cannot listen on an address.
         """
         loop = asyncio.get_running_loop()
         options = self.options
@@ -178,13 +178,13 @@ class Broker:
             handlers |= part.handlers()
         broker = _Port(self, core, handlers)
         self._ports.append(broker)
-        await broker.listen(options.port)
+        await broker.listen(options.port, "--listen")
         host = options.advertise or options.host
         core.address = f"[{host}]:{broker.port}" if ":" in host else f"{host}:{broker.port}"
         core.host = _host_bytes(host, broker.port)
         server = _Port(self, core, names)
         self._ports.append(server)
-        await server.listen(options.name_port)
+        await server.listen(options.name_port, "--name-port")
         works = [self._keep_house(core)]
         if core.writer is None:
             works.append(self._poll(core))
@@ -320,11 +320,14 @@ class _Port:
         self.spawn = core.spawn
         self.port = 0
 
-    async def listen(self, port: int) -> None:
+    async def listen(self, port: int, option: str) -> None:
         options = self._broker.options
-        self._server = await self._core.loop.create_server(
-            lambda: Connection(self), options.host, port, ssl=options.tls, backlog=1_024
-        )
+        try:
+            self._server = await self._core.loop.create_server(
+                lambda: Connection(self), options.host, port, ssl=options.tls, backlog=1_024
+            )
+        except OSError as error:
+            raise listen_error(error, options.host, port, option) from error
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     def stop_listening(self) -> None:
@@ -355,7 +358,12 @@ def _host_bytes(host: str, port: int) -> bytes:
     try:
         return message_id.host_bytes(f"[{ipaddress.ip_address(host)}]:{port}")
     except ValueError:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+        except socket.gaierror as error:
+            raise UsageError(
+                f"the host {host} is unknown; give an address of this machine (--advertise)"
+            ) from error
         return message_id.host_bytes(f"[{found}]:{port}")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
+import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,3 +90,25 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def listen_error(error: OSError, host: str, port: int, option: str) -> UsageError:
+    """The error for an address on which the broker cannot listen.
+
+    Args:
+        error: the error of the system.
+        host: the host of the address.
+        port: the port of the address.
+        option: the option of ``logquarry broker`` that sets the address.
+    """
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if isinstance(error, socket.gaierror):
+        reason = f"the host {host} is unknown; give an address of this machine ({option})"
+    elif error.errno == errno.EADDRINUSE:
+        reason = f"the port is in use; end the process that uses it, or give another ({option})"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        reason = f"this machine has no such address; give an address of this machine ({option})"
+    else:
+        text = os.strerror(error.errno) if error.errno else str(error)
+        reason = f"{text}; give another address ({option})"
+    return UsageError(f"cannot listen on {address}: {reason}")

@@ -193,13 +193,18 @@ async def _serve(
     from logquarry.broker import Broker
 
     async with Broker(store, options=serves, config=settings) as running:
-        what = "a temporary store" if store is None else text.printable(store)
-        out.line(f"serving {what} at {running.address}, name server {running.name_server}")
         server = None
         if metrics_at is not None:
+            from logquarry.broker.options import listen_error
             from logquarry.metrics.broker import serve_metrics
 
-            server = serve_metrics(running, *metrics_at)
+            try:
+                server = serve_metrics(running, *metrics_at)
+            except OSError as error:
+                raise listen_error(error, *metrics_at, "--metrics") from error
+        what = "a temporary store" if store is None else text.printable(store)
+        out.line(f"serving {what} at {running.address}, name server {running.name_server}")
+        if server is not None:
             out.line(f"metrics at http://{server.address}/metrics")
         # A script may wait for these lines.
         sys.stdout.flush()
