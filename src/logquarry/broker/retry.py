@@ -10,7 +10,6 @@ from logquarry.broker.connection import Handler, Refused, Request
 from logquarry.broker.core import Core
 from logquarry.broker.send import Sending, refusal_of
 from logquarry.errors import CorruptStore, LogquarryError, MessageNotFound
-from logquarry.message import Message, StoredMessage
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from logquarry.store.consumer.subscription import sent_back
 
@@ -37,7 +36,8 @@ class Retrying:
         """Put the message at a physical offset into the group's retry topic, delayed.
 
         Raises:
-            Refused: if the group or the message does not exist, or the store is read-only.
+            Refused: if the group or the message does not exist, the account has no permission for
+                the message's topic, or the store is read-only.
         """
         core, fields = self._core, request.fields
         writer = core.require_writer()
@@ -49,13 +49,15 @@ class Retrying:
             return
         most = fields["maxReconsumeTimes"] or int(settings.get("retryMaxTimes", _RETRIES))
         try:
-            back = await core.slow(
-                partial(self._made, fields["offset"], group, fields["delayLevel"], most)
-            )
+            message = await core.slow(partial(core.store.message_at, fields["offset"]))
         except (MessageNotFound, CorruptStore) as error:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {error}"
             ) from error
+        if request.require is not None:
+            # The client chooses originTopic: only the message has the topic that will be copied.
+            request.require(message.topic, "SUB")
+        back = sent_back(message, group, fields["delayLevel"], most)
         if core.tables.topic(back.topic) is None:
             self._sending.create(back.topic, 1)
         future = await core.lanes.puts.run(partial(writer.put_async, back))
@@ -64,7 +66,3 @@ class Retrying:
         except LogquarryError as error:
             raise refusal_of(error) from error
         request.reply()
-
-    def _made(self, offset: int, group: str, level: int, most: int) -> Message:
-        message: StoredMessage = self._core.store.message_at(offset)
-        return sent_back(message, group, level, most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from logquarry.broker.connection import Refused
 from logquarry.errors import UsageError
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import REQUESTS, RequestCode, parse
-from tests.helpers.broker_client import pull_fields, send_fields
+from tests.helpers.broker_client import PATIENCE_SECONDS, pull_fields, send_fields, serving
 
 SECRET = "12345678"
 PUB, SUB, BOTH = frozenset({"PUB"}), frozenset({"SUB"}), frozenset({"PUB", "SUB"})
@@ -141,3 +142,18 @@ def test_accounts_from_a_file(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UsageError):
             AccessControl.from_file(path)
+
+
+def test_a_message_is_sent_back_only_by_an_account_that_may_read_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path / "s", acl=CONTROL) as (broker, client):
+            for topic, code in ("t", 0), ("secret", 16):
+                send = signed("chief1", RequestCode.SEND_MESSAGE_V2, send_fields(topic))
+                assert (await client.ask(send.code, send.ext_fields)).code == 0
+                (offset,) = (m.physical_offset for m in broker.store.scan(topic))
+                fields = BACK | {"offset": offset}
+                del fields["originTopic"]
+                back = signed("reader", RequestCode.CONSUMER_SEND_MSG_BACK, fields)
+                assert (await client.ask(back.code, back.ext_fields)).code == code
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
