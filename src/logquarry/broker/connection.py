@@ -125,6 +125,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._pending = 0
         self._is_stopped = False
+        self._is_working = False
         self._opaque = 0
         self._asked: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._resumed: list[Callable[[], None]] = []
@@ -226,13 +227,21 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------ requests
     def _work(self) -> None:
+        """Start the requests that wait, as many as the connection may have under way."""
+        if self._is_working:
+            # A request was answered at once: the loop below continues with the next one.
+            return
+        self._is_working = True
         backlog = self._backlog
-        while backlog and self.is_writable and self._pending < _MOST_PENDING and self.is_open:
-            command = backlog.popleft()
-            if command.is_response:
-                self._answered(command)
-            else:
-                self._start(command)
+        try:
+            while backlog and self.is_writable and self._pending < _MOST_PENDING and self.is_open:
+                command = backlog.popleft()
+                if command.is_response:
+                    self._answered(command)
+                else:
+                    self._start(command)
+        finally:
+            self._is_working = False
         self._throttle()
 
     def _start(self, command: RemotingCommand) -> None:
@@ -268,6 +277,8 @@ class Connection(asyncio.Protocol):
     def hold(self) -> None:
         """Count a request as a long poll: it does not delay the start of other requests."""
         self._pending -= 1
+        if self._backlog:
+            self._work()
 
     def unhold(self) -> None:
         """Count a long poll as a request that is being answered."""
@@ -278,7 +289,7 @@ class Connection(asyncio.Protocol):
         self._pending -= 1
         if not command.is_oneway:
             self._send(answer)
-        if self._backlog and self._pending == _MOST_PENDING - 1:
+        if self._backlog and self._pending < _MOST_PENDING:
             self._work()
 
     def _send(self, command: RemotingCommand) -> None:

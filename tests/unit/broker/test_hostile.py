@@ -91,3 +91,15 @@ def test_a_client_that_does_not_read_holds_back_only_itself(tmp_path: Path) -> N
         writer.close()
 
     play(scenario, tmp_path / "s")
+
+
+def test_pulls_that_are_held_leave_room_for_later_requests(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        assert (await client.send("t")).code == 0
+        # The broker reads an empty queue before it holds a pull.
+        fields = pull_fields("t", 0, 1, sysFlag=2 | 4, suspendTimeoutMillis=100_000)
+        held = [client.post(RequestCode.PULL_MESSAGE, fields) for _ in range(3_000)]
+        assert (await client.send("t", b"wakes", e=1)).code == 0
+        assert {answer.code for answer in await asyncio.gather(*held)} == {0}
+
+    play(scenario, tmp_path / "s")
