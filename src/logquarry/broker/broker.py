@@ -11,7 +11,6 @@ One event loop serves all connections. The store's calls run in a few threads (`
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import logging
 import shutil
@@ -256,13 +255,7 @@ class Broker:
             for connection in core.clients.expire(now - self.options.expire_s):
                 connection.abort()
             self._consuming.expire_locks()
-            await self._save(core.tables.save_offsets)
-
-    async def _save(self, save: Any) -> None:
-        try:
-            await self.core.slow(save)
-        except (LogquarryError, OSError) as error:
-            logger.error("%s", error)
+            await _save_offsets(core)
 
     async def _poll(self, core: Core) -> None:
         """Find messages that another process has put into the store."""
@@ -298,8 +291,7 @@ class Broker:
                 connection.close()
             for task in self._tasks:
                 task.cancel()
-            with contextlib.suppress(LogquarryError, OSError):
-                await core.lanes.slow.run(core.tables.save_offsets)
+            await _save_offsets(core)
             await core.lanes.close()
             await asyncio.to_thread(core.store.close)
         self._ports = []
@@ -365,6 +357,16 @@ def _host_bytes(host: str, port: int) -> bytes:
                 f"the host {host} is unknown; give an address of this machine (--advertise)"
             ) from error
         return message_id.host_bytes(f"[{found}]:{port}")
+
+
+async def _save_offsets(core: Core) -> None:
+    """Write the offsets of the groups; a failure must end neither housekeeping nor the stop."""
+    try:
+        await core.slow(core.tables.save_offsets)
+    except (LogquarryError, OSError) as error:
+        logger.error("the offsets of the groups were not saved: %s", error)
+    except Exception:
+        logger.exception("the offsets of the groups were not saved")
 
 
 def _refreshed(store: MessageStore) -> tuple[tuple[str, int], ...]:

@@ -258,6 +258,22 @@ def test_offsets_are_kept(tmp_path: Path) -> None:
     play(second, tmp_path / "s")
 
 
+def test_a_failed_save_of_offsets_does_not_keep_the_store_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise ValueError("test")
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        assert (await client.send("t")).code == 0
+        monkeypatch.setattr(broker.core.tables, "save_offsets", fail)
+
+    play(scenario, tmp_path / "s")
+    assert "the offsets of the groups were not saved" in caplog.text
+    with lq.MessageStore.open(tmp_path / "s") as store:
+        assert not store.has_abort
+
+
 def test_tags_and_sql_filter_messages(tmp_path: Path) -> None:
     async def scenario(_: Broker, client: Client) -> None:
         for number in range(12):
