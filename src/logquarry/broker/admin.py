@@ -315,7 +315,7 @@ class Admin:
 
 
 def _reply(request: Request, document: Mapping[str, Any]) -> None:
-    request.reply(body=fastjson.compact(document).encode())
+    request.reply(body=fastjson.compact(document).encode("utf-8", "replace"))
 
 
 def _time_of(core: Core, topic: str, queue_id: int, offset: int, first: int) -> int:

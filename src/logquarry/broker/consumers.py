@@ -124,7 +124,9 @@ class Consuming:
         ids = self._core.clients.consumer_ids(group)
         if not ids:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group[:200]}")
-        request.reply(body=fastjson.compact({"consumerIdList": ids}).encode())
+        body = fastjson.compact({"consumerIdList": ids})
+        # As Java: an id with half of a surrogate pair must not hide the list from the group.
+        request.reply(body=body.encode("utf-8", "replace"))
 
     # ------------------------------------------------------------------------------------- offsets
     async def query_offset(self, request: Request) -> None:
