@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
 
 from logquarry.broker.connection import Handler, Refused, Request
 from logquarry.broker.core import Core
-from logquarry.broker.send import Sending, refusal_of
+from logquarry.broker.send import Sending, most_retries, refusal_of
 from logquarry.errors import CorruptStore, LogquarryError, MessageNotFound
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from logquarry.store.consumer.subscription import sent_back
-
-_RETRIES: Final = 16
 
 
 class Retrying:
@@ -47,7 +44,7 @@ class Retrying:
             # The group wants no retries: RocketMQ drops the message too.
             request.reply()
             return
-        most = fields["maxReconsumeTimes"] or int(settings.get("retryMaxTimes", _RETRIES))
+        most = most_retries(request, settings)
         try:
             message = await core.slow(partial(core.store.message_at, fields["offset"]))
         except (MessageNotFound, CorruptStore) as error:

@@ -23,7 +23,12 @@ from logquarry.format import sys_flag
 from logquarry.format.broker_config import TopicConfig
 from logquarry.message import Message
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
-from logquarry.store.consumer.subscription import DEAD_PREFIX, RETRY_PREFIX, dead_topic
+from logquarry.store.consumer.subscription import (
+    DEAD_PREFIX,
+    MAX_RECONSUME_TIMES,
+    RETRY_PREFIX,
+    dead_topic,
+)
 from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult, PutStatus
 
@@ -48,6 +53,8 @@ _WAITS_PROPERTY: Final = re.compile(
 _HALF: Final = f"{props.TRANSACTION_PREPARED}{props.NAME_VALUE_SEPARATOR}true"
 _CLUSTER: Final = "CLUSTER"
 _NO_TRANSACTION: Final = ~sys_flag.TRANSACTION_MASK
+_CHOOSES_RETRIES: Final = 121
+"""V3_4_9 in RocketMQ's ``MQVersion``: from there on the broker reads maxReconsumeTimes."""
 
 
 Put = Callable[[Message], PutResult | PutFuture]
@@ -96,7 +103,7 @@ class Sending:
         text = self.properties_of(fields["properties"])
         name = topic.name
         if name.startswith(RETRY_PREFIX) and not is_batch:
-            name, queue_id = self._retry_topic(fields, name, queue_id)
+            name, queue_id = self._retry_topic(request, name, queue_id)
         message = self.message_of(request, name, queue_id, b"" if is_batch else None, text)
         if is_batch:
             wire = request.command.body
@@ -230,12 +237,11 @@ class Sending:
         core.tables.created(name, queues)
         core.lanes.slow.submit(partial(core.tables.save_topic, name), log_failure)
 
-    def _retry_topic(self, fields: Mapping[str, Any], name: str, queue_id: int) -> tuple[str, int]:
+    def _retry_topic(self, request: Request, name: str, queue_id: int) -> tuple[str, int]:
         """The retry topic; after too many times the dead letter topic (``handleRetryAndDLQ``)."""
         group = name.removeprefix(RETRY_PREFIX)
         settings = self._core.require_group(group)
-        most = fields["maxReconsumeTimes"] or int(settings.get("retryMaxTimes", 16))
-        if fields["reconsumeTimes"] < most:
+        if request.fields["reconsumeTimes"] < most_retries(request, settings):
             return name, queue_id
         dead = dead_topic(group)
         if self._core.tables.topic(dead) is None:
@@ -303,6 +309,19 @@ def _queue_id(topic: TopicConfig, queue_id: int) -> int:
             f"request queueId[{queue_id}] is illegal, {topic.name} has {count} queues",
         )
     return queue_id
+
+
+def most_retries(request: Request, settings: Mapping[str, Any]) -> int:
+    """How often a message is retried before it becomes a dead letter.
+
+    Args:
+        request: the request; clients since 3.4.9 choose the number, and 0 allows no retry.
+        settings: the settings of the group.
+    """
+    wanted: int | None = request.fields["maxReconsumeTimes"]
+    if wanted is None or request.command.version < _CHOOSES_RETRIES:
+        return int(settings.get("retryMaxTimes", MAX_RECONSUME_TIMES))
+    return wanted
 
 
 def refusal_of(error: BaseException) -> BaseException:

@@ -123,6 +123,8 @@ _DEFAULTS: Final[Mapping[str, Any]] = {"text": "", "int": 0, "long": 0, "bool": 
 def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
     """Fields from ``name:kind`` words; ``?`` after the kind marks an optional field.
 
+    A missing optional field is empty, 0 or False; with ``??`` it is None.
+
     Args:
         words: the fields.
         keys: the letter of each field in the header, for the short form of a send.
@@ -130,10 +132,10 @@ def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
     found = []
     for number, word in enumerate(words.split()):
         name, _, kind = word.partition(":")
-        is_optional = kind.endswith("?")
+        is_optional, has_none = kind.endswith("?"), kind.endswith("??")
         kind = kind.rstrip("?")
         key = keys[number] if keys else name
-        default = _DEFAULTS[kind] if is_optional else REQUIRED
+        default = (None if has_none else _DEFAULTS[kind]) if is_optional else REQUIRED
         found.append(HeaderField(name, _KINDS[kind], default, key))
     return tuple(found)
 
@@ -141,7 +143,7 @@ def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
 _SEND: Final = (
     "producerGroup:text topic:text defaultTopic:text defaultTopicQueueNums:int queueId:int "
     "sysFlag:int bornTimestamp:long flag:int properties:text? reconsumeTimes:int? unitMode:bool? "
-    "maxReconsumeTimes:int? batch:bool?"
+    "maxReconsumeTimes:int?? batch:bool?"
 )
 _LETTERS: Final = "abcdefghijklm"
 _QUEUE: Final = "topic:text queueId:int"
@@ -212,7 +214,7 @@ _ROWS: Final = (
         _C.CONSUMER_SEND_MSG_BACK,
         "broker",
         "offset:long group:text delayLevel:int originMsgId:text? originTopic:text? unitMode:bool? "
-        "maxReconsumeTimes:int?",
+        "maxReconsumeTimes:int??",
     ),
     _served(
         _C.END_TRANSACTION,

@@ -343,6 +343,17 @@ def test_retries_and_dead_letters_with_a_clock_of_the_test(tmp_path: Path) -> No
     play(scenario, tmp_path / "s", clock=clock)
 
 
+def test_a_consumer_that_allows_no_retry_gets_a_dead_letter_at_once(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        assert (await client.send("t", b"bad")).code == 0
+        back = {"group": "g", "delayLevel": 0, "maxReconsumeTimes": 0, "offset": 0}
+        assert (await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == 0
+        assert (await client.send("%RETRY%g", b"worse", l=0)).code == 0
+        assert [m.body for m in broker.store.scan("%DLQ%g")] == [b"bad", b"worse"]
+
+    play(scenario, tmp_path / "s")
+
+
 def test_locks_belong_to_one_client(tmp_path: Path) -> None:
     async def scenario(_: Broker, client: Client) -> None:
         def body(client_id: str) -> bytes:
