@@ -97,7 +97,7 @@ class Sending:
         """
         core, fields = self._core, request.fields
         writer = core.require_writer()
-        is_batch = fields["batch"] or request.command.code == RequestCode.SEND_BATCH_MESSAGE
+        is_batch = _is_batch(request)
         topic = self.topic_of(fields)
         queue_id = _queue_id(topic, fields["queueId"])
         text = self.properties_of(fields["properties"])
@@ -133,8 +133,7 @@ class Sending:
         self._waiting += 1
         self._waiting_bytes += size
         # A batch waits for the disk in its thread.
-        is_batch = request.fields["batch"]
-        new = self._batches if is_batch else self._new
+        new = self._batches if _is_batch(request) else self._new
         if not new:
             core.loop.call_soon(self._push)
         new.append((request, message, put))
@@ -297,6 +296,11 @@ def _put_all(puts: list[_Put]) -> list[PutResult | PutFuture | BaseException]:
         except Exception as error:
             results.append(error)
     return results
+
+
+def _is_batch(request: Request) -> bool:
+    is_marked: bool = request.fields["batch"]
+    return is_marked or request.command.code == RequestCode.SEND_BATCH_MESSAGE
 
 
 def _queue_id(topic: TopicConfig, queue_id: int) -> int:
