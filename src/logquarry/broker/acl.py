@@ -26,6 +26,8 @@ from logquarry.store.consumer.subscription import DEAD_PREFIX, RETRY_PREFIX
 
 _SIGNATURE: Final = "Signature"
 _ACCESS_KEY: Final = "AccessKey"
+CREDENTIALS: Final = frozenset({_SIGNATURE, _ACCESS_KEY, "SecurityToken"})
+"""Fields of a request that other clients must not get: a signature can be sent again."""
 _UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """A field that Java's client adds after it has signed the request."""
 PUB: Final = "PUB"

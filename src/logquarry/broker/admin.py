@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from logquarry import __version__
+from logquarry.broker.acl import CREDENTIALS
 from logquarry.broker.connection import Handler, Refused, Request
 from logquarry.broker.consumers import document_of
 from logquarry.broker.core import Core
@@ -225,13 +226,15 @@ class Admin:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online"
             )
+        given = request.command.ext_fields
+        header = {name: value for name, value in given.items() if name not in CREDENTIALS}
         body = request.command.body
         if request.command.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
             body = await self._message_of(fields["msgId"])
         try:
             answer = await client.connection.ask(
                 RequestCode(request.command.code),
-                request.command.ext_fields,
+                header,
                 body,
                 timeout_s=_ASK_SECONDS,
             )

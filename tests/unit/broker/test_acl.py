@@ -157,3 +157,20 @@ def test_a_message_is_sent_back_only_by_an_account_that_may_read_it(tmp_path: Pa
                 assert (await client.ask(back.code, back.ext_fields)).code == code
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
+
+
+def test_a_consumer_does_not_get_the_signature_of_an_administrator(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path / "s", acl=CONTROL) as (_, client):
+            beat = signed("reader", RequestCode.HEART_BEAT, {}, _heartbeat("group", "t"))
+            assert (await client.ask(beat.code, beat.ext_fields, beat.body)).code == 0
+            fields = {"consumerGroup": "group", "clientId": "c"}
+            info = signed("chief1", RequestCode.GET_CONSUMER_RUNNING_INFO, fields)
+            answer = client.post(info.code, info.ext_fields)
+            while (asked := await client.told.get()).code != info.code:
+                pass
+            assert asked.ext_fields == fields
+            client.answer(asked)
+            assert (await answer).code == 0
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
