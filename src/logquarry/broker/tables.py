@@ -76,6 +76,7 @@ class Tables:
             "dataVersion": _COUNTERS,
             "subscriptionGroupTable": {},
         }
+        self._saved_groups: dict[str, Any] | None = None
         self.groups: dict[str, dict[str, Any]] = dict(
             self._group_document["subscriptionGroupTable"]
         )
@@ -216,8 +217,11 @@ class Tables:
 
     def save_groups(self) -> None:
         """Write the groups durably. Any thread may call this."""
-        if self._groups_file is not None:
-            self._groups_file.save(self._group_document)
+        document = self._group_document
+        # Each change makes a new document. Many new groups in one heartbeat need one write.
+        if self._groups_file is not None and document is not self._saved_groups:
+            self._groups_file.save(document)
+            self._saved_groups = document
 
     def save_offsets(self) -> None:
         """Write the offsets durably, if this broker keeps them. Any thread may call this."""
