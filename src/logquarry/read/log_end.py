@@ -331,6 +331,9 @@ class LogFrontier:
             return log.start
         durable = layout.durable_end
         if durable is not None:
+            if durable > log.end and not self._skips_damage and not layout.is_live():
+                # The last files are lost: a read up to their end names the loss.
+                return durable
             return max(log.start, min(durable, log.end))
         is_live = layout.is_live()
         if not layout.has_abort and not is_live:
