@@ -473,3 +473,18 @@ def test_salvage_without_the_package(stores: dict[str, Path], tmp_path: Path) ->
     reasons = {one.feature: one.reason for one in found.left_behind}
     assert "install logquarry[rocksdb]" in reasons["rocksdb_config"]
     assert (tmp_path / "new" / "config" / "topics" / "CURRENT").exists()
+
+
+@pytest.mark.parametrize("is_crashed", [False, True])
+def test_lost_last_files_of_the_log_are_named(
+    stores: dict[str, Path], tmp_path: Path, *, is_crashed: bool
+) -> None:
+    root = Path(shutil.copytree(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store"))
+    rebuild(root, apply=True, index=False)
+    if not is_crashed:
+        (root / "abort").unlink()
+    for path in sorted((root / "commitlog").iterdir())[1:]:
+        path.unlink()
+    assert "missing_file" in run("messages", root, "--jsonl", code=1).stderr
+    found = salvage(StoreLayout.open(root), tmp_path / "new")
+    assert sum(span.length for span in found.plan.lost)

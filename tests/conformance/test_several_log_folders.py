@@ -187,3 +187,15 @@ def test_a_folder_that_a_recovery_emptied_is_used_again(is_stated: bool, scenari
     _put(root, config)
     assert len(_offsets(root, config)) == len(kept) + 60
     assert set(_files(root).values()) == (set(FOLDERS) if is_stated else {"clA"})
+
+
+def test_two_folders_with_the_same_file_are_refused(scenario: Path) -> None:
+    root = scenario / "store"
+    config = _settings(scenario)
+    name = min((root / "clA").iterdir()).name
+    shutil.copy(root / "clA" / name, root / "clB")
+    before = state_of(root)
+    for mode in ("r", "rw"):
+        with pytest.raises(UnsupportedStore, match="two folders of its log have the same file"):
+            lq.MessageStore.open(root, mode=mode, config=config)
+    assert state_of(root) == before

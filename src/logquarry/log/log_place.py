@@ -53,6 +53,7 @@ _ADVICE: Final = {
         "accept_loss=BYTES: the store is then empty."
     ),
 }
+_TWICE: Final = "Compare the two, and move the one that is not the broker's out of the folder."
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +64,19 @@ class LogPlace:
         feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`.
         evidence: the folders, files or settings that show it.
         reason: the evidence in words, as a clause.
+        advice: the next step; None for that of the feature.
     """
 
     feature: str
     evidence: tuple[str, ...]
     reason: str
+    advice: str | None = None
 
     def error(self, root: str) -> UnsupportedStore:
         """The error of a reader or writer that needs the log."""
         end = "" if self.reason.endswith("?") else "."
         return UnsupportedStore(
-            f"{root}: {self.reason}{end} {_NOTHING_READ} {_ADVICE[self.feature]}",
+            f"{root}: {self.reason}{end} {_NOTHING_READ} {self.advice or _ADVICE[self.feature]}",
             feature=self.feature,
             evidence=self.evidence,
         )
@@ -159,7 +162,7 @@ def find_log_folders(
         also = own if _COMMIT_LOG not in known else ()
         paths = (*also, *known)
         feature = SEVERAL_LOG_PATHS if len(paths) > 1 else LOG_ELSEWHERE
-        return LogFolders(paths, feature, read_only | frozenset(also))
+        return _twice(filesystem, paths) or LogFolders(paths, feature, read_only | frozenset(also))
     writable = _paths(config, _STATED[0])
     if len(writable) > 1:
         reason = f"its configuration names {len(writable)} folders for the log ({_STATED[0]})"
@@ -167,7 +170,7 @@ def find_log_folders(
     parts = _other_parts(filesystem, folders, bases)
     is_whole = bool(bases) or len(parts) > 1
     if parts and not stated and (is_whole or _reaches(filesystem, parts, durable_end())):
-        return LogFolders(own + parts, SEVERAL_LOG_PATHS)
+        return _twice(filesystem, own + parts) or LogFolders(own + parts, SEVERAL_LOG_PATHS)
     if parts:
         shown = tuple(f"{name}/" for name in parts)
         feature = SEVERAL_LOG_PATHS if bases or len(parts) > 1 else LOG_ELSEWHERE
@@ -178,6 +181,20 @@ def find_log_folders(
 
 def _missing(feature: str, evidence: tuple[str, ...], reason: str) -> LogFolders:
     return LogFolders(missing=LogPlace(feature, evidence, reason))
+
+
+def _twice(filesystem: FileSystem, folders: Sequence[str]) -> LogFolders | None:
+    """The refusal if two folders have a file of one name; None if no two have."""
+    seen: dict[int, str] = {}
+    for folder in folders:
+        for base in _offset_names(filesystem, folder):
+            if base in seen:
+                given = tuple(f"{one}/{base:020d}" for one in (seen[base], folder))
+                reason = f"two folders of its log have the same file: {given[0]} and {given[1]}"
+                place = LogPlace(SEVERAL_LOG_PATHS, given, reason, _TWICE)
+                return LogFolders(missing=place)
+            seen[base] = folder
+    return None
 
 
 def _paths(config: StoreConfig, name: str) -> list[str]:

@@ -139,6 +139,9 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntr
     An entry that ends more than a file after the log's last file is left out, unless the entry
     before it is there too: one entry may be rot, two show that files of the log are missing. This
     reads at most the last files of each queue.
+
+    If no queue has an entry, the one that reaches furthest in RocksDB counts, if it names a message
+    after the log's last file.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -149,7 +152,20 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntr
             continue
         if _end(entry) <= limit or _follows_another(queue, entry, log.end):
             sane.append(entry)
+    if not sane and log.files and not (layout.has_abort and layout.is_live()):
+        sane = _lost_in_rocksdb(layout)
     return sorted(sane, key=_end, reverse=True)
+
+
+def _lost_in_rocksdb(layout: StoreLayout) -> list[QueueEntry]:
+    # Most stores have no RocksDB.
+    from logquarry.read.rocksdb_queue import open_queues
+
+    database = open_queues(layout)
+    if database is None or database.dispatched_end <= layout.commit_log.end:
+        return []
+    last = database.furthest()
+    return [] if last is None or last.physical_offset < layout.commit_log.end else [last]
 
 
 def _end(entry: QueueEntry) -> int:
@@ -315,6 +331,9 @@ class LogFrontier:
             return log.start
         durable = layout.durable_end
         if durable is not None:
+            if durable > log.end and not self._skips_damage and not layout.is_live():
+                # The last files are lost: a read up to their end names the loss.
+                return durable
             return max(log.start, min(durable, log.end))
         is_live = layout.is_live()
         if not layout.has_abort and not is_live:

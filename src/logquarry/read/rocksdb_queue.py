@@ -103,6 +103,13 @@ class QueueDb:
             return QueueEntry(*found[0].item()[:3])
         return None
 
+    def furthest(self) -> QueueEntry | None:
+        """The last entry of the queue that reaches furthest in the log; None without one."""
+        if not self.bounds:
+            return None
+        key, (_, (offset, _)) = max(self.bounds.items(), key=lambda item: item[1][1][1])
+        return self.entry(*key, offset)
+
     def keys(self) -> Iterator[bytes]:
         """The keys of all entries."""
         return (key for key, _ in self._db.items(table.ENTRIES))

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+import logquarry as lq
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.log.layout import StoreLayout
-from logquarry.read.log_end import consume_queues, last_entries, log_bound, sound_bound
+from logquarry.read.log_end import (
+    LogFrontier,
+    consume_queues,
+    last_entries,
+    log_bound,
+    sound_bound,
+)
 from tests.helpers.store_maker import StoreMaker
 
 
@@ -88,3 +96,23 @@ def _flip(root: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset % 1000] ^= 1
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize("is_crashed", [False, True])
+@pytest.mark.parametrize("has_durable", [False, True])
+def test_the_end_of_a_log_without_its_last_files_names_them(
+    tmp_path: Path, *, has_durable: bool, is_crashed: bool
+) -> None:
+    root = tmp_path / "store"
+    config = lq.StoreConfig(mapped_file_size_commit_log=16_384)
+    with lq.MessageStore.open(root, mode="rw", config=config) as store:
+        for _ in range(60):
+            end = store.put(lq.Message("t", bytes(500))).physical_offset
+    if not has_durable:
+        shutil.rmtree(root / ".logquarry")
+    if is_crashed:
+        (root / "abort").touch()
+    max((root / "commitlog").iterdir()).unlink()
+    layout = StoreLayout.open(root, config)
+    assert LogFrontier().end_of(layout) > end >= layout.commit_log.end
+    assert LogFrontier(skips_damage=True).end_of(layout) <= layout.commit_log.end
