@@ -12,7 +12,8 @@ from pathlib import Path
 import logquarry as lq
 from logquarry.spark import get_session
 
-home = Path("example-stream")
+# Spark reads with processes that start elsewhere: a full path.
+home = Path("example-stream").absolute()
 shutil.rmtree(home, ignore_errors=True)
 store = home / "store"
 

@@ -105,6 +105,7 @@ def test_the_end_of_a_log_without_its_last_files_names_them(
 ) -> None:
     root = tmp_path / "store"
     config = lq.StoreConfig(mapped_file_size_commit_log=16_384)
+    end = 0
     with lq.MessageStore.open(root, mode="rw", config=config) as store:
         for _ in range(60):
             end = store.put(lq.Message("t", bytes(500))).physical_offset
