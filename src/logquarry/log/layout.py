@@ -402,6 +402,21 @@ class StoreLayout:
         """
         return self._listing.durable_end
 
+    def is_sure_of(self, bound: int | None) -> bool:
+        """Whether no break before ``bound`` ends the log: each is damage, and the log goes on.
+
+        A break in the last file of a cleanly closed store may be the place where RocketMQ's last
+        recovery cut the log (:mod:`logquarry.read.log_end`). After a crash no recovery has cut it.
+
+        Args:
+            bound: offset up to which the log is known to reach; None if that is not known.
+        """
+        if bound is None:
+            return False
+        if self.durable_end is not None and bound <= self.durable_end:
+            return True
+        return self.has_abort and self.writer_end is None
+
     def _find_durable_end(self) -> int | None:
         try:
             mark = durable_mark.decode(self.filesystem.read(DURABLE))

@@ -8,8 +8,9 @@ The log ends at the end of the unbroken chain, or at ``bound`` if that is larger
 shut down cleanly. Sound frames after the end are stale: an earlier recovery truncated the log.
 Without a bound (after a crash, or beside a live writer) every sound frame counts.
 
-If the durable offset (:mod:`logquarry.format.durable_mark`) is at or above the bound, no break
-before the bound ends the log: the walk reports damage and continues after it.
+If the durable offset (:mod:`logquarry.format.durable_mark`) is at or above the bound, or the bound
+comes from a store that crashed, no break before the bound ends the log: the walk reports damage and
+continues after it.
 
 QUIRK: in the last file of a store that was shut down cleanly, a break of the chain is the log's
 end, though the queues may name messages after it. RocketMQ's recovery truncates the log there, in
@@ -164,8 +165,7 @@ class LogReader:
         self.batch_bytes = max(1, batch_bytes)
         self.live = live
         self._log = LogBytes(layout, check_crc=check_crc, batch_bytes=self.batch_bytes)
-        durable = None if bound is None else layout.durable_end
-        self._is_durable = bound is not None and durable is not None and bound <= durable
+        self._is_sure = layout.is_sure_of(bound)
         self._searched: tuple[int, int | None] | None = None
         self._rows_hint = _LEAST_ROWS
 
@@ -207,7 +207,7 @@ class LogReader:
                 return
             yield event
             if isinstance(event, DamagedSpan):
-                broken = broken or (event.is_cut and not self._is_durable)
+                broken = broken or (event.is_cut and not self._is_sure)
                 if event.ends_log:
                     yield LogEnd(event.offset)
                     return
@@ -229,7 +229,7 @@ class LogReader:
     @property
     def forgets_damage(self) -> bool:
         """Whether reports never depend on damage earlier in the walk, except for a torn tail."""
-        return self.bound is None or self._is_durable
+        return self.bound is None or self._is_sure
 
     def data_end(self, start: int, stop: int | None = None) -> int:
         """See :meth:`LogBytes.data_end`."""
@@ -372,7 +372,7 @@ class LogReader:
         kind, reason = why
         path = self._log.path_at(position)
         # RocketMQ's recovery cuts the log at a frame that it can read.
-        is_cut = kind != DamageKind.UNREADABLE.label and not self._is_durable
+        is_cut = kind != DamageKind.UNREADABLE.label and not self._is_sure
         if self.bound is not None and is_cut and not self._goes_on(position):
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position

@@ -230,15 +230,14 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
     """Cut a bound at the first break in the log's last file, for a walk over the log.
 
-    This reads the last file up to the bound, and checks CRCs; it reads nothing if the durable
-    offset covers the bound.
+    This reads the last file up to the bound, and checks CRCs; it reads nothing if no break before
+    the bound can end the log.
 
     Args:
         layout: the store's files.
         bound: the result of :func:`log_bound`.
     """
-    durable = layout.durable_end
-    if bound is not None and durable is not None and bound <= durable:
+    if layout.is_sure_of(bound):
         return bound
     start = last_file_start(layout)
     if start is None:
