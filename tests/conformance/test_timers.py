@@ -25,6 +25,7 @@ from logquarry.read.timers import CHECK, read_check, timers_of
 from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store
+from tests.conformance.rocketmq5 import state_of
 from tests.helpers.command import run
 from tests.helpers.golden_data import unpack
 
@@ -182,6 +183,7 @@ def test_unacknowledged_pops(stores: Path, tmp_path: Path) -> None:
     pytest.importorskip("rocksdict")
     for name, count in (("5.1.4-pop", 0), ("5.4.0-pop-kv", 12), ("5.5.0-pop-kv", 12)):
         root = stores / name / "store"
+        before = state_of(root)
         found = unacknowledged_pops(StoreLayout.open(root))
         assert sum(one.messages for one in found.queues) == count and found.hint is None
         into = tmp_path / name
@@ -189,6 +191,7 @@ def test_unacknowledged_pops(stores: Path, tmp_path: Path) -> None:
         assert unacknowledged_pops(StoreLayout.open(into)) == found
         document = json.loads(run("stats", root, "--json").stdout)["unacknowledged_pops"]
         assert document == found.to_json()
+        assert state_of(root) == before
     shown = run("stats", stores / "5.5.0-pop-kv" / "store").stdout
     assert "%RETRY%cg_pop_PopTopic" in shown
 
@@ -197,6 +200,14 @@ def test_pops_without_the_package(stores: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     found = unacknowledged_pops(StoreLayout.open(stores / "5.5.0-pop-kv" / "store"))
     assert not found.queues and "logquarry[rocksdb]" in (found.hint or "")
+
+
+def test_damaged_pops_are_named(stores: Path, tmp_path: Path) -> None:
+    pytest.importorskip("rocksdict")
+    root = Path(shutil.copytree(stores / "5.5.0-pop-kv" / "store", tmp_path / "store"))
+    (root / "kvStore" / "CURRENT").unlink()
+    hint = unacknowledged_pops(StoreLayout.open(root)).hint or ""
+    assert "kvStore/ cannot be read" in hint and "logquarry-rocksdb-" not in hint
 
 
 HARMS: dict[str, Callable[[Path], object]] = {

@@ -7,7 +7,7 @@ become U+FFFD as in Java.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from logquarry.log.columns_kernel import (
     KernelColumns,
     too_large,
 )
+from logquarry.log.walk import Run
 from logquarry.message import StoredMessage
 
 _EXACT: Final = schema.EXACT_PROPERTIES.name
@@ -359,6 +360,15 @@ def rows_with_property(window: Window, rows: Rows, name: str) -> Int64:
         parts = text.split(props.PROPERTY_SEPARATOR.encode())
         marks[number] = any(part.startswith(start) for part in parts)
     return np.flatnonzero(marks)
+
+
+def frames_with_property(runs: Iterable[Run], name: str) -> Iterator[frame.Frame]:
+    """The frames of some runs that have a property of this name."""
+    for run in runs:
+        for number in rows_with_property(run.window, run.rows, name).tolist():
+            found = run.window.decode(int(run.rows[number, r.POSITION]))
+            if isinstance(found, frame.Frame):
+                yield found
 
 
 def _is_suspect(data: bytes) -> bool:

@@ -14,15 +14,14 @@ import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from logquarry.errors import UnreadableFile
+from logquarry.errors import CorruptFile, UnreadableFile, UsageError
 from logquarry.format import broker_config, fastjson
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
-from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
+from logquarry.log.rocksdb import RocksDb, is_there
 from logquarry.log.store_files import CONFIG
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
@@ -85,7 +84,7 @@ def unacknowledged_pops(layout: StoreLayout) -> Pops:
     with contextlib.suppress(FileNotFoundError, UnreadableFile, ValueError, TypeError, LookupError):
         _add_orders(popped, fastjson.decode(layout.filesystem.read(_ORDERS))["table"])
     hint = None
-    if any(entry.name == "CURRENT" for entry in layout.filesystem.list(KV_STORE)):
+    if is_there(layout.filesystem, KV_STORE):
         hint = _add_records(popped, layout)
     found = [
         Unacknowledged(*key, len(offsets), min(offsets.values()))
@@ -160,29 +159,13 @@ def _add_orders(popped: _Popped, table: dict[str, Any]) -> None:
 
 def _add_records(popped: _Popped, layout: StoreLayout) -> str | None:
     """Add the records of ``kvStore/`` (``PopConsumerRecord``); the reason if they are not read."""
-    files = layout.filesystem
-    if not isinstance(files, LocalFileSystem):
-        return "kvStore/ is read only from a local folder: its pops are not included"
     try:
-        from rocksdict import AccessType, Options, Rdict
-    except ImportError:
-        return "pops in kvStore/ are not included: install the extra logquarry[rocksdb]"
-    path = str(Path(files.root) / KV_STORE)
-    raw = Options(raw_mode=True)
-    try:
-        names = Rdict.list_cf(path, raw)
-        if _COLUMN_FAMILY not in names:
-            return None
-        families = {name: Options(raw_mode=True) for name in names}
-        opened = Rdict(path, raw, families, AccessType.read_only(False))
-    except Exception as error:
-        # The package raises no narrower type.
-        return f"kvStore/ cannot be read, and its pops are not included: {error}"
-    try:
-        for _, value in opened.get_column_family(_COLUMN_FAMILY).items():
+        for _, value in RocksDb(layout.filesystem, KV_STORE).items(_COLUMN_FAMILY):
             record = json.loads(value)
             key = record["groupId"], record["topicId"], int(record["queueId"])
             popped[key][int(record["offset"])] = int(record["popTime"])
-    finally:
-        opened.close()
+    except UsageError:
+        return "pops in kvStore/ are not included: install the extra logquarry[rocksdb]"
+    except (CorruptFile, ValueError, TypeError, LookupError) as error:
+        return f"kvStore/ cannot be read, and not all of its pops are included: {error}"
     return None

@@ -21,35 +21,31 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Final, NamedTuple, TypeVar
 
-import numpy as np
-
 from logquarry.errors import UnreadableFile
 from logquarry.format import delay, timer
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.format.property_crc import PREFIX
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.format.rows import POSITION, PROPS_AT, PROPS_LENGTH, SIZE
 from logquarry.format.timer import TimerCheck
+from logquarry.log.columns import frames_with_property
 from logquarry.log.first_frames import first_frames
 from logquarry.log.layout import StoreLayout
-from logquarry.log.rocksdb import is_there
-from logquarry.log.store_files import CONFIG, CONSUME_QUEUE
+from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue, Queue
 from logquarry.read.log_queues import QueueBuilder
+from logquarry.read.rocksdb_queue import rocksdb_folders
 
 CHECK: Final = f"{CONFIG}/{timer.CHECK_FILE}"
 QUEUE_ID: Final = 0
-_IN_ROCKSDB: Final = (CONSUME_QUEUE, f"{CONSUME_QUEUE}_rocksdb")
 _CLOCK_SLACK_MS: Final = 60_000
 """The clock may have been set back that far."""
 
 K = TypeVar("K", bytes, str)
 
 _TOPIC: Final = timer.TOPIC.encode()
-_NEEDLE: Final = f"{props.TIMER_OUT_MS}{props.NAME_VALUE_SEPARATOR}".encode()
 _CHANGES: Final = frozenset(
     (
         *(props.TIMER_ENQUEUE_MS, props.TIMER_DEQUEUE_MS, props.TIMER_ROLL_TIMES),
@@ -219,24 +215,6 @@ def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
     return digest.digest()
 
 
-def deliveries(runs: Iterable[Run]) -> Iterator[Frame]:
-    """The delivered copies of timer messages among frames."""
-    for run in runs:
-        first, end = int(run.rows[0, POSITION]), int(run.rows[-1, POSITION] + run.rows[-1, SIZE])
-        data = run.window.data[first:end].tobytes()
-        starts = run.rows[:, POSITION] - first
-        at = data.find(_NEEDLE)
-        while at >= 0:
-            number = int(np.searchsorted(starts, at, "right")) - 1
-            row, start = run.rows[number], int(starts[number])
-            begin = start + int(row[PROPS_AT])
-            if data.find(_NEEDLE, begin, begin + int(row[PROPS_LENGTH])) >= 0:
-                frame = run.window.decode(first + start)
-                if isinstance(frame, Frame) and frame.topic != _TOPIC:
-                    yield frame
-            at = data.find(_NEEDLE, start + int(row[SIZE]))
-
-
 class Known(NamedTuple):
     """What is known about deliveries.
 
@@ -298,8 +276,9 @@ def find_timers(
             places = [(o >= enqueued, one.physical_offset) for o, one in found.waiting.items()]
             late = [place for is_late, place in places if is_late]
             start = max(min(place for _, place in places), min([known.wheel_since, *late]))
-        for frame in deliveries(runs(start)):
-            found.delivered(frame)
+        for frame in frames_with_property(runs(start), props.TIMER_OUT_MS):
+            if frame.topic != _TOPIC:
+                found.delivered(frame)
     return found
 
 
@@ -340,7 +319,7 @@ def timer_queue(layout: StoreLayout) -> Queue | None:
     key = timer.TOPIC, QUEUE_ID
     if key in layout.queue_names:
         return ConsumeQueue(layout, *key, log_min_offset=layout.commit_log.start)
-    if layout.queue_names and not any(is_there(layout.filesystem, one) for one in _IN_ROCKSDB):
+    if layout.queue_names and not rocksdb_folders(layout):
         return None
     builder = QueueBuilder(layout.config, layout.delay_levels_ms)
     return builder.add(LogReader(layout, check_crc=False).events()).queues().get(key)

@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
 from logquarry.disk.config_file import ConfigFile
 from logquarry.disk.disk import Disk
 from logquarry.format import broker_config, delay
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
-from logquarry.format.rows import POSITION, PROPS_AT, PROPS_LENGTH, SIZE
+from logquarry.log.columns import frames_with_property
 from logquarry.log.store_files import CONFIG, SIDECAR, quarantine
 from logquarry.log.walk import Run
 from logquarry.message import Message
@@ -186,7 +184,6 @@ Pending = Callable[[int, int], Iterator[tuple[int, Frame | None]]]
 """(level, queue offset) -> queue offset and message of each later entry of the level's queue."""
 
 _SCHEDULE_TOPIC: Final = delay.SCHEDULE_TOPIC.encode()
-_NEEDLE: Final = f"{props.DELAY}{props.NAME_VALUE_SEPARATOR}".encode()
 _UNIQUE: Final = f"{props.UNIQ_KEY}{props.NAME_VALUE_SEPARATOR}".encode()
 _LOOK_AHEAD: Final = 256
 """Most messages that the delivery may have skipped between two deliveries."""
@@ -209,7 +206,11 @@ def advance(
     """
     found = 0
     waiting: dict[int, _Waiting] = {}
-    for level, message in _deliveries(runs):
+    for frame in frames_with_property(runs, props.DELAY):
+        delivered = _delivery(frame)
+        if delivered is None:
+            continue
+        level, message = delivered
         if level not in waiting:
             waiting[level] = _Waiting(pending(level, offsets.get(level, 0)), unique)
         offset = waiting[level].take(message)
@@ -254,26 +255,8 @@ class _Waiting:
         return False
 
 
-def _deliveries(runs: Iterable[Run]) -> Iterator[tuple[int, Message]]:
-    """The (level, message) of each frame that is a delivery."""
-    for run in runs:
-        first, end = int(run.rows[0, POSITION]), int(run.rows[-1, POSITION] + run.rows[-1, SIZE])
-        data = run.window.data[first:end].tobytes()
-        starts = run.rows[:, POSITION] - first
-        at = data.find(_NEEDLE)
-        while at >= 0:
-            number = int(np.searchsorted(starts, at, "right")) - 1
-            row, start = run.rows[number], int(starts[number])
-            begin = start + int(row[PROPS_AT])
-            if data.find(_NEEDLE, begin, begin + int(row[PROPS_LENGTH])) >= 0:
-                frame = run.window.decode(first + start)
-                found = _delivery(frame) if isinstance(frame, Frame) else None
-                if found is not None:
-                    yield found
-            at = data.find(_NEEDLE, start + int(row[SIZE]))
-
-
 def _delivery(frame: Frame) -> tuple[int, Message] | None:
+    """Level and message of a frame that is a delivery, None for any other frame."""
     if frame.topic == _SCHEDULE_TOPIC:
         return None
     values = props.decode_bytes(frame.properties)
