@@ -15,11 +15,14 @@ import logquarry as lq
 from logquarry.disk.config_file import consumer_offsets
 from logquarry.errors import CorruptFile, StoreUnavailable, UnsupportedStore, UsageError
 from logquarry.format import rocksdb_queue as table
+from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb
 from logquarry.read.log_queues import LogQueue
 from logquarry.read.rocksdb_queue import RocksQueue, open_queues, rocksdb_folders
 from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.recover.loss import LossRefused
+from logquarry.repair.recover.recover import recover
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify.verify import verify_store
 from tests.conformance.rocketmq5 import broker_queues, state_of, unpack_rocksdb
@@ -441,6 +444,131 @@ def test_rebuild_without_the_package(stores: dict[str, Path], tmp_path: Path) ->
     with pytest.raises(UsageError, match=r"pip install 'logquarry\[rocksdb\]'"):
         rebuild(root, apply=True)
     assert rocksdb_folders(StoreLayout.open(root)) == ("consumequeue",)
+
+
+# --------------------------------------------------------------------------- recover
+@pytest.mark.parametrize("name", [*QUEUES, "5.5.0-rocksdb-live"])
+def test_recovered_queues_are_those_of_the_broker(
+    name: str, stores: dict[str, Path], tmp_path: Path
+) -> None:
+    """Brokers 5.3.3 to 5.5.0 served each message of such stores (docs/compatibility.md)."""
+    root = Path(shutil.copytree(stores[name] / "store", tmp_path / "store"))
+    before = state_of(root)
+    plan = recover(root)
+    assert plan.refused is None and state_of(root) == before
+    recover(root, apply=True)
+    layout = StoreLayout.open(root)
+    if plan.is_needed:
+        database = open_queues(layout)
+        assert database is not None and database.dispatched_end == plan.log_end
+    else:
+        assert {k: v for k, v in state_of(root).items() if k not in (".", "lock")} == {
+            k: v for k, v in before.items() if k not in (".", "lock")
+        }
+    assert plan.is_needed == ("kill" in name or "live" in name)
+    assert not verify_store(layout).by_kind and not recover(root).is_needed
+    with lq.MessageStore.open(root) as store:
+        for key, one in broker_queues(stores[name]).items():
+            units = [unit[:4] for unit in one["units"]]
+            found = _entries(store, *key)
+            assert found == (units[: len(found)] if "live" in name else units)
+
+
+@pytest.mark.parametrize("kind", ["hole", "place", "tags", "surplus", "end", "missing", "ahead"])
+def test_recover_mends_queues_in_rocksdb(
+    kind: str, stores: dict[str, Path], tmp_path: Path
+) -> None:
+    rocksdict = pytest.importorskip("rocksdict")
+    root = Path(shutil.copytree(stores["5.5.0-rocksdb-separate"] / "store", tmp_path / "store"))
+    before = _records(root, "consumequeue_rocksdb")
+    families = {name: rocksdict.Options(raw_mode=True) for name in ("default", "offset")}
+    folder, options = root / "consumequeue_rocksdb", rocksdict.Options(raw_mode=True)
+    with rocksdict.Rdict(str(folder), options, families) as database:
+        _change(database, kind)
+    harmed = _records(root, "consumequeue_rocksdb")
+    assert verify_store(StoreLayout.open(root)).has_damage
+    recover(root, apply=True)
+    assert not verify_store(StoreLayout.open(root)).has_damage
+    assert _records(root, "consumequeue_rocksdb")[table.ENTRIES] == before[table.ENTRIES]
+    (aside,) = (root / ".logquarry" / "quarantine").glob("recover-*")
+    moved = RocksDb(LocalFileSystem(str(aside)), "consumequeue_rocksdb")
+    assert dict(moved.items(table.ENTRIES)) == harmed[table.ENTRIES]
+
+
+def test_recover_removes_entries_behind_the_log(stores: dict[str, Path], tmp_path: Path) -> None:
+    """The messages were acknowledged if the store was shut down cleanly: their loss is refused."""
+    root = Path(shutil.copytree(stores["5.5.0-rocksdb"] / "store", tmp_path / "store"))
+    with lq.MessageStore.open(root) as store:
+        keys = [(m.topic, m.queue_id, m.physical_offset) for m in store.scan()]
+    end = keys[len(keys) // 2][2]
+    path = root / "commitlog" / ("0" * 20)
+    data = bytearray(path.read_bytes())
+    data[end:] = bytes(len(data) - end)
+    path.write_bytes(data)
+    before = state_of(root)
+    with pytest.raises(LossRefused) as refused:
+        recover(root, apply=True)
+    assert {k: v for k, v in state_of(root).items() if k not in (".", "lock")} == {
+        k: v for k, v in before.items() if k not in (".", "lock")
+    }
+    assert refused.value.loss.messages >= len(keys) // 2
+    recover(root, apply=True, accept_loss=refused.value.loss.bytes)
+    database = open_queues(StoreLayout.open(root))
+    assert database is not None and database.dispatched_end == end
+    kinds = verify_store(StoreLayout.open(root)).by_kind
+    # Checkpoint and timers still show that there were later messages.
+    assert kinds.keys() == {"checkpoint_ahead", "timer_check_ahead", "timer_entry_wrong"}
+    with lq.MessageStore.open(root) as store:
+        assert [m.physical_offset for m in store.scan()] == [k[2] for k in keys if k[2] < end]
+
+
+def test_recover_refuses_what_rocksdb_cannot_show(stores: dict[str, Path], tmp_path: Path) -> None:
+    root = Path(shutil.copytree(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store"))
+    with lq.MessageStore.open(root) as store:
+        lost = store.get("Orders", 0, 7).messages[0]
+    path = root / "commitlog" / ("0" * 20)
+    data = bytearray(path.read_bytes())
+    data[lost.physical_offset + 4] ^= 0xFF
+    path.write_bytes(data)
+    before = state_of(root)
+    with pytest.raises(StoreUnavailable, match="begins again at offset 0"):
+        recover(root, apply=True)
+    assert {k: v for k, v in state_of(root).items() if k not in (".", "lock")} == {
+        k: v for k, v in before.items() if k not in (".", "lock")
+    }
+
+
+@pytest.mark.parametrize("name", ["5.5.0-rocksdb-separate", "5.5.0-rocksdb"])
+@pytest.mark.parametrize("command", ["recover", "rebuild"])
+def test_a_recovery_that_ended_between_its_renames(
+    command: str, name: str, stores: dict[str, Path], tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(stores[name] / "store", tmp_path / "store"))
+    (folder,) = rocksdb_folders(StoreLayout.open(root))
+    built = root / ".logquarry" / "rebuild"
+    built.mkdir(parents=True)
+    (root / folder).rename(built / folder)
+    (built / "complete").touch()
+    (root / "abort").touch()
+    with pytest.raises(UnsupportedStore, match="the queues are in RocksDB"):
+        lq.MessageStore.open(root, mode="rw")
+    with lq.MessageStore.open(root) as store:
+        assert all(_entries(store, *key) for key in store.queues())
+    run(*([command, root] if command == "recover" else [command, root, "--in-place"]), "--apply")
+    assert rocksdb_folders(StoreLayout.open(root)) == (folder,) and not built.exists()
+    run("recover", root, "--apply")
+    assert not verify_store(StoreLayout.open(root)).by_kind
+
+
+@pytest.mark.usefixtures("no_package")
+def test_recover_without_the_package(stores: dict[str, Path], tmp_path: Path) -> None:
+    root = Path(shutil.copytree(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store"))
+    before = state_of(root)
+    with pytest.raises(UsageError, match=r"pip install 'logquarry\[rocksdb\]'"):
+        recover(root, apply=True)
+    assert {k: v for k, v in state_of(root).items() if k not in (".", "lock")} == {
+        k: v for k, v in before.items() if k not in (".", "lock")
+    }
 
 
 # --------------------------------------------------------------------------- salvage

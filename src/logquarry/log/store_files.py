@@ -38,6 +38,8 @@ INTENT = "intent.json"
 DAMAGE = f"{SIDECAR}/damage.json"
 SETTINGS = f"{SIDECAR}/settings.json"
 """The settings with which a writer of this library made or continued the store."""
+REBUILD = f"{SIDECAR}/rebuild"
+"""Folder in which a rebuild makes queues and index."""
 SALVAGE = ".salvage"
 """Folder in which a salvage builds a store; the salvage removes it at its end."""
 

@@ -27,10 +27,10 @@ from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import is_on, setting
-from logquarry.log.rocksdb import CURRENT
+from logquarry.log.rocksdb import CURRENT, is_there
 from logquarry.log.rocksdb_config import read_config
 from logquarry.log.store_files import BATCH_QUEUE as BATCH_FOLDER
-from logquarry.log.store_files import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, SIDECAR
+from logquarry.log.store_files import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, REBUILD, SIDECAR
 from logquarry.log.store_files import COMPACTED_LOG as COMPACTION_FOLDER
 from logquarry.read import timer_wheel
 from logquarry.read.commit_log import CommitLog
@@ -38,7 +38,7 @@ from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.index_tags import ROCKSDB_STORE as INDEX_TAGS_SINCE
 from logquarry.read.index_tags import find_tag_entries
 from logquarry.read.multi_dispatch import names_queue_of
-from logquarry.read.rocksdb_queue import rocksdb_folders
+from logquarry.read.rocksdb_queue import ROCKSDB_FOLDERS, rocksdb_folders
 
 QueueKind = Literal["simple", "batch", "rocksdb"]
 
@@ -277,7 +277,12 @@ class _Finder:
         """The kinds, and the features that they imply."""
         kinds: dict[str, QueueKind] = {}
         kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
-        in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in rocksdb_folders(self._layout))
+        found = rocksdb_folders(self._layout)
+        if not found:
+            # Between the renames of an interrupted rebuild the store has none.
+            built = (f"{REBUILD}/{folder}" for folder in ROCKSDB_FOLDERS)
+            found = tuple(one for one in built if is_there(self._layout.filesystem, one))
+        in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in found)
         if in_rocksdb:
             self._add(ROCKSDB_QUEUES, in_rocksdb, "the queues are in RocksDB")
             # The topics with files as well are those of rocksdbCQDoubleWriteEnable.

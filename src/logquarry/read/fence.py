@@ -241,7 +241,7 @@ def _forbidding(found: StoreFeatures, config: StoreConfig, action: Action) -> It
         if feature.name == names.MULTI_DISPATCH and config.enable_multi_dispatch is False:
             refused = _QUEUES
         if feature.name == names.ROCKSDB_QUEUES and _are_all_in_rocksdb(found, feature):
-            refused -= {Action.REBUILD_QUEUES}
+            refused -= {Action.REBUILD_QUEUES, Action.RECOVER}
         if actions & refused:
             yield feature
 

@@ -47,6 +47,7 @@ from logquarry.log.store_files import DAMAGE
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import BatchQueue, batch_queues
 from logquarry.read.consume_queue import ConsumeQueue, Queue
+from logquarry.read.rocksdb_queue import RocksQueue, rocksdb_queues
 
 logger = logging.getLogger(__name__)
 
@@ -126,11 +127,12 @@ def consume_queues(
 
 def all_queues(
     layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
-) -> list[ConsumeQueue | BatchQueue]:
-    """As :func:`consume_queues`, with the batch queues."""
+) -> list[ConsumeQueue | BatchQueue | RocksQueue]:
+    """As :func:`consume_queues`, with the batch queues and the queues in RocksDB."""
     files = files or OpenFiles(layout)
     simple = consume_queues(layout, files, with_stale=with_stale)
-    return [*simple, *batch_queues(layout, files)]
+    in_rocksdb = rocksdb_queues(layout, is_strict=files.is_strict)
+    return [*simple, *batch_queues(layout, files), *in_rocksdb]
 
 
 def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntry]:
@@ -139,9 +141,6 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntr
     An entry that ends more than a file after the log's last file is left out, unless the entry
     before it is there too: one entry may be rot, two show that files of the log are missing. This
     reads at most the last files of each queue.
-
-    If no queue has an entry, the one that reaches furthest in RocksDB counts, if it names a message
-    after the log's last file.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -152,20 +151,7 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntr
             continue
         if _end(entry) <= limit or _follows_another(queue, entry, log.end):
             sane.append(entry)
-    if not sane and log.files and not (layout.has_abort and layout.is_live()):
-        sane = _lost_in_rocksdb(layout)
     return sorted(sane, key=_end, reverse=True)
-
-
-def _lost_in_rocksdb(layout: StoreLayout) -> list[QueueEntry]:
-    # Most stores have no RocksDB.
-    from logquarry.read.rocksdb_queue import open_queues
-
-    database = open_queues(layout)
-    if database is None or database.dispatched_end <= layout.commit_log.end:
-        return []
-    last = database.furthest()
-    return [] if last is None or last.physical_offset < layout.commit_log.end else [last]
 
 
 def _end(entry: QueueEntry) -> int:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from logquarry.errors import CorruptFile
 from logquarry.format import rocksdb_queue as table
 from logquarry.format.queue_entry import QueueEntry
+from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb, is_installed, is_there
 from logquarry.log.store_files import CONSUME_QUEUE
@@ -36,6 +37,7 @@ RocksEntries = npt.NDArray[np.void]
 """Entries as in RocksDB: the fields of :data:`logquarry.format.rocksdb_queue.ENTRY`."""
 Int64 = npt.NDArray[np.int64]
 
+_SEGMENT: Final = 1 << 16
 _CHUNK: Final = 1 << 13
 """Entries that are read at once: a ``get`` reads them all."""
 
@@ -97,19 +99,6 @@ class QueueDb:
         if keys:
             yield _arrays(keys, values)
 
-    def entry(self, topic: str, queue_id: int, offset: int) -> QueueEntry | None:
-        """One entry; None without one."""
-        for _, found in self.entries(topic, queue_id, offset, offset + 1):
-            return QueueEntry(*found[0].item()[:3])
-        return None
-
-    def furthest(self) -> QueueEntry | None:
-        """The last entry of the queue that reaches furthest in the log; None without one."""
-        if not self.bounds:
-            return None
-        key, (_, (offset, _)) = max(self.bounds.items(), key=lambda item: item[1][1][1])
-        return self.entry(*key, offset)
-
     def keys(self) -> Iterator[bytes]:
         """The keys of all entries."""
         return (key for key, _ in self._db.items(table.ENTRIES))
@@ -156,6 +145,16 @@ def open_queues(layout: StoreLayout) -> QueueDb | None:
     return max(found, key=lambda one: one.dispatched_end)
 
 
+def rocksdb_queues(layout: StoreLayout, *, is_strict: bool = False) -> list[RocksQueue]:
+    """The queues of a store in RocksDB, as it has them; none if :func:`open_queues` gives None."""
+    database = open_queues(layout)
+    start = layout.commit_log.start
+    return [
+        RocksQueue(database, key, start, None, is_strict=is_strict)
+        for key in (() if database is None else database.bounds)
+    ]
+
+
 class RocksQueue(Queue):
     """A queue in RocksDB, continued by the messages of the log behind the dispatched end.
 
@@ -164,19 +163,28 @@ class RocksQueue(Queue):
         key: topic and queue id.
         log_min_offset: physical offset of the log's first byte.
         tail: the messages behind the dispatched end; None without any.
+        is_strict: whether damage in RocksDB raises ``CorruptFile``; else entries are missing there.
     """
 
     # The broker reads entries without regard to files.
     units_per_file = 1 << 62
+    files: tuple[StoreFile, ...] = ()
 
     def __init__(
-        self, database: QueueDb, key: QueueKey, log_min_offset: int, tail: LogQueue | None
+        self,
+        database: QueueDb,
+        key: QueueKey,
+        log_min_offset: int,
+        tail: LogQueue | None,
+        *,
+        is_strict: bool = True,
     ) -> None:
         self.topic, self.queue_id = key
         self._db = database
         self._key = key
         self._log_min_offset = log_min_offset
         self._tail = tail
+        self._is_strict = is_strict
         self._first, (last, _) = database.bounds[key]
         # Entries behind a truncated log stay until new ones replace them.
         self._stop = last + 1 if tail is None else min(last + 1, tail.min_offset)
@@ -191,7 +199,7 @@ class RocksQueue(Queue):
                 return low
 
         def is_kept(offset: int) -> bool:
-            entry = self._db.entry(*self._key, offset)
+            entry = self._entry(offset)
             return entry is not None and entry.physical_offset >= self._log_min_offset
 
         found = bisect_left(range(low, self._stop), True, key=is_kept)
@@ -214,7 +222,7 @@ class RocksQueue(Queue):
         """The last entry."""
         if self._tail is not None:
             return self._tail.last_entry
-        return self._db.entry(*self._key, self._stop - 1)
+        return self._entry(self._stop - 1)
 
     @property
     def last_physical_end(self) -> int | None:
@@ -223,12 +231,14 @@ class RocksQueue(Queue):
         return None if entry is None else entry.physical_offset + entry.size
 
     def segments(self) -> Iterator[QueueSegment]:
-        """The whole queue: RocksDB does not cut it into files."""
-        yield QueueSegment(self.min_offset, self.max_offset - self.min_offset)
+        """Parts of the queue: RocksDB does not cut it into files."""
+        start, stop = self.bounds()
+        for at in range(start, stop, _SEGMENT):
+            yield QueueSegment(at, min(_SEGMENT, stop - at))
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
         """The entries in a range, in runs without a gap."""
-        for offsets, entries in self._db.entries(*self._key, start, min(stop, self._stop)):
+        for offsets, entries in self._entries(start, min(stop, self._stop)):
             units = np.empty(len(entries), UNIT_DTYPE)
             for name in UNIT_DTYPE.names or ():
                 units[name] = entries[name]
@@ -237,6 +247,19 @@ class RocksQueue(Queue):
                 yield int(offsets[begin]), units[begin:end]
         if self._tail is not None:
             yield from self._tail.runs(start, stop)
+
+    def _entries(self, start: int, stop: int) -> Iterator[tuple[Int64, RocksEntries]]:
+        try:
+            yield from self._db.entries(*self._key, start, stop)
+        except CorruptFile as error:
+            if self._is_strict:
+                raise
+            logger.warning("%s", error)
+
+    def _entry(self, offset: int) -> QueueEntry | None:
+        for _, found in self._entries(offset, offset + 1):
+            return QueueEntry(*found[0].item()[:3])
+        return None
 
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0

@@ -31,6 +31,7 @@ from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
 from logquarry.read.log_end import last_entries, log_bound, sound_bound
 from logquarry.read.missing_log import require_log
+from logquarry.read.rocksdb_queue import rocksdb_queues
 from logquarry.store.read_rules import get_arguments, no_queue
 from logquarry.store.reads import StoreReads
 from logquarry.units import now_ms
@@ -194,7 +195,12 @@ class BaseReader(StoreReads):
                 yield queue
 
     def _last_entries(self) -> list[QueueEntry]:
-        return last_entries(self.layout, self._file_queues())
+        return last_entries(self.layout, self._stored_queues())
+
+    def _stored_queues(self) -> Iterator[Queue]:
+        """The queues that have files, and those in RocksDB."""
+        yield from self._file_queues()
+        yield from rocksdb_queues(self.layout)
 
     def _queues_from_log(self) -> tuple[Mapping[QueueKey, Queue], int]:
         """The queues in RocksDB with the later messages of the log, and the log's end.
@@ -282,7 +288,7 @@ class _Found:
     @cached_property
     def bound(self) -> int | None:
         layout = self._store.layout
-        return sound_bound(layout, log_bound(layout, self._store._file_queues()))
+        return sound_bound(layout, log_bound(layout, self._store._stored_queues()))
 
     @cached_property
     def log_queues(self) -> tuple[Mapping[QueueKey, Queue], int]:

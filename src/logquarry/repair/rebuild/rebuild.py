@@ -30,7 +30,7 @@ from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder, local_store
-from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, SIDECAR
+from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, REBUILD
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.fence import Action, other_queues, require
 from logquarry.read.log_end import all_queues, consume_queues, last_entries
@@ -59,7 +59,6 @@ from logquarry.repair.rebuild.rocksdb_files import (
     rocksdb_not_in_tasks,
 )
 from logquarry.repair.rebuild.swap import (
-    BUILD,
     COMPLETE,
     bring_out,
     check_into,
@@ -239,7 +238,7 @@ class _Rebuild:
         self._disk = disk
         self._clock = clock
         self._builder = builder
-        self._build = target / SIDECAR / BUILD
+        self._build = target / REBUILD
 
     def run(self, progress: Progress | None) -> RebuildReport:
         """Build the files, put them in place, and return the report."""

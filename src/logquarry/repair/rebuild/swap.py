@@ -22,14 +22,14 @@ from logquarry.log.store_files import (
     BATCH_QUEUE,
     CONSUME_QUEUE,
     INDEX,
+    REBUILD,
     SALVAGE,
-    SIDECAR,
     quarantine,
 )
+from logquarry.read.rocksdb_queue import ROCKSDB_FOLDERS
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.rebuild.build import check_made_of, made_of
 
-BUILD: Final = "rebuild"
 COMPLETE: Final = "complete"
 
 
@@ -50,7 +50,7 @@ def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
         raise UsageError(f"{target}: not a folder")
     if (target / SALVAGE).exists():
         raise UsageError(f"{target}: a salvage into it was interrupted")
-    if (target / SIDECAR / BUILD / COMPLETE).is_file():
+    if (target / REBUILD / COMPLETE).is_file():
         # A complete build may be in place in part.
         return target
     for name in names:
@@ -87,7 +87,7 @@ def finish_into(
         return False
     root, disk = local_store(path), disk or LocalDisk()
     with alone_in(disk, target):
-        _bring_out_cut_off(target, disk)
+        bring_out_cut_off(target, disk)
         there = [name for name in names if (target / name).exists()]
         layout = StoreLayout.open(root, config or StoreConfig())
         settings = with_sizes(config or StoreConfig(), layout)
@@ -102,7 +102,7 @@ def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
         UsageError: if there was one.
     """
     is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
-    if is_begun and _bring_out_cut_off(target, disk):
+    if is_begun and bring_out_cut_off(target, disk):
         for name in names:
             if (target / name).exists():
                 raise UsageError(
@@ -111,8 +111,13 @@ def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
                 )
 
 
-def _bring_out_cut_off(target: Path, disk: Disk) -> bool:
-    build = target / SIDECAR / BUILD
+def bring_out_cut_off(target: Path, disk: Disk) -> bool:
+    """Put the folders of an interrupted, complete rebuild in place; return whether there was one.
+
+    Raises:
+        StoreUnavailable: if the disk refuses.
+    """
+    build = target / REBUILD
     if not bring_out(build, target, disk):
         return False
     shutil.rmtree(build)
@@ -128,7 +133,7 @@ def bring_out(build: Path, target: Path, disk: Disk) -> bool:
     """
     if not (build / COMPLETE).is_file():
         return False
-    for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX):
+    for name in dict.fromkeys((CONSUME_QUEUE, *ROCKSDB_FOLDERS, BATCH_QUEUE, INDEX)):
         if (build / name).is_dir() and not (target / name).exists():
             _rename(disk, build / name, target / name)
     return True

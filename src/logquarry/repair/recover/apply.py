@@ -43,6 +43,7 @@ from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.differences import names_damage
 from logquarry.repair.audit.log import damage_json
+from logquarry.repair.rebuild.rocksdb_queues import replace_queues
 from logquarry.repair.recover.folder_check import REPORT
 from logquarry.repair.recover.kept_entries import KEPT_ENTRIES, load_kept, save_kept, sync_files
 from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept_entries
@@ -135,6 +136,12 @@ class _Work:
             if self._plan.damage or (self._root / DAMAGE).is_file():
                 note_end(self._disk, self._root, self._plan.log_end, self._plan.damage)
             self._mend_queues_and_index(log, checkpoint)
+            if self._plan.rocksdb is not None:
+                layout = StoreLayout.open(self._root, self._config)
+                replace_queues(
+                    *(layout, self._config, self._plan.rocksdb, self._plan.log_end),
+                    *(self._disk, self._clock, self._progress),
+                )
             log.flush(0)
             sync_files(
                 self._disk,
@@ -293,6 +300,8 @@ class _Work:
         plan, root, disk = self._plan, self._root, self._disk
         for step in plan.steps:
             path = root / step.file
+            if step.file == plan.rocksdb:
+                continue
             if step.kind is StepKind.SET_ASIDE and path.parent == root / CONSUME_QUEUE:
                 # A broker does not start on an empty folder either.
                 if path.is_dir():

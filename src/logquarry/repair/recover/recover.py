@@ -34,6 +34,7 @@ from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.stale_bytes import are_stale_bytes
+from logquarry.repair.rebuild.swap import bring_out_cut_off
 from logquarry.repair.recover.apply import apply_safe
 from logquarry.repair.recover.folder_check import check_entries
 from logquarry.repair.recover.loss import require_consent
@@ -118,6 +119,7 @@ def recover(
     lock = StoreLock(disk, root)
     try:
         check_entries(root)
+        bring_out_cut_off(root, disk)
         # A writer that crashed may have left files with their second name alone.
         NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _planned(root, mode, settings, progress)

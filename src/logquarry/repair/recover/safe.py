@@ -7,6 +7,7 @@ differences into steps. Nothing is deleted: a recovery moves files to quarantine
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,14 +24,24 @@ from logquarry.log.queue_forms import queue_form
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, INDEX
 from logquarry.log.walk import LogReader
-from logquarry.read.batch_queue import BatchQueue
-from logquarry.read.consume_queue import ConsumeQueue
+from logquarry.read.consume_queue import Queue
 from logquarry.read.log_end import DamageMap, all_queues
 from logquarry.read.log_queues import QueueKey
-from logquarry.repair.audit.differences import FileFault, file_differences, queue_fault
+from logquarry.read.rocksdb_queue import RocksQueue
+from logquarry.repair.audit.differences import (
+    AuditedQueue,
+    FileFault,
+    file_differences,
+    queue_fault,
+)
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, made_whole, torn_end
 from logquarry.repair.audit.runs import EntryFacts, runs_ahead
+from logquarry.repair.rebuild.rocksdb_queues import (
+    folder_to_recover,
+    why_not_built,
+    why_replaced,
+)
 from logquarry.repair.recover.folder_check import (
     check_entries,
     check_queue_folder,
@@ -65,6 +76,7 @@ class SafePlan(RecoveryPlan):
         log_folders: the folders of the log.
         pieces: the stretches of the log without damage: physical offsets of start and end.
         misnamed: paths of files in the log's folder that do not belong to the log.
+        rocksdb: folder of the queues in RocksDB that are built again, None for none.
     """
 
     config: StoreConfig
@@ -76,6 +88,7 @@ class SafePlan(RecoveryPlan):
     log_folders: LogFolders = field(default_factory=LogFolders, repr=False)
     pieces: tuple[tuple[int, int], ...] = field(default=(), repr=False)
     misnamed: tuple[str, ...] = ()
+    rocksdb: str | None = None
 
 
 def plan_safe(
@@ -114,6 +127,7 @@ class _Planner:
         self._steps: list[Step] = []
         self._words: list[str] = []
         self._unusable: dict[QueueKey, str] = {}
+        self._rocksdb = folder_to_recover(layout)
 
     def plan(self, progress: Progress | None, stretch_bytes: int) -> SafePlan:
         layout, config = self._layout, self._config
@@ -156,13 +170,17 @@ class _Planner:
         self._words += log.words
         self._check_log_files(log)
         self._plan_log(log)
-        queues = tuple(plan_queue(audit.finish(log.start)) for audit in audits)
+        audited = [audit.finish(log.start) for audit in audits]
+        in_rocksdb, refused = self._plan_rocksdb(audited, log.end)
+        queues = tuple(map(plan_queue, audited)) if self._rocksdb is None else ()
         self._plan_queues(queues)
         plans = self._plan_transactions(transactions)
         index = self._plan_index(log, checkpoint or Checkpoint(), audits.has_keys)
         starts = [queue.resume_at for queue in queues if queue.resume_at is not None]
         if index is not None:
             starts.append(max(log.start, index.built_from))
+        if in_rocksdb is not None:
+            starts.append(log.start)
         return SafePlan(
             root=layout.root,
             mode="safe",
@@ -184,6 +202,8 @@ class _Planner:
             log_folders=layout.log_folders,
             pieces=tuple(pieces),
             misnamed=tuple(file.path for file, _ in misnamed),
+            rocksdb=in_rocksdb,
+            refused=refused,
         )
 
     def _bounds(self, checkpoint: Checkpoint) -> KnownBounds:
@@ -262,9 +282,12 @@ class _Planner:
     # ----------------------------------------------------------------------------------- queues
     def _find_queues(self) -> None:
         """Find the queues whose files can be used; the others are rebuilt."""
-        self._queues: dict[QueueKey, ConsumeQueue | BatchQueue | None] = {}
+        self._queues: dict[QueueKey, Queue | None] = {}
         for queue in all_queues(self._layout, self._files, with_stale=True):
             key = queue.topic, queue.queue_id
+            if isinstance(queue, RocksQueue):
+                self._queues[key] = queue
+                continue
             form = queue_form(self._config, queue.topic)
             is_batch = form.root == BATCH_QUEUE
             if is_batch != queue.is_batch:
@@ -289,6 +312,20 @@ class _Planner:
             if fault is not None:
                 return f"{file.path}: {fault.words}"
         return None
+
+    def _plan_rocksdb(
+        self, queues: Sequence[AuditedQueue], log_end: int
+    ) -> tuple[str | None, str | None]:
+        """The folder of RocksDB whose queues are built again, and why they cannot be."""
+        folder = self._rocksdb
+        if folder is None:
+            return None, None
+        reason = why_replaced(self._layout, folder, queues, log_end)
+        if reason is None:
+            return None, None
+        self._step(StepKind.SET_ASIDE, folder, None, None, reason)
+        self._step(StepKind.BUILD_QUEUE, folder, None, None, reason)
+        return folder, why_not_built(queues)
 
     def _plan_queues(self, queues: tuple[QueuePlan, ...]) -> None:
         for queue in queues:
