@@ -93,7 +93,9 @@ def serve(folder: Path, version: str) -> Truth:
     return Truth.read(folder)
 
 
-def not_served(before: Truth, after: Truth, *, end: int, moved: bool, root: Path) -> list[str]:
+def not_served(
+    before: Truth, after: Truth, *, end: int, moved: bool, root: Path, start: int = 0
+) -> list[str]:
     """The messages before a physical offset that a broker served and no longer serves.
 
     Args:
@@ -101,6 +103,7 @@ def not_served(before: Truth, after: Truth, *, end: int, moved: bool, root: Path
         after: what it serves now.
         end: the log's end before the change. The broker itself puts messages after it.
         moved: whether frames have new physical offsets.
+        start: the log's start.
         root: the store; a topic with compaction may lose all but the newest message of a key.
     """
     with lq.MessageStore.open(root) as store:
@@ -108,7 +111,7 @@ def not_served(before: Truth, after: Truth, *, end: int, moved: bool, root: Path
         compacted = found.detail if found is not None else ""
     lost = []
     for name, all_rows in before.pulled.items():
-        rows = [row for row in all_rows if row[1] < end]
+        rows = [row for row in all_rows if start <= row[1] < end]
         if name.rpartition("/")[0] in compacted:
             rows = list({row[3]: row for row in rows}.values())
         served = {row[0]: row for row in after.pulled.get(name, [])}
@@ -122,7 +125,9 @@ def not_served(before: Truth, after: Truth, *, end: int, moved: bool, root: Path
             # The queue offsets are the frames' own, those of other queues.
             column = 0 if moved else 1
             there = {row[column] for row in after.got.get(name, [])}
-            lost += [f"{name}: {r[1]}" for r in rows if r[1] < end and r[column] not in there]
+            lost += [
+                f"{name}: {r[1]}" for r in rows if start <= r[1] < end and r[column] not in there
+            ]
     return lost
 
 

@@ -208,6 +208,26 @@ def _rebuild(store: Store, work: Path) -> Result:
     return _served(store, "rebuild", work)
 
 
+def _retain(store: Store, work: Path) -> Result:
+    """The broker shuts the store down, retention deletes all log files but the last."""
+    before = broker_truth.serve(work, store.version)
+    _changed(_run("retain", work / "store", "--keep-bytes", "1", "--apply"))
+    with lq.MessageStore.open(work / "store") as found:
+        start = found.min_offset
+        if not start:
+            raise Wrong("no file had expired")
+        lows = {f"{t}/{q}": found.queue_offsets(t, q).min for t, q in found.queues()}
+    after = broker_truth.serve(work, store.version)
+    lost = broker_truth.not_served(
+        before, after, end=_WHOLE, moved=False, root=work / "store", start=start
+    )
+    for name, low in lows.items():
+        if name in before.pulled and after.bounds[name][0] != low:
+            lost.append(f"{name} begins at {after.bounds[name][0]}, and ours at {low}")
+    result = FAILED if lost else SERVED
+    return Result(store.name, "retain", result, _few(lost))
+
+
 def _salvage(store: Store, work: Path) -> Result:
     return _new_store("salvage", store, work)
 
@@ -264,9 +284,10 @@ COMMANDS: dict[str, Callable[[Store, Path], Result]] = {
     "salvage": _salvage,
     "convert": _convert,
     "untouched": _untouched,
+    "retain": _retain,
 }
 """Command -> what runs it. ``untouched`` starts the broker over a plain copy: it shows what the
-broker itself does to a store."""
+broker itself does to a store. ``retain`` needs a log of several files."""
 READERS = ("read", "get", "verify")
 WRITERS = ("put", "recover", "rebuild", "salvage", "convert")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 from pathlib import Path
@@ -165,6 +166,10 @@ def test_commands_count_and_show_messages(stores: Path) -> None:
     place = inner["physical_offset"]
     shown = run("messages", root, "--offset", str(place), "--jsonl").stdout.splitlines()
     assert len(shown) == sum(row["physical_offset"] == place for row in wanted)
+    counted = json.loads(run("stats", root, "--json").stdout)["file_bytes"]
+    files = [path for path in (root / "batchconsumequeue").rglob("*") if path.is_file()]
+    assert counted["batchconsumequeue"] == sum(path.stat().st_size for path in files)
+    assert counted == json.loads(run("info", root, "--json").stdout)["file_bytes"]
 
 
 # -------------------------------------------------------------------------------------- rebuild

@@ -14,7 +14,9 @@ import pytest
 import logquarry as lq
 from logquarry.disk.config_file import consumer_offsets
 from logquarry.errors import CorruptFile, StoreUnavailable, UnsupportedStore, UsageError
+from logquarry.format import queue_entry
 from logquarry.format import rocksdb_queue as table
+from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb
@@ -25,6 +27,7 @@ from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify.verify import verify_store
+from logquarry.store.retention.rules import RetentionRules
 from tests.conformance.rocketmq5 import broker_queues, state_of, unpack_rocksdb
 from tests.helpers.command import run
 
@@ -571,6 +574,35 @@ def test_recover_without_the_package(stores: dict[str, Path], tmp_path: Path) ->
     }
 
 
+# --------------------------------------------------------------------------- retain
+def test_retain_leaves_the_entries_to_the_broker(stores: dict[str, Path], tmp_path: Path) -> None:
+    """Brokers 5.3.3 to 5.5.0 served such stores from the same min offsets on (matrix5.py)."""
+    root = Path(shutil.copytree(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store"))
+    recover(root, apply=True)
+    queues = {path: path.read_bytes() for path in (root / "consumequeue").iterdir()}
+    with lq.MessageStore.open(root) as store:
+        expected = {key: _entries(store, *key) for key in store.queues()}
+    plan = lq.retain(root, RetentionRules(keep_bytes=1), apply=True)
+    start = plan.new_min_offset
+    lost = [entry for entries in expected.values() for entry in entries if entry[1] < start]
+    assert start and sum(plan.messages.values()) == len(lost)
+    assert {path: path.read_bytes() for path in (root / "consumequeue").iterdir()} == queues
+    with lq.MessageStore.open(root) as store:
+        for key, entries in expected.items():
+            kept = [entry for entry in entries if entry[1] >= start]
+            assert store.queue_offsets(*key) == (kept[0][0], len(entries))
+            assert [e for e in _entries(store, *key) if e[1] >= start] == kept
+        assert store.stats().state.file_bytes["consumequeue"] == sum(map(len, queues.values()))
+    assert not verify_store(StoreLayout.open(root)).has_damage and not recover(root).is_needed
+
+
+@pytest.mark.usefixtures("no_package")
+def test_retain_without_the_package(stores: dict[str, Path]) -> None:
+    """The consumers that have not read the messages would not be named."""
+    with pytest.raises(UsageError, match=r"pip install 'logquarry\[rocksdb\]'"):
+        lq.retain(stores["5.5.0-rocksdb"] / "store", RetentionRules(keep_bytes=1))
+
+
 # --------------------------------------------------------------------------- salvage
 @pytest.mark.parametrize("name", CONFIGS)
 def test_salvage_keeps_topics_and_offsets(
@@ -603,16 +635,37 @@ def test_salvage_without_the_package(stores: dict[str, Path], tmp_path: Path) ->
     assert (tmp_path / "new" / "config" / "topics" / "CURRENT").exists()
 
 
+@pytest.mark.parametrize("has_old_files", [False, True])
 @pytest.mark.parametrize("is_crashed", [False, True])
 def test_lost_last_files_of_the_log_are_named(
-    stores: dict[str, Path], tmp_path: Path, *, is_crashed: bool
+    stores: dict[str, Path], tmp_path: Path, *, is_crashed: bool, has_old_files: bool
 ) -> None:
     root = Path(shutil.copytree(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store"))
     rebuild(root, apply=True, index=False)
+    with lq.MessageStore.open(root) as store:
+        ends = {key: store.queue_offsets(*key).max for key in store.queues()}
+        first = next(_entries(store, *key)[0] for key in store.queues() if key[0] == "Orders")
     if not is_crashed:
         (root / "abort").unlink()
     for path in sorted((root / "commitlog").iterdir())[1:]:
         path.unlink()
+    if has_old_files:
+        # A broker with queue files wrote the first messages.
+        old = root / "consumequeue" / "Orders" / "0" / ("0" * 20)
+        old.parent.mkdir(parents=True)
+        old.write_bytes(queue_entry.encode(QueueEntry(*first[1:])) + bytes(20 * 99))
     assert "missing_file" in run("messages", root, "--jsonl", code=1).stderr
+    # A JSON file takes the place of the broker's RocksDB.
+    shutil.rmtree(root / "config" / "consumerOffsets")
+    table = {"offsetTable": {"Orders@late": {"0": ends["Orders", 0]}}}
+    (root / "config" / "consumerOffset.json").write_text(json.dumps(table))
     found = salvage(StoreLayout.open(root), tmp_path / "new")
-    assert sum(span.length for span in found.plan.lost)
+    lost = sum(
+        stop - start for s in found.plan.lost for a in s.messages.values() for start, stop in a
+    )
+    kept = sum(story.next for story in found.plan.queues.values())
+    assert lost and lost + kept == sum(ends.values())
+    (moved,) = found.progress
+    assert moved.was == ends["Orders", 0] and moved.now == found.plan.queues["Orders", 0].next
+    reasons = {one.feature: one.reason for one in found.left_behind}
+    assert "mappedFileSizeConsumeQueue" in reasons["rocksdb_queues"]

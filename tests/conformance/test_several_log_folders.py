@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.config import StoreConfig
-from logquarry.errors import UnsupportedStore
+from logquarry.errors import StoreUnavailable, UnsupportedStore
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.verify.verify import verify_store
@@ -91,6 +92,31 @@ def test_a_read_only_folder_gets_no_file(scenario: Path) -> None:
     added = {base: folder for base, folder in _files(root).items() if base not in before}
     assert set(added.values()) == {"clA"}
     assert _has_no_damage(root)
+
+
+@pytest.mark.parametrize("harm", ["pipe", "second name"])
+def test_what_is_no_file_is_refused_in_each_folder(harm: str, scenario: Path) -> None:
+    root = scenario / "store"
+    (root / "abort").touch()
+    base, folder = max(_files(root).items())
+    path = root / folder / f"{base + FILE_SIZE:020d}"
+    if harm == "pipe":
+        os.mkfifo(path)
+    else:
+        path.hardlink_to(root / folder / f"{base:020d}")
+    before = _times(root)
+    for change in (
+        lambda: lq.recover(root, apply=True),
+        lambda: lq.MessageStore.open(root, mode="rw").close(),
+    ):
+        with pytest.raises(StoreUnavailable, match="Nothing was changed"):
+            change()
+    assert _times(root) == before
+
+
+def _times(root: Path) -> dict[Path, int]:
+    files = (path for path in root.rglob("*") if not path.is_dir() and path.name != "lock")
+    return {path: path.stat().st_mtime_ns for path in files}
 
 
 def test_damage_and_a_torn_tail_are_recovered(scenario: Path) -> None:

@@ -17,14 +17,19 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.disk.disk import LocalDisk
 from logquarry.format import timer
 from logquarry.log.layout import StoreLayout
 from logquarry.read.pops import unacknowledged_pops
+from logquarry.read.store_sizes import with_sizes
 from logquarry.read.timer_wheel import pending
 from logquarry.read.timers import CHECK, read_check, timers_of
 from logquarry.repair.audit.timer_files import timer_faults
+from logquarry.repair.rebuild.rocksdb_queues import replace_queues
+from logquarry.repair.recover.recover import recover
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store
+from logquarry.units import now_ms
 from tests.conformance.rocketmq5 import state_of
 from tests.helpers.command import run
 from tests.helpers.golden_data import unpack
@@ -194,6 +199,20 @@ def test_unacknowledged_pops(stores: Path, tmp_path: Path) -> None:
         assert state_of(root) == before
     shown = run("stats", stores / "5.5.0-pop-kv" / "store").stdout
     assert "%RETRY%cg_pop_PopTopic" in shown
+
+
+def test_pops_whose_queues_are_in_rocksdb(copied: Callable[[str], Path]) -> None:
+    pytest.importorskip("rocksdict")
+    root = copied("5.1.4-pop")
+    # Without the broker's offsets each check point may wait.
+    (root / "config" / "consumerOffset.json").unlink()
+    layout = StoreLayout.open(root)
+    found = unacknowledged_pops(layout)
+    assert sum(one.messages for one in found.queues) == 24
+    config, end = with_sizes(lq.StoreConfig(), layout), recover(root).log_end
+    replace_queues(layout, config, "consumequeue", end, LocalDisk(), now_ms, None)
+    layout = StoreLayout.open(root)
+    assert not layout.queue_names and unacknowledged_pops(layout) == found
 
 
 def test_pops_without_the_package(stores: Path, monkeypatch: pytest.MonkeyPatch) -> None:

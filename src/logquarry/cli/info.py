@@ -137,8 +137,8 @@ def _show_features(out: Output, store: str, settings: StoreConfig | None, *, as_
 def _document(store: MessageStore, found: Overview, halves: Transactions | None) -> dict[str, Any]:
     """The document of ``info --json``, described in docs/json.md."""
     layout, log = store.layout, store.layout.commit_log
-    queue_files = [f for name in layout.queue_names for f in layout.queue(*name).files]
-    batch_files = [f for n in layout.batch_queue_names for f in layout.batch_queue(*n).files]
+    from logquarry.store.state import file_bytes
+
     return {
         "store": store.root,
         "broker": store.broker,
@@ -166,12 +166,7 @@ def _document(store: MessageStore, found: Overview, halves: Transactions | None)
             }
             for file in found.index
         ],
-        "file_bytes": {
-            "commitlog": sum(f.size for f in log.files),
-            "consumequeue": sum(f.size for f in queue_files),
-            **({"batchconsumequeue": sum(f.size for f in batch_files)} if batch_files else {}),
-            "index": sum(file.size for file in found.index),
-        },
+        "file_bytes": file_bytes(layout),
         "checkpoint": _checkpoint(store),
         "abort": store.has_abort,
         "lock": {"exists": layout.filesystem.exists("lock"), "held": found.state == "live"},

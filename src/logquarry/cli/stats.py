@@ -39,17 +39,16 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, quiet
         raise UsageError("--json and --prometheus are two output formats; pass one of them")
     out = Output(quiet=quiet)
 
-    from logquarry.read.pops import unacknowledged_pops
+    from logquarry.read.pops import Pops, unacknowledged_pops
 
     def read(opened: MessageStore) -> tuple[StoreState, str, str, str, Pops]:
         # Metrics of a store that cannot be read are empty: find the error first.
-        state, metrics = opened.stats().state, ""
+        state = opened.stats().state
         if prometheus:
             from logquarry.metrics.collector import prometheus_text
 
-            metrics = prometheus_text(opened)
-        pops = unacknowledged_pops(opened.layout)
-        return state, opened.broker, opened.root, metrics, pops
+            return state, opened.broker, opened.root, prometheus_text(opened), Pops(())
+        return state, opened.broker, opened.root, "", unacknowledged_pops(opened.layout)
 
     settings = options.store_config(config)
     (state, broker, root, metrics, pops), left_out = read_store(store, settings, read)

@@ -50,8 +50,8 @@ _QUEUES: Final = frozenset({Action.WRITE, Action.RECOVER, Action.REBUILD_QUEUES}
 _LOG: Final = frozenset({Action.WRITE, Action.RECOVER, Action.RETAIN})
 
 _REFUSED: Final = {
-    names.ROCKSDB_QUEUES: _QUEUES | {Action.RETAIN},
-    names.ROCKSDB_CONFIG: frozenset({Action.WRITE, Action.RETAIN}),
+    names.ROCKSDB_QUEUES: _QUEUES,
+    names.ROCKSDB_CONFIG: frozenset({Action.WRITE}),
     names.ROCKSDB_STORE: _EACH,
     names.COMPACTION: _LOG,
     names.TIERED: _EACH,
@@ -69,7 +69,8 @@ _HARM: Final = {
     "serve the new messages, nor all old ones",
     names.ROCKSDB_CONFIG: "The broker keeps consumer offsets in RocksDB, which would not change",
     names.ROCKSDB_STORE: "Index, timers and transactions in RocksDB would not follow the log",
-    names.COMPACTION: "The broker's compacted logs would lack the messages put here",
+    names.COMPACTION: "A broker copies each message of such a topic to compaction/ when it "
+    "dispatches it, and serves consumers from there: it would not serve what is dispatched here",
     names.TIERED: "The tiered storage would no longer agree with the log",
     names.PROPERTY_CRC: "Frames would be written without the CRC that the broker checks",
     names.QUEUE_EXT: "Entries would lose the addresses of their extension units",

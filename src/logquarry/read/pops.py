@@ -23,8 +23,11 @@ from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb, is_there
 from logquarry.log.store_files import CONFIG
+from logquarry.log.walk import LogReader
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue
+from logquarry.read.consume_queue import ConsumeQueue, Queue
+from logquarry.read.log_queues import QueueKey
+from logquarry.read.rocksdb_queue import derived_queues, rocksdb_folders
 from logquarry.read.timers import timers_of
 
 KV_STORE: Final = "kvStore"
@@ -96,18 +99,22 @@ def unacknowledged_pops(layout: StoreLayout) -> Pops:
 
 def _revive_messages(layout: StoreLayout) -> Iterator[Frame]:
     """The check points and acknowledgements that the broker has not finished."""
-    topics = {key for key in layout.queue_names if key[0].startswith(REVIVE_TOPIC)}
-    if not topics:
-        return
     log = CommitLog(layout)
+    queues: dict[QueueKey, Queue] = {}
+    if rocksdb_folders(layout):
+        queues.update(derived_queues(layout, LogReader(layout, check_crc=False))[0])
+    for key in layout.queue_names:
+        queues[key] = ConsumeQueue(layout, *key, log_min_offset=log.min_offset)
+    queues = {key: one for key, one in queues.items() if key[0].startswith(REVIVE_TOPIC)}
+    if not queues:
+        return
     path = f"{CONFIG}/{broker_config.CONSUMER_OFFSET_FILE}"
     try:
         offsets = broker_config.decode_consumer_offsets(layout.filesystem.read(path))
     except (FileNotFoundError, UnreadableFile, ValueError, TypeError):
         offsets = {}
     places: list[int] = []
-    for topic, queue_id in sorted(topics):
-        queue = ConsumeQueue(layout, topic, queue_id, log_min_offset=log.min_offset)
+    for (topic, queue_id), queue in sorted(queues.items()):
         # The offset is that of the last message that the broker has handled.
         last = offsets.get((topic, REVIVE_GROUP), {}).get(queue_id, -1)
         start = max(last + 1, queue.min_offset)

@@ -23,10 +23,11 @@ from logquarry.format import rocksdb_queue as table
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import StoreLayout
-from logquarry.log.rocksdb import RocksDb, is_installed, is_there
+from logquarry.log.rocksdb import RocksDb, is_installed, is_there, needs_package
 from logquarry.log.store_files import CONSUME_QUEUE
+from logquarry.log.walk import LogReader
 from logquarry.read.consume_queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
-from logquarry.read.log_queues import LogQueue, QueueKey
+from logquarry.read.log_queues import LogQueue, QueueBuilder, QueueKey
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,16 @@ _CHUNK: Final = 1 << 13
 def rocksdb_folders(layout: StoreLayout) -> tuple[str, ...]:
     """The folders with queues in RocksDB. Reads names only."""
     return tuple(one for one in ROCKSDB_FOLDERS if is_there(layout.filesystem, one))
+
+
+def require_package(layout: StoreLayout) -> None:
+    """Refuse a store with queues in RocksDB if the package to read them is missing.
+
+    Raises:
+        UsageError: if so.
+    """
+    if rocksdb_folders(layout) and not is_installed():
+        raise needs_package(f"{layout.root}: its queues are")
 
 
 class QueueDb:
@@ -153,6 +164,27 @@ def rocksdb_queues(layout: StoreLayout, *, is_strict: bool = False) -> list[Rock
         RocksQueue(database, key, start, None, is_strict=is_strict)
         for key in (() if database is None else database.bounds)
     ]
+
+
+def derived_queues(
+    layout: StoreLayout, reader: LogReader
+) -> tuple[Mapping[QueueKey, Queue], int | None]:
+    """The queues in RocksDB with the later messages of the log, and the log's end.
+
+    Without RocksDB, this reads the whole log. The log's end is None if the log is empty.
+
+    Args:
+        layout: the store's files.
+        reader: reads the log.
+    """
+    database, start = open_queues(layout), None
+    if database is not None and layout.commit_log.at(database.dispatched_end) is not None:
+        start = database.dispatched_end
+    builder = QueueBuilder(layout.config, layout.delay_levels_ms)
+    made = builder.add(reader.events(start)).queues()
+    if database is None:
+        return made, builder.log_end
+    return database.queues(made, layout.commit_log.start), builder.log_end
 
 
 class RocksQueue(Queue):

@@ -35,8 +35,7 @@ from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue, Queue
-from logquarry.read.log_queues import QueueBuilder
-from logquarry.read.rocksdb_queue import rocksdb_folders
+from logquarry.read.rocksdb_queue import derived_queues, rocksdb_folders
 
 CHECK: Final = f"{CONFIG}/{timer.CHECK_FILE}"
 QUEUE_ID: Final = 0
@@ -314,15 +313,14 @@ def check_or_none(layout: StoreLayout) -> TimerCheck:
 def timer_queue(layout: StoreLayout) -> Queue | None:
     """Queue 0 of ``rmq_sys_wheel_timer``, None if there is none.
 
-    Reads the whole log if the queues are in RocksDB, or the store has none.
+    Reads the whole log if the store has no queues.
     """
     key = timer.TOPIC, QUEUE_ID
     if key in layout.queue_names:
         return ConsumeQueue(layout, *key, log_min_offset=layout.commit_log.start)
     if layout.queue_names and not rocksdb_folders(layout):
         return None
-    builder = QueueBuilder(layout.config, layout.delay_levels_ms)
-    return builder.add(LogReader(layout, check_crc=False).events()).queues().get(key)
+    return derived_queues(layout, LogReader(layout, check_crc=False))[0].get(key)
 
 
 def timers_of(layout: StoreLayout, check: TimerCheck | None = None) -> Timers:

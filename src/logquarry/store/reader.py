@@ -31,7 +31,7 @@ from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
 from logquarry.read.log_end import last_entries, log_bound, sound_bound
 from logquarry.read.missing_log import require_log
-from logquarry.read.rocksdb_queue import rocksdb_queues
+from logquarry.read.rocksdb_queue import derived_queues, rocksdb_queues
 from logquarry.store.read_rules import get_arguments, no_queue
 from logquarry.store.reads import StoreReads
 from logquarry.units import now_ms
@@ -207,21 +207,12 @@ class BaseReader(StoreReads):
 
         Without RocksDB, this reads the whole log.
         """
-        from logquarry.read.log_queues import QueueBuilder
-        from logquarry.read.rocksdb_queue import open_queues
         from logquarry.read.store_sizes import with_entry_rules
 
-        config = with_entry_rules(self.layout).config
-        database = open_queues(self.layout)
-        start = None
-        if database is not None and self.layout.commit_log.at(database.dispatched_end) is not None:
-            start = database.dispatched_end
-        builder = QueueBuilder(config, self.layout.delay_levels_ms)
-        builder.add(self._log_reader().events(start))
-        end = self._log.min_offset if builder.log_end is None else builder.log_end
+        made, found = derived_queues(with_entry_rules(self.layout), self._log_reader())
+        end = self._log.min_offset if found is None else found
         self._log.set_end(end)
-        made = builder.queues()
-        return made if database is None else database.queues(made, self._log.min_offset), end
+        return made, end
 
     def get(
         self,

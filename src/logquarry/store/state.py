@@ -20,10 +20,11 @@ from logquarry.format import delay, java
 from logquarry.format.frame import Frame
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE
+from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.log_queues import QueueKey, RetainedCounter
+from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.store.retention.rules import disk_use
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, HalfCounter
 
@@ -115,7 +116,8 @@ class StoreState:
         max_offset: physical offset where it ends (``commitLogMaxOffset``).
         first_timestamp: store time of its first message, in milliseconds.
         reserve_time_ms: age of its first message, in milliseconds.
-        file_bytes: sizes of all files: ``commitlog``, ``consumequeue``, ``index``.
+        file_bytes: sizes of all files: ``commitlog``, ``consumequeue``, ``index``, and
+            further folders of queues that the store has.
         commit_log_disk_ratio: used share of the log's disk, from 0 to 1
             (``commitLogDiskRatio``).
         consume_queue_disk_ratio: the same for the queues' disk (``consumeQueueDiskRatio``).
@@ -199,7 +201,7 @@ class StateReader:
             max_offset=end,
             first_timestamp=first,
             reserve_time_ms=None if first is None else max(0, now() - first),
-            file_bytes=_file_bytes(layout),
+            file_bytes=file_bytes(layout),
             commit_log_disk_ratio=_disk_ratio(layout, COMMIT_LOG),
             consume_queue_disk_ratio=_disk_ratio(layout, CONSUME_QUEUE),
             dispatch_behind=dispatch,
@@ -238,13 +240,20 @@ def _behind(
     return max(0, end - max(start, queued)), flush
 
 
-def _file_bytes(layout: StoreLayout) -> dict[str, int]:
+def file_bytes(layout: StoreLayout) -> dict[str, int]:
+    """Bytes of the files of log, queues and index, by folder."""
     queues = (file for name in layout.queue_names for file in layout.queue(*name).files)
-    return {
-        "commitlog": sum(file.size for file in layout.commit_log.files),
-        "consumequeue": sum(file.size for file in queues),
-        "index": sum(entry.size for entry in layout.index_files),
+    batch = (file for name in layout.batch_queue_names for file in layout.batch_queue(*name).files)
+    found = {
+        COMMIT_LOG: sum(file.size for file in layout.commit_log.files),
+        CONSUME_QUEUE: sum(file.size for file in queues),
     }
+    for folder in rocksdb_folders(layout):
+        files = (entry for entry in layout.filesystem.list(folder) if not entry.is_dir)
+        found[folder] = found.get(folder, 0) + sum(entry.size for entry in files)
+    if layout.batch_queue_names:
+        found[BATCH_QUEUE] = sum(file.size for file in batch)
+    return found | {INDEX: sum(entry.size for entry in layout.index_files)}
 
 
 def _disk_ratio(layout: StoreLayout, folder: str) -> float | None:

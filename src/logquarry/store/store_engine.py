@@ -209,7 +209,7 @@ class StoreEngine:
         except NeedsRecovery as error:
             # Keep only the text: the error itself would keep open all files that were read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
-            check_entries(root)
+            check_entries(root, config)
             if self._abort.exists:
                 # A file that a crash left with only its second name is part of the store. A file
                 # that is moved to quarantine must not reappear under its second name.

@@ -11,9 +11,8 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import CorruptFile
 from logquarry.log.layout import StoreLayout
-from logquarry.log.rocksdb import is_installed, needs_package
 from logquarry.log.store_files import CONSUME_QUEUE, REBUILD
-from logquarry.read.rocksdb_queue import QueueDb, rocksdb_folders
+from logquarry.read.rocksdb_queue import QueueDb, require_package, rocksdb_folders
 from logquarry.repair.audit.differences import AuditedQueue, queue_name
 from logquarry.repair.audit.log import KnownBounds, LogAudit
 from logquarry.repair.rebuild.build import BuildJob, build_here
@@ -28,12 +27,8 @@ def folder_to_recover(layout: StoreLayout) -> str | None:
     Raises:
         UsageError: if there is one, and the package ``rocksdict`` is not installed.
     """
-    folders = rocksdb_folders(layout)
-    if not folders:
-        return None
-    if not is_installed():
-        raise needs_package(f"{layout.root}: its queues are")
-    return folders[0]
+    require_package(layout)
+    return next(iter(rocksdb_folders(layout)), None)
 
 
 def why_replaced(

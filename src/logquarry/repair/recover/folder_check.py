@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from logquarry.config import StoreConfig
+from logquarry.disk.log_files import log_paths
 from logquarry.errors import StoreUnavailable
 from logquarry.format import frame, java
 from logquarry.format.rows import REACHED_STOP
@@ -49,8 +51,12 @@ _FOLDERS: Final = (
 )
 
 
-def check_entries(root: Path) -> None:
+def check_entries(root: Path, config: StoreConfig) -> None:
     """Check that each name of a store's file is a file, and that no file has two names.
+
+    Args:
+        root: the store's folder.
+        config: its settings, which may name further folders of the log.
 
     Raises:
         StoreUnavailable: if not.
@@ -61,8 +67,10 @@ def check_entries(root: Path) -> None:
     for path in (*(root / name for name in _FILES), aside / REPORT, aside / KEPT_ENTRIES):
         _check(path)
     places: dict[tuple[int, int], Path] = {}
-    for path in _entries(root / COMMIT_LOG):
-        _check_numbered(path, places)
+    for folder in log_paths(root, StoreLayout.open(root, config).log_folders):
+        _check(folder, is_folder=True)
+        for path in _entries(folder):
+            _check_numbered(path, places)
     for name in (STATE_TABLE, REDO_LOG):
         for path in _entries(root / name):
             _check_numbered(path, places)

@@ -114,11 +114,11 @@ def recover(
     disk = disk or LocalDisk()
     if not is_lockable(root):
         # Taking the lock makes a file: a refused recovery changes nothing.
-        check_entries(root)
+        check_entries(root, settings)
         _require_possible(_planned(root, mode, settings, None), accept_loss)
     lock = StoreLock(disk, root)
     try:
-        check_entries(root)
+        check_entries(root, settings)
         bring_out_cut_off(root, disk)
         # A writer that crashed may have left files with their second name alone.
         NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])

@@ -111,7 +111,7 @@ def plan_safe(
         StoreUnavailable: if frames and names do not decide the place of a log file, if a folder or
             a link has the name of a file, or if the settings have the sizes of another store.
     """
-    check_entries(root)
+    check_entries(root, config)
     layout = StoreLayout.open(root, config).by_content()
     return _Planner(layout, config).plan(progress, stretch_bytes)
 

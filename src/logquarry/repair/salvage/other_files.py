@@ -29,7 +29,9 @@ _CHUNK: Final = 4 << 20
 _ALIGNED: Final = 4096
 
 _LOST: Final = {
-    names.ROCKSDB_QUEUES: "the queues become files: run the broker with storeType=default",
+    names.ROCKSDB_QUEUES: "the queues become files of {} bytes, which each broker accepts only if "
+    "its mappedFileSizeConsumeQueue agrees (for another size pass --config): run the broker with "
+    "storeType=default",
     names.ROCKSDB_CONFIG: "copied as it is, but a broker with storeType=default reads JSON files: "
     "install logquarry[rocksdb] to get them, or create the topics again",
     names.ROCKSDB_STORE: "index, timers and transactions in RocksDB are not carried over",
@@ -73,13 +75,22 @@ class OtherFiles:
     left: tuple[LeftBehind, ...]
 
 
-def other_files(layout: StoreLayout) -> OtherFiles:
-    """Decide which files of a store are copied in addition to its log, and which are left out."""
+def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
+    """Decide which files of a store are copied in addition to its log, and which are left out.
+
+    Args:
+        layout: the store's files.
+        queue_file_size: bytes of each queue file of the new store.
+    """
     found = find_features(layout)
     is_read = tables_in_rocksdb(layout.filesystem) is not None
     carried: list[str] = []
     left = [
-        LeftBehind(feature.name, feature.evidence, f"{feature.detail}: {_LOST[feature.name]}")
+        LeftBehind(
+            feature.name,
+            feature.evidence,
+            f"{feature.detail}: {_LOST[feature.name].format(queue_file_size)}",
+        )
         for feature in found.features
         if feature.name in _LOST and not (is_read and feature.name == names.ROCKSDB_CONFIG)
     ]

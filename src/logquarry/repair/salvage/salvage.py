@@ -174,7 +174,7 @@ def salvage(
     with bars("reading") as progress:
         plan = plan_salvage(layout, include_stale=include_stale, progress=progress, pause=pause)
     found = Salvaged(plan)
-    others = other_files(layout)
+    others = other_files(layout, plan.config.queue_file_size)
     found.carried, found.left_behind = list(others.carried), list(others.left)
     found.progress, documents = _config(layout, plan)
     found.left_behind += unreadable_files(layout, documents)

@@ -73,7 +73,7 @@ def retain(
     disk = disk or LocalDisk()
     lock = StoreLock(disk, root)
     try:
-        check_entries(root)
+        check_entries(root, settings)
         layout = StoreLayout.open(root, settings)
         refused = _refusal(layout, root, has_lock=True)
         if refused is not None:

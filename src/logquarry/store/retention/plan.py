@@ -27,6 +27,7 @@ from logquarry.read.consume_queue import ConsumeQueue, Queue, has_message, is_wr
 from logquarry.read.index import Index
 from logquarry.read.log_end import all_queues, last_entries
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.rocksdb_queue import RocksQueue, require_package
 from logquarry.store.retention.rules import (
     DiskUse,
     RetentionRules,
@@ -234,7 +235,8 @@ class _Planner:
         self._safe_end = log_end if safe_end is None else min(safe_end, log_end)
 
     @cached_property
-    def _all_queues(self) -> list[ConsumeQueue | BatchQueue]:
+    def _all_queues(self) -> list[ConsumeQueue | BatchQueue | RocksQueue]:
+        require_package(self._layout)
         return all_queues(self._layout, self._files)
 
     def plan(self, *, always_derived: bool) -> RetentionPlan:
@@ -363,8 +365,15 @@ class _Planner:
         return disk.without(freed), None
 
     # -------------------------------------------------------------------------- queues and index
-    def _expired_queue(self, queue: ConsumeQueue | BatchQueue, cut: int) -> tuple[ExpiredFile, ...]:
-        """The leading files of a queue that have no entry of a kept message."""
+    def _expired_queue(
+        self, queue: ConsumeQueue | BatchQueue | RocksQueue, cut: int
+    ) -> tuple[ExpiredFile, ...]:
+        """The leading files of a queue that have no entry of a kept message.
+
+        In RocksDB the broker deletes entries itself, and skips those before the log's start.
+        """
+        if isinstance(queue, RocksQueue):
+            return ()
         sequence: FileSequence = queue.sequence
         if len(sequence.files) < 2:
             return ()
