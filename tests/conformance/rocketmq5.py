@@ -41,7 +41,7 @@ REFUSED: dict[str, frozenset[str]] = {
     "5.5.0-propcrc": NONE,
     "5.5.0-rocksdb": frozenset({WRITE}),
     "5.5.0-rocksdb-config-v2": frozenset({WRITE}),
-    "5.5.0-rocksdb-double": ALL - {INDEX},
+    "5.5.0-rocksdb-double": ALL - {INDEX, RETAIN},
     "5.5.0-rocksdb-more": ALL,
     "5.5.0-tiered": ALL,
     "5.5.0-timer": NONE,
