@@ -27,7 +27,7 @@ from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import is_on, setting
-from logquarry.log.rocksdb import CURRENT, is_there
+from logquarry.log.rocksdb import CURRENT
 from logquarry.log.rocksdb_config import read_config
 from logquarry.log.store_files import BATCH_QUEUE as BATCH_FOLDER
 from logquarry.log.store_files import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, REBUILD, SIDECAR
@@ -38,7 +38,7 @@ from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.index_tags import ROCKSDB_STORE as INDEX_TAGS_SINCE
 from logquarry.read.index_tags import find_tag_entries
 from logquarry.read.multi_dispatch import names_queue_of
-from logquarry.read.rocksdb_queue import ROCKSDB_FOLDERS, rocksdb_folders
+from logquarry.read.rocksdb_queue import rocksdb_folders
 
 QueueKind = Literal["simple", "batch", "rocksdb"]
 
@@ -277,11 +277,8 @@ class _Finder:
         """The kinds, and the features that they imply."""
         kinds: dict[str, QueueKind] = {}
         kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
-        found = rocksdb_folders(self._layout)
-        if not found:
-            # Between the renames of an interrupted rebuild the store has none.
-            built = (f"{REBUILD}/{folder}" for folder in ROCKSDB_FOLDERS)
-            found = tuple(one for one in built if is_there(self._layout.filesystem, one))
+        # Between the renames of an interrupted rebuild the store itself has none.
+        found = rocksdb_folders(self._layout) or rocksdb_folders(self._layout, f"{REBUILD}/")
         in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in found)
         if in_rocksdb:
             self._add(ROCKSDB_QUEUES, in_rocksdb, "the queues are in RocksDB")

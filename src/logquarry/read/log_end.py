@@ -34,6 +34,8 @@ import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
+from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
 from logquarry.disk.open_files import OpenFiles
@@ -51,6 +53,7 @@ from logquarry.read.rocksdb_queue import RocksQueue, rocksdb_queues
 
 logger = logging.getLogger(__name__)
 
+_MOST_OF_ROCKSDB: Final = 64
 LARGEST_MESSAGE: Final = 64 << 20
 """A queue entry with a larger size is rot."""
 
@@ -140,12 +143,16 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntr
 
     An entry that ends more than a file after the log's last file is left out, unless the entry
     before it is there too: one entry may be rot, two show that files of the log are missing. This
-    reads at most the last files of each queue.
+    reads at most the last files of each queue. Of the queues in RocksDB, which may be millions,
+    only those that reach furthest count.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
     sane = []
-    for queue in queues:
+    known = list(queues)
+    in_rocksdb = [queue for queue in known if isinstance(queue, RocksQueue)]
+    furthest = nlargest(_MOST_OF_ROCKSDB, in_rocksdb, key=attrgetter("last_place"))
+    for queue in (*(one for one in known if not isinstance(one, RocksQueue)), *furthest):
         entry = queue.last_entry
         if entry is None or entry.size == FILLER_SIZE:
             continue

@@ -43,9 +43,10 @@ _CHUNK: Final = 1 << 13
 """Entries that are read at once: a ``get`` reads them all."""
 
 
-def rocksdb_folders(layout: StoreLayout) -> tuple[str, ...]:
-    """The folders with queues in RocksDB. Reads names only."""
-    return tuple(one for one in ROCKSDB_FOLDERS if is_there(layout.filesystem, one))
+def rocksdb_folders(layout: StoreLayout, parent: str = "") -> tuple[str, ...]:
+    """The folders with queues in RocksDB, below the store or a folder of it. Reads names only."""
+    found = (f"{parent}{folder}" for folder in ROCKSDB_FOLDERS)
+    return tuple(one for one in found if is_there(layout.filesystem, one))
 
 
 def require_package(layout: StoreLayout) -> None:
@@ -196,6 +197,10 @@ class RocksQueue(Queue):
         log_min_offset: physical offset of the log's first byte.
         tail: the messages behind the dispatched end; None without any.
         is_strict: whether damage in RocksDB raises ``CorruptFile``; else entries are missing there.
+
+    Attributes:
+        files: none: RocksDB has no file of a single queue.
+        last_place: physical offset of the last message, as RocksDB notes it.
     """
 
     # The broker reads entries without regard to files.
@@ -217,7 +222,7 @@ class RocksQueue(Queue):
         self._log_min_offset = log_min_offset
         self._tail = tail
         self._is_strict = is_strict
-        self._first, (last, _) = database.bounds[key]
+        self._first, (last, self.last_place) = database.bounds[key]
         # Entries behind a truncated log stay until new ones replace them.
         self._stop = last + 1 if tail is None else min(last + 1, tail.min_offset)
 
