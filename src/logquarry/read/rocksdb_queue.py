@@ -160,11 +160,10 @@ def open_queues(layout: StoreLayout) -> QueueDb | None:
 def rocksdb_queues(layout: StoreLayout, *, is_strict: bool = False) -> list[RocksQueue]:
     """The queues of a store in RocksDB, as it has them; none if :func:`open_queues` gives None."""
     database = open_queues(layout)
+    if database is None:
+        return []
     start = layout.commit_log.start
-    return [
-        RocksQueue(database, key, start, None, is_strict=is_strict)
-        for key in (() if database is None else database.bounds)
-    ]
+    return [RocksQueue(database, key, start, None, is_strict=is_strict) for key in database.bounds]
 
 
 def derived_queues(

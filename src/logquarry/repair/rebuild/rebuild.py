@@ -31,6 +31,7 @@ from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder, local_store
 from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, REBUILD
+from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.fence import Action, other_queues, require
 from logquarry.read.log_end import all_queues, consume_queues, last_entries
@@ -349,7 +350,10 @@ class _Rebuild:
         usable = [
             queue
             for queue in found
-            if queue_fault(queue.files, queue.sequence.file_size if queue.is_batch else queue_size)
+            if queue_fault(
+                queue.files,
+                queue.sequence.file_size if isinstance(queue, BatchQueue) else queue_size,
+            )
             is None
         ]
         try:
