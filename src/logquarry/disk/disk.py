@@ -25,6 +25,7 @@ from typing import Any, Final
 from logquarry.disk.lifetime import abandon_in_children
 from logquarry.disk.service import Health
 from logquarry.errors import StoreUnavailable
+from logquarry.log.readable import WatchedMap
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Disk(ABC):
         """
 
     @abstractmethod
-    def map(self, descriptor: int, size: int) -> mmap.mmap:
+    def map(self, descriptor: int, size: int) -> WatchedMap:
         """Map the first ``size`` bytes, shared and writable, but not in forked children."""
 
     @abstractmethod
@@ -391,14 +392,14 @@ class LocalDisk(Disk):
             for position in range(os.fstat(descriptor).st_size, size, len(_ZEROS)):
                 self.write_all(descriptor, memoryview(_ZEROS)[: size - position], position)
 
-    def map(self, descriptor: int, size: int) -> mmap.mmap:
+    def map(self, descriptor: int, size: int) -> WatchedMap:
         """See :meth:`Disk.map`."""
         # From Python 3.13 on a map keeps no second descriptor.
         options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-        mapped = mmap.mmap(descriptor, size, **options)
+        mapped = WatchedMap(descriptor, size, **options)
         if hasattr(mmap, "MADV_DONTFORK"):
             mapped.madvise(mmap.MADV_DONTFORK)
-        return mapped
+        return mapped.watch(in_children=False)
 
     def read(self, descriptor: int, count: int, position: int) -> bytes:
         """See :meth:`Disk.read`."""

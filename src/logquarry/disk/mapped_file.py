@@ -32,7 +32,7 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.file_place import FilePlace
 from logquarry.disk.lifetime import abandon_in_children, stays
 from logquarry.errors import StoreUnavailable, UnreadableFile
-from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable
+from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable, lost
 
 
 class TransientStorePool:
@@ -317,6 +317,7 @@ class MappedFile(FilePlace):
             target = self.committed
             if target > self.flushed and self._is_due(self.flushed, target, least_pages):
                 self._disk.sync(self._descriptor, self.path)
+                self.require_pages()
                 if self.guards_name:
                     self._require_name()
                 self.flushed = target
@@ -328,6 +329,20 @@ class MappedFile(FilePlace):
         # As in isAbleToFlush and isAbleToCommit: the difference of page numbers counts, not the
         # number of bytes.
         return self.is_full or target // PAGE_SIZE - done // PAGE_SIZE >= least_pages
+
+    def require_pages(self) -> None:
+        """Fail if the map lost a page: the file has no bytes that were written there since.
+
+        Raises:
+            StoreUnavailable: the store is poisoned then.
+        """
+        if lost() and (blocks := self._map.lost_blocks()):
+            first = blocks[0]
+            raise self._health.poison(
+                f"{self.path}: {len(blocks)} blocks from position {first.offset} on were lost "
+                "while they were in use (SIGBUS): the disk is full or fails, or another program "
+                "truncated the file"
+            )
 
     def _require_name(self) -> None:
         """Fail if the file has no name left.

@@ -101,6 +101,11 @@ class LogBytes:
             self._open_file = _OpenFile(file, view)
         return self._open_file.view
 
+    def map_of(self, file: StoreFile) -> FileView | None:
+        """The open file if its windows are parts of a map, which can lose pages."""
+        view = self.view(file)
+        return view if view.is_mapped else None
+
     def size(self, file: StoreFile) -> int:
         """Bytes of the file that still exist."""
         return min(file.size, self.view(file).size) if file.size else 0
