@@ -128,7 +128,8 @@ class LogBytes:
     def frame_fault(self, file: StoreFile, at: int) -> Unreadable | None:
         """The first unreadable range in the frame or blank that seems to start at a position."""
         view = self.view(file)
-        head = view.fault(at, FIXED_SIZE_V1) if view.unreadable else None
+        # Also if no range is known yet: the window notes a truncated file.
+        head = view.fault(at, FIXED_SIZE_V1) if view.is_mapped else None
         if head is not None or not view.unreadable:
             return head
         size, _ = BLANK_LAYOUT.struct.unpack_from(

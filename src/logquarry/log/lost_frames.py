@@ -36,6 +36,20 @@ def is_lost(run: Run) -> bool:
     return next(_lost_spans(run), None) is not None
 
 
+def require_whole(run: Run) -> None:
+    """Fail if a frame of the run was lost since the walk.
+
+    Raises:
+        CorruptFrame: for the first lost frame.
+    """
+    if is_lost(run):
+        raise _error(next(_lost_spans(run))[1])
+
+
+def _error(span: DamagedSpan) -> CorruptFrame:
+    return CorruptFrame(span.path, span.offset, f"{_KIND}: {span.reason}", kind=_KIND)
+
+
 def _lost_spans(run: Run) -> Iterator[tuple[int, DamagedSpan]]:
     """The number of each lost frame of a run, and the damage."""
     view = run.view
@@ -61,8 +75,7 @@ def copied(run: Run, start: int = 0) -> Run | None:
     kept = run.rows[:, 0].astype(np.int64) + run.window.base >= start
     for number, span in _lost_spans(run):
         if kept[number] and not run.on_lost(span):
-            reason = f"{span.kind}: {span.reason}"
-            raise CorruptFrame(span.path, span.offset, reason, kind=span.kind)
+            raise _error(span)
         kept[number] = False
     return Run(window, run.rows[kept], run.path) if kept.any() else None
 

@@ -136,6 +136,10 @@ cdef extern from *:
         return __atomic_load_n(&logquarry_lost, __ATOMIC_ACQUIRE);
     }
 
+    static void logquarry_note(void) {
+        __atomic_add_fetch(&logquarry_lost, 1, __ATOMIC_RELEASE);
+    }
+
     static long long logquarry_lost_in(int number) {
         return __atomic_load_n(&logquarry_at(number)->lost, __ATOMIC_ACQUIRE);
     }
@@ -152,7 +156,9 @@ cdef extern from *:
     #else
     #define logquarry_watch(start, size, in_children) (-1)
     #define logquarry_forget(number)
-    #define logquarry_total() 0
+    static long long logquarry_lost = 0;
+    #define logquarry_total() logquarry_lost
+    #define logquarry_note() (logquarry_lost++)
     #define logquarry_lost_in(number) 0
     #define logquarry_next(number, block) (-1)
     #endif
@@ -160,6 +166,7 @@ cdef extern from *:
     int c_watch "logquarry_watch"(void *start, size_t size, int in_children)
     void c_forget "logquarry_forget"(int number)
     long long c_total "logquarry_total"() nogil
+    void c_note "logquarry_note"()
     long long c_lost_in "logquarry_lost_in"(int number) nogil
     long long c_next "logquarry_next"(int number, long long block) nogil
 

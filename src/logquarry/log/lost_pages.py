@@ -31,6 +31,8 @@ if cython.compiled:
 SWITCH: Final = "LOGQUARRY_SIGBUS"
 _IS_ON: Final = os.environ.get(SWITCH, "").lower() not in ("off", "0", "no", "false")
 
+_noted = 0
+
 
 def watch(mapped: mmap.mmap, in_children: bool) -> int:
     """Watch a map until :func:`forget`; returns its number, -1 if it is not watched.
@@ -52,8 +54,17 @@ def forget(number: int) -> None:
 
 
 def lost() -> int:
-    """How many pages this process has lost in all maps."""
-    return c_total() if cython.compiled else 0
+    """How often this process has lost a page of a map, or found a truncated file."""
+    return c_total() if cython.compiled else _noted
+
+
+def note_truncated() -> None:
+    """Count a truncated file in :func:`lost`: the rest of its last page became zeros."""
+    global _noted  # noqa: PLW0603 - the one count of the process
+    if cython.compiled:
+        c_note()
+    else:
+        _noted += 1
 
 
 def lost_in(number: int) -> int:

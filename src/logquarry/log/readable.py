@@ -24,15 +24,19 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
-from typing import Any, Final, NamedTuple
+from functools import cache, wraps
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
+from logquarry.errors import UnreadableFile
 from logquarry.format.frame import DamageKind
 from logquarry.log import lost_pages
 from logquarry.log.lost_pages import lost
 from logquarry.systems import READ_ONLY, read_at
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 UNREADABLE: Final = DamageKind.UNREADABLE.label
 """Kind of bytes that the disk does not deliver."""
@@ -159,6 +163,41 @@ def probed_by(probe: Probe) -> Iterator[None]:
 def reason_of(error: OSError) -> str:
     """The reason of a failed read in words, with the errno."""
     return f"cannot be read: {error.strerror or error} (errno {error.errno})"
+
+
+def rereads(read: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that only reads: it runs again if pages were lost meanwhile.
+
+    The next run finds the pages by its probe, and handles them as unreadable.
+    """
+
+    @wraps(read)
+    def again(*args: P.args, **kwargs: P.kwargs) -> T:
+        while True:
+            before = lost()
+            try:
+                found = read(*args, **kwargs)
+            except Exception:
+                if lost() == before:
+                    raise
+            else:
+                if lost() == before:
+                    return found
+
+    return again
+
+
+@contextmanager
+def none_lost(place: str) -> Iterator[None]:
+    """Fail at the end of a block if pages were lost in it: its results may be wrong.
+
+    Raises:
+        UnreadableFile: for the place; the next call knows the pages, and reads around them.
+    """
+    before = lost()
+    yield
+    if lost() != before:
+        raise UnreadableFile(place, 0, f"{lost() - before} pages {_LOST}: run the command again")
 
 
 class WatchedMap(mmap.mmap):
@@ -377,6 +416,7 @@ class ReadableMap:
             if left >= self._left:
                 return
             self._left = left
+            lost_pages.note_truncated()
             reason = f"cannot be read: the file was truncated to {left} bytes while it was open"
             for chunk in range(left // CHUNK, len(self._state)):
                 start = chunk * CHUNK
