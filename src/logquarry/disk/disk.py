@@ -12,6 +12,7 @@ before the call.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import logging
 import mmap
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 _ZEROS: Final = bytes(1 << 20)
 _COPY_BYTES: Final = 1 << 20
+_KEEP_SIZE: Final = 1
+_PUNCH_HOLE: Final = 2
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -123,6 +126,14 @@ class Disk(ABC):
     @abstractmethod
     def next_data(self, descriptor: int, position: int) -> int | None:
         """The first position from ``position`` on that may hold data, None if there is none."""
+
+    def next_hole(self, descriptor: int, position: int, size: int) -> tuple[int, int]:
+        """The first range from a position on that was never written; empty at ``size`` if none."""
+        return size, size
+
+    def punch(self, descriptor: int, position: int, length: int) -> None:
+        """Free the blocks of a range that was never written; the file's size and bytes stay."""
+        raise OSError(errno.EOPNOTSUPP, "this disk frees no blocks")
 
     # ------------------------------------------------------------------------- combined calls
     def make_file(self, path: Path, size: int) -> int:
@@ -471,3 +482,20 @@ class LocalDisk(Disk):
             return os.lseek(descriptor, position, os.SEEK_DATA)
         except OSError as error:
             return None if error.errno == errno.ENXIO else position
+
+    def next_hole(self, descriptor: int, position: int, size: int) -> tuple[int, int]:
+        """See :meth:`Disk.next_hole`. An allocated range without data counts as a hole."""
+        if not hasattr(os, "SEEK_HOLE"):
+            return size, size
+        start = min(os.lseek(descriptor, position, os.SEEK_HOLE), size)
+        stop = self.next_data(descriptor, start) if start < size else size
+        return start, size if stop is None else min(stop, size)
+
+    def punch(self, descriptor: int, position: int, length: int) -> None:
+        """See :meth:`Disk.punch`."""
+        if sys.platform == "linux":
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+            if libc.fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, position, length):
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code))
