@@ -32,8 +32,7 @@ logger = logging.getLogger(__name__)
 
 _ZEROS: Final = bytes(1 << 20)
 _COPY_BYTES: Final = 1 << 20
-_KEEP_SIZE: Final = 1
-_PUNCH_HOLE: Final = 2
+_PUNCH_HOLE_KEEP_SIZE: Final = 3
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -494,8 +493,8 @@ class LocalDisk(Disk):
     def punch(self, descriptor: int, position: int, length: int) -> None:
         """See :meth:`Disk.punch`."""
         if sys.platform == "linux":
-            libc = ctypes.CDLL(None, use_errno=True)
-            libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-            if libc.fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, position, length):
+            call = ctypes.CDLL(None, use_errno=True).fallocate
+            call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+            if call(descriptor, _PUNCH_HOLE_KEEP_SIZE, position, length):
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code))

@@ -311,9 +311,8 @@ class MappedFile(FilePlace):
         self._health.require_writable()
         with self._sync_lock:
             # Read the time before the position: it belongs to bytes that this sync covers.
-            timestamp = self.store_timestamp
-            if self._pooled is not None:
-                timestamp = self._committed_timestamp
+            is_pooled = self._pooled is not None
+            timestamp = self._committed_timestamp if is_pooled else self.store_timestamp
             target = self.committed
             if target > self.flushed and self._is_due(self.flushed, target, least_pages):
                 self._disk.sync(self._descriptor, self.path)
@@ -331,24 +330,15 @@ class MappedFile(FilePlace):
         return self.is_full or target // PAGE_SIZE - done // PAGE_SIZE >= least_pages
 
     def require_pages(self) -> None:
-        """Fail if the map lost a page: the file has no bytes that were written there since.
-
-        Raises:
-            StoreUnavailable: the store is poisoned then.
-        """
+        """Poison the store if the map lost a page: bytes written there are not in the file."""
         if lost() and (blocks := self._map.lost_blocks()):
-            first = blocks[0]
             raise self._health.poison(
-                f"{self.path}: {len(blocks)} blocks from position {first.offset} on were lost "
-                "while they were in use (SIGBUS): the disk is full or fails, or another program "
-                "truncated the file"
+                f"{self.path}: {len(blocks)} blocks from position {blocks[0].offset} on were lost "
+                "in use (SIGBUS): the disk is full or fails, or another program cut the file"
             )
 
     def _require_name(self) -> None:
-        """Fail if the file has no name left.
-
-        Only needed if :mod:`logquarry.disk.queue_folders` could give it no second name.
-        """
+        """Fail if the file has no name left; :mod:`logquarry.disk.queue_folders` gave no second."""
         try:
             is_linked = self._disk.is_linked(self._descriptor)
         except OSError as error:
