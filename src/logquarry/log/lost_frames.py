@@ -31,7 +31,12 @@ def is_lost(run: Run) -> bool:
     view = run.view
     if view is None or not len(run.rows):
         return False
-    if view.reaches(run.end - run.base) and not view.unreadable:
+    start, length = run.start - run.base, run.end - run.start
+    if view.reaches(start + length) and not view.unreadable:
+        return False
+    # A window notes what is lost.
+    view.window(start, 1)
+    if first_unreadable(view.unreadable, start, length) is None:
         return False
     return next(_lost_spans(run), None) is not None
 
@@ -54,8 +59,7 @@ def _lost_spans(run: Run) -> Iterator[tuple[int, DamagedSpan]]:
     """The number of each lost frame of a run, and the damage."""
     view = run.view
     assert view is not None, "a copy loses nothing"
-    # A window notes what is lost.
-    view.window(run.start - run.base, run.end - run.start)
+    view.window(run.start - run.base, 1)
     ranges = view.unreadable
     for number, (position, size) in enumerate(run.rows[:, (0, SIZE)].tolist()):
         offset = run.window.base + position

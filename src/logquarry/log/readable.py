@@ -208,6 +208,8 @@ class WatchedMap(mmap.mmap):
     """
 
     number = -1
+    # Also when the interpreter exits, and has deleted the names of the module.
+    _end = staticmethod(lost_pages.forget)
 
     def watch(self, *, in_children: bool = True) -> WatchedMap:
         """Watch the map until it is closed; returns it."""
@@ -225,7 +227,7 @@ class WatchedMap(mmap.mmap):
     def _forget(self) -> None:
         number, self.number = self.number, -1
         if number >= 0:
-            lost_pages.forget(number)
+            self._end(number)
 
     def lost_blocks(self) -> list[Unreadable]:
         """The blocks that were lost so far."""
