@@ -44,7 +44,8 @@ def watch(mapped: mmap.mmap, in_children: bool) -> int:
     if not cython.compiled or not _IS_ON:
         return -1
     with memoryview(mapped) as view:
-        return c_watch(PyMemoryView_GET_BUFFER(view).buf, view.nbytes, in_children)
+        number: int = c_watch(PyMemoryView_GET_BUFFER(view).buf, view.nbytes, in_children)
+    return number
 
 
 def forget(number: int) -> None:
