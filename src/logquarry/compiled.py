@@ -19,6 +19,7 @@ from typing import Final
 SWITCH: Final = "LOGQUARRY_COMPILED"
 MODULES: Final = (
     "message_call",
+    "log.lost_pages",
     "disk.file_place",
     "write.put_path",
     "store.call_counts",

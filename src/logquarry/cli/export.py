@@ -398,18 +398,18 @@ def _write(
 ) -> tuple[int, int]:
     """Write messages as JSON lines; return the number of messages and of bytes."""
     from logquarry.cli import messages
-    from logquarry.log import json_lines
+    from logquarry.log.lost_frames import decoded
 
     count = length = 0
     for reader in readers:
         broker = text.printable(reader.decoding.broker)
         with out.progress(f"exporting {broker}", in_bytes=True) as progress:
             left = None if limit is None else limit - count
-            for run in messages.limited(reader.runs(progress), left):
-                for data in encoded(json_lines.lines(run.window, run.rows, reader.decoding)):
+            for lines in decoded(messages.limited(reader.runs(progress), left), reader.lines):
+                for data in encoded(lines):
                     file.write(data)
                     length += len(data)
-                count += len(run.rows)
+                count += len(lines)
     return count, length
 
 

@@ -98,6 +98,7 @@ def _run(
     # An interrupt waits until the current piece is in the store, so that the count of messages is
     # right.
     with held() as waiting, StoreWriter.start(store, config=settings) as opened:
+        opened.free_room_at_close()
         with out.progress("checking", in_bytes=True) as progress:
             checked = check_source(opened, source, progress=progress, pause=waiting.check)
         with out.progress("importing", in_bytes=True) as progress:

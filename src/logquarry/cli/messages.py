@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -16,6 +16,7 @@ from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from logquarry.log.batches import DamageLog, OnDamage
+    from logquarry.log.codec import Rows
     from logquarry.log.columns import Decoding
     from logquarry.log.filters import MessageFilter
     from logquarry.log.layout import StoreLayout
@@ -125,15 +126,21 @@ def _of_one(
 def _lines(
     reader: MessageReader, out: Output, limit: int | None, hidden: frozenset[str], *, jsonl: bool
 ) -> Iterator[Iterable[str]]:
-    from logquarry.log import columns, json_lines
+    from logquarry.log import columns
+    from logquarry.log.lost_frames import decoded
+
+    decoding = reader.decoding
+
+    def decode(run: Run) -> Iterator[tuple[Rows, list[str]]]:
+        if jsonl:
+            yield from reader.lines(run, hidden)
+            return
+        for number, message in enumerate(columns.messages(run.window, run.rows, decoding)):
+            lines = _block(message, columns.body_of(message, decoding), hidden)
+            yield run.rows[number : number + 1], lines
 
     with out.progress("reading", in_bytes=True, beside_data=True) as progress:
-        for run in limited(reader.runs(progress), limit):
-            if jsonl:
-                yield json_lines.lines(run.window, run.rows, reader.decoding, hidden)
-                continue
-            for message in columns.messages(run.window, run.rows, reader.decoding):
-                yield _block(message, columns.body_of(message, reader.decoding), hidden)
+        yield from decoded(limited(reader.runs(progress), limit), decode)
 
 
 def _block(message: StoredMessage, body: bytes, hidden: frozenset[str]) -> list[str]:
@@ -202,20 +209,24 @@ class MessageReader:
         Raises:
             CorruptFrame: at damage, depending on ``on_damage``.
         """
-        from logquarry.log.walk import Run
+        from logquarry.log.batches import selected
         from logquarry.read import bulk as store_reading
 
         start, stop = self.layout.commit_log.start, self._likely_end()
-        everything = self.wanted.is_empty
+        wanted = None if self.wanted.is_empty else self.wanted
         found = store_reading.runs(self.layout, self.wanted, self.on_damage, self.damage)
         for run in found:
-            rows = run.rows
-            if not everything:
-                rows = self.wanted.select(run.window, rows, self.decoding)
-            if len(rows):
-                yield Run(run.window, rows, run.path)
+            yield from selected((run,), self.decoding, wanted)
             if progress is not None:
                 progress(run.end - start, max(run.end, stop) - start)
+
+    def lines(
+        self, run: Run, hidden: frozenset[str] = frozenset()
+    ) -> Iterator[tuple[Rows, list[str]]]:
+        """Parts of a run, and their lines of JSON."""
+        from logquarry.log import json_lines
+
+        return json_lines.line_parts(run.window, run.rows, self.decoding, hidden)
 
     def _likely_end(self) -> int:
         """The log's end according to the queues: the files may have much empty space after it."""
@@ -258,14 +269,12 @@ def message_reader(
 
 def limited(runs: Iterator[Run], limit: int | None) -> Iterator[Run]:
     """Yield the first ``limit`` messages of the runs; all if it is None."""
-    from logquarry.log.walk import Run
-
     left = limit
     for run in runs if left != 0 else ():
         if left is None or len(run.rows) < left:
             yield run
         else:
-            yield Run(run.window, run.rows[:left], run.path)
+            yield replace(run, rows=run.rows[:left])
             return
         if left is not None:
             left -= len(run.rows)

@@ -12,6 +12,7 @@ before the call.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import logging
 import mmap
@@ -25,11 +26,13 @@ from typing import Any, Final
 from logquarry.disk.lifetime import abandon_in_children
 from logquarry.disk.service import Health
 from logquarry.errors import StoreUnavailable
+from logquarry.log.readable import WatchedMap
 
 logger = logging.getLogger(__name__)
 
 _ZEROS: Final = bytes(1 << 20)
 _COPY_BYTES: Final = 1 << 20
+_PUNCH_HOLE_KEEP_SIZE: Final = 3
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -68,7 +71,7 @@ class Disk(ABC):
         """
 
     @abstractmethod
-    def map(self, descriptor: int, size: int) -> mmap.mmap:
+    def map(self, descriptor: int, size: int) -> WatchedMap:
         """Map the first ``size`` bytes, shared and writable, but not in forked children."""
 
     @abstractmethod
@@ -122,6 +125,14 @@ class Disk(ABC):
     @abstractmethod
     def next_data(self, descriptor: int, position: int) -> int | None:
         """The first position from ``position`` on that may hold data, None if there is none."""
+
+    def next_hole(self, descriptor: int, position: int, size: int) -> tuple[int, int]:
+        """The first range from a position on that was never written; empty at ``size`` if none."""
+        return size, size
+
+    def punch(self, descriptor: int, position: int, length: int) -> None:
+        """Free the blocks of a range that was never written; the file's size and bytes stay."""
+        raise OSError(errno.EOPNOTSUPP, "this disk frees no blocks")
 
     # ------------------------------------------------------------------------- combined calls
     def make_file(self, path: Path, size: int) -> int:
@@ -391,14 +402,14 @@ class LocalDisk(Disk):
             for position in range(os.fstat(descriptor).st_size, size, len(_ZEROS)):
                 self.write_all(descriptor, memoryview(_ZEROS)[: size - position], position)
 
-    def map(self, descriptor: int, size: int) -> mmap.mmap:
+    def map(self, descriptor: int, size: int) -> WatchedMap:
         """See :meth:`Disk.map`."""
         # From Python 3.13 on a map keeps no second descriptor.
         options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-        mapped = mmap.mmap(descriptor, size, **options)
+        mapped = WatchedMap(descriptor, size, **options)
         if hasattr(mmap, "MADV_DONTFORK"):
             mapped.madvise(mmap.MADV_DONTFORK)
-        return mapped
+        return mapped.watch(in_children=False)
 
     def read(self, descriptor: int, count: int, position: int) -> bytes:
         """See :meth:`Disk.read`."""
@@ -470,3 +481,20 @@ class LocalDisk(Disk):
             return os.lseek(descriptor, position, os.SEEK_DATA)
         except OSError as error:
             return None if error.errno == errno.ENXIO else position
+
+    def next_hole(self, descriptor: int, position: int, size: int) -> tuple[int, int]:
+        """See :meth:`Disk.next_hole`. An allocated range without data counts as a hole."""
+        if not hasattr(os, "SEEK_HOLE"):
+            return size, size
+        start = min(os.lseek(descriptor, position, os.SEEK_HOLE), size)
+        stop = self.next_data(descriptor, start) if start < size else size
+        return start, size if stop is None else min(stop, size)
+
+    def punch(self, descriptor: int, position: int, length: int) -> None:
+        """See :meth:`Disk.punch`."""
+        if sys.platform == "linux":
+            call = ctypes.CDLL(None, use_errno=True).fallocate
+            call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+            if call(descriptor, _PUNCH_HOLE_KEEP_SIZE, position, length):
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code))

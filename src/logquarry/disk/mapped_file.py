@@ -32,7 +32,7 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.file_place import FilePlace
 from logquarry.disk.lifetime import abandon_in_children, stays
 from logquarry.errors import StoreUnavailable, UnreadableFile
-from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable
+from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable, lost
 
 
 class TransientStorePool:
@@ -311,12 +311,12 @@ class MappedFile(FilePlace):
         self._health.require_writable()
         with self._sync_lock:
             # Read the time before the position: it belongs to bytes that this sync covers.
-            timestamp = self.store_timestamp
-            if self._pooled is not None:
-                timestamp = self._committed_timestamp
+            is_pooled = self._pooled is not None
+            timestamp = self._committed_timestamp if is_pooled else self.store_timestamp
             target = self.committed
             if target > self.flushed and self._is_due(self.flushed, target, least_pages):
                 self._disk.sync(self._descriptor, self.path)
+                self.require_pages()
                 if self.guards_name:
                     self._require_name()
                 self.flushed = target
@@ -329,11 +329,16 @@ class MappedFile(FilePlace):
         # number of bytes.
         return self.is_full or target // PAGE_SIZE - done // PAGE_SIZE >= least_pages
 
-    def _require_name(self) -> None:
-        """Fail if the file has no name left.
+    def require_pages(self) -> None:
+        """Poison the store if the map lost a page: bytes written there are not in the file."""
+        if lost() and (blocks := self._map.lost_blocks()):
+            raise self._health.poison(
+                f"{self.path}: {len(blocks)} blocks from position {blocks[0].offset} on were lost "
+                "in use (SIGBUS): the disk is full or fails, or another program cut the file"
+            )
 
-        Only needed if :mod:`logquarry.disk.queue_folders` could give it no second name.
-        """
+    def _require_name(self) -> None:
+        """Fail if the file has no name left; :mod:`logquarry.disk.queue_folders` gave no second."""
         try:
             is_linked = self._disk.is_linked(self._descriptor)
         except OSError as error:

@@ -180,8 +180,8 @@ def _warn_of_space(plan: LoadPlan, segments: Mapping[int, Sequence[Segment]]) ->
     needed = sum(segment.bytes for broker in new for segment in segments[broker])
     if allocated > max(_LARGE, _MANY_TIMES * needed):
         logger.warning(
-            "%s: %s of at least %s each, for %s of messages in all; for smaller files see "
-            "docs/sink.md, Space",
+            "%s: %s of at least %s each while the load runs, for %s of messages in all; for "
+            "smaller files see docs/sink.md, Space",
             plan.path,
             plural(len(new), "new store"),
             size_text(allocated // len(new)),

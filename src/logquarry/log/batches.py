@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeVar, cast, get_args
 
 import pyarrow as pa
@@ -16,11 +16,12 @@ from logquarry.arguments import choice
 from logquarry.errors import CorruptFrame
 from logquarry.format.compression import DEFAULT_LIMIT
 from logquarry.log import columns
-from logquarry.log.codec import Rows, Window
+from logquarry.log.codec import Rows
 from logquarry.log.columns import Decoding
 from logquarry.log.filters import MessageFilter
 from logquarry.log.inner_batches import unwrapped
 from logquarry.log.layout import StoreLayout
+from logquarry.log.lost_frames import decoded
 from logquarry.log.walk import DamagedSpan, Event, Run
 from logquarry.message import StoredMessage
 
@@ -104,16 +105,19 @@ def sound_runs(
     Raises:
         CorruptFrame: at damage, if ``on_damage`` makes it an error.
     """
+
+    def report(span: DamagedSpan) -> bool:
+        if damage is not None:
+            damage.spans.append(span)
+        if on_damage == "fail" or (on_damage == "default" and not span.is_tail):
+            raise as_error(span)
+        return on_damage == "skip"
+
     for event in events:
         if isinstance(event, Run):
-            yield event
-        elif isinstance(event, DamagedSpan):
-            if damage is not None:
-                damage.spans.append(event)
-            if on_damage == "fail" or (on_damage == "default" and not event.is_tail):
-                raise as_error(event)
-            if on_damage != "skip":
-                return
+            yield replace(event, on_lost=report)
+        elif isinstance(event, DamagedSpan) and not report(event):
+            return
 
 
 def message_runs(
@@ -141,28 +145,41 @@ def record_batches(
 
     A run makes one batch, or several if its decompressed bodies take more than MOST_CONTENT bytes.
     """
-    for run in runs:
-        rows = run.rows
-        if wanted is not None:
-            rows = wanted.select(run.window, rows, decoding)
-        if len(rows):
-            yield from _bounded(run.window, rows, decoding)
 
+    def decode(run: Run) -> Iterator[tuple[Rows, pa.RecordBatch]]:
+        for part, bodies in columns.pieces(run.window, run.rows, decoding, MOST_CONTENT):
+            yield part, columns.record_batch(run.window, part, decoding, bodies=bodies)
 
-def _bounded(window: Window, rows: Rows, decoding: Decoding) -> Iterator[pa.RecordBatch]:
-    for part, bodies in columns.pieces(window, rows, decoding, MOST_CONTENT):
-        yield columns.record_batch(window, part, decoding, bodies=bodies)
+    return decoded(selected(runs, decoding, wanted), decode)
 
 
 def messages(
     runs: Iterable[Run], decoding: Decoding, wanted: MessageFilter | None = None
 ) -> Iterator[StoredMessage]:
     """Decode the messages that pass a filter, as objects."""
-    for run in runs:
-        rows = run.rows
-        if wanted is not None:
-            rows = wanted.select(run.window, rows, decoding)
-        yield from columns.messages(run.window, rows, decoding)
+
+    def decode(run: Run) -> Iterator[tuple[Rows, list[StoredMessage]]]:
+        yield run.rows, columns.messages(run.window, run.rows, decoding)
+
+    for found in decoded(selected(runs, decoding, wanted), decode):
+        yield from found
+
+
+def selected(
+    runs: Iterable[Run], decoding: Decoding, wanted: MessageFilter | None
+) -> Iterator[Run]:
+    """The runs with the messages that pass a filter; none without a message."""
+    if wanted is None:
+        yield from runs
+        return
+
+    def decode(run: Run) -> Iterator[tuple[Rows, Run]]:
+        rows = wanted.select(run.window, run.rows, decoding)
+        yield run.rows, replace(run, rows=rows)
+
+    for run in decoded(runs, decode):
+        if len(run.rows):
+            yield run
 
 
 @dataclass(frozen=True, slots=True)

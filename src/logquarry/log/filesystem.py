@@ -21,7 +21,14 @@ from logquarry import arguments
 from logquarry.errors import StoreNotFound, UnreadableFile
 from logquarry.log.location import arrow_folder, without_file_scheme
 from logquarry.log.near_store import not_a_store
-from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable, joined
+from logquarry.log.readable import (
+    UNREADABLE,
+    ReadableMap,
+    Unreadable,
+    WatchedMap,
+    first_unreadable,
+    joined,
+)
 from logquarry.systems import READ_ONLY, next_data
 
 if TYPE_CHECKING:
@@ -183,7 +190,7 @@ class _LocalFile(FileView):
             self._map = (
                 ReadableMap(
                     path,
-                    mmap.mmap(descriptor, self.size, access=mmap.ACCESS_READ),
+                    WatchedMap(descriptor, self.size, access=mmap.ACCESS_READ).watch(),
                     self.size,
                     note=note,
                 )

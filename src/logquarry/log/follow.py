@@ -19,6 +19,7 @@ from logquarry.format.rows import ASK_JAVA, POSITION
 from logquarry.log import codec, columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
+from logquarry.log.lost_frames import require_whole
 from logquarry.log.walk import Run
 
 Int64 = npt.NDArray[np.int64]
@@ -331,11 +332,15 @@ def follow_run(follower: Follower, run: Run) -> Iterator[tuple[Window, Followed]
     """Follow the frames of a walk's run again, for the dispatcher.
 
     Each part is valid until the next one is requested.
+
+    Raises:
+        CorruptFrame: if a frame was lost since the walk.
     """
     at, stop = int(run.rows[0, 0]), int(run.rows[0, 0]) + run.end - run.start
     while at < stop:
         part = run.window.after(at)
         found, after, _ = follower.follow(part, stop - at)
+        require_whole(run)
         if found is None:
             raise AssertionError(f"no frame at {part.base}, although the walk found one")
         yield part, found

@@ -19,6 +19,7 @@ from logquarry.format.compression import DEFAULT_LIMIT
 from logquarry.format.inner_batch import is_inner_batch, queue_count, unwrap
 from logquarry.log import codec
 from logquarry.log.codec import Rows, Window
+from logquarry.log.lost_frames import decoded
 from logquarry.log.walk import Run
 
 Int64 = npt.NDArray[np.int64]
@@ -34,9 +35,12 @@ def unwrapped(runs: Iterable[Run], *, limit: int = DEFAULT_LIMIT) -> Iterator[Ru
         runs: runs of frames of the log.
         limit: maximum bytes of the messages of one batch; a larger batch stays one row.
     """
-    for run in runs:
+
+    def decode(run: Run) -> Iterator[tuple[Rows, Run]]:
         found = unwrap_rows(run.window, run.rows, limit)
-        yield run if found is None else Run(*found, run.path)
+        yield run.rows, run if found is None else Run(*found, run.path)
+
+    return decoded(runs, decode)
 
 
 def unwrap_rows(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] | None:

@@ -126,14 +126,20 @@ def lines(
         decoding: how to decode them; its ``columns`` are ignored.
         hidden: the members that :func:`redaction` named.
     """
-    if not len(rows):
-        return
-    for part, bodies in columns.pieces(window, rows, decoding):
+    for _, found in line_parts(window, rows, decoding, hidden):
+        yield from found
+
+
+def line_parts(
+    window: Window, rows: Rows, decoding: Decoding, hidden: frozenset[str] = frozenset()
+) -> Iterator[tuple[Rows, list[str]]]:
+    """Parts of the rows, and their lines; arguments as :func:`lines`."""
+    for part, bodies in columns.pieces(window, rows, decoding) if len(rows) else ():
         fields = _parts(window, part, decoding, hidden, bodies)
         for name in hidden:
             fields[name] = ["null"] * len(part)
-        for values in zip(*(fields[name] for name in (*JSON_NAMES, _BASE64)), strict=True):
-            yield _safe(_TEMPLATE % values)
+        members = zip(*(fields[name] for name in (*JSON_NAMES, _BASE64)), strict=True)
+        yield part, [_safe(_TEMPLATE % values) for values in members]
 
 
 def _parts(

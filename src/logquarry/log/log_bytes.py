@@ -101,6 +101,11 @@ class LogBytes:
             self._open_file = _OpenFile(file, view)
         return self._open_file.view
 
+    def map_of(self, file: StoreFile) -> FileView | None:
+        """The open file if its windows are parts of a map, which can lose pages."""
+        view = self.view(file)
+        return view if view.is_mapped else None
+
     def size(self, file: StoreFile) -> int:
         """Bytes of the file that still exist."""
         return min(file.size, self.view(file).size) if file.size else 0
@@ -123,7 +128,8 @@ class LogBytes:
     def frame_fault(self, file: StoreFile, at: int) -> Unreadable | None:
         """The first unreadable range in the frame or blank that seems to start at a position."""
         view = self.view(file)
-        head = view.fault(at, FIXED_SIZE_V1) if view.unreadable else None
+        # Also if no range is known yet: the window notes a truncated file.
+        head = view.fault(at, FIXED_SIZE_V1) if view.is_mapped else None
         if head is not None or not view.unreadable:
             return head
         size, _ = BLANK_LAYOUT.struct.unpack_from(

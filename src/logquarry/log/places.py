@@ -199,7 +199,7 @@ def _in_file(
                 continue
             yield _span(window, int(places[i]), int(sizes[start + i]), int(codes[i]), path)
         if len(rows):
-            yield Run(window, rows, path)
+            yield Run(window, rows, path, view if view.is_mapped else None, file.base)
         start = stop
 
 

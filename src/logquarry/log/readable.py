@@ -1,4 +1,4 @@
-"""Maps of which every page is known to be readable before a reader touches it.
+"""Maps whose pages are probed before a reader touches them, and which note every lost page.
 
 A read of a mapped page that the disk cannot deliver ends the process with SIGBUS, and so does a
 read beyond the end of a file that was truncated after it was mapped. So each reader asks
@@ -8,11 +8,9 @@ pages with ``pread``.
 
 If pages cannot be read, the window is a copy: these pages hold ``FILL``, and
 :attr:`ReadableMap.unreadable` lists them. No frame, queue entry or index entry begins with these
-bytes. A caller that decodes bytes without a CRC must ask :func:`first_unreadable` too.
-
-Two cases remain in which the system may send SIGBUS: the page cache drops a page after its probe
-and the disk fails when it is read again, or another program truncates the file between the check
-of its size and the read.
+bytes. A caller that decodes bytes without a CRC must ask :func:`first_unreadable` too, after it has
+read them: a page can be lost after its probe, and then holds ``FILL`` too
+(:mod:`logquarry.log.lost_pages`). :func:`lost` tells cheaply whether any page of the process was.
 """
 
 from __future__ import annotations
@@ -26,13 +24,19 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
-from typing import Any, Final, NamedTuple
+from functools import cache, wraps
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
+from logquarry.errors import UnreadableFile
 from logquarry.format.frame import DamageKind
+from logquarry.log import lost_pages
+from logquarry.log.lost_pages import lost
 from logquarry.systems import READ_ONLY, read_at
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 UNREADABLE: Final = DamageKind.UNREADABLE.label
 """Kind of bytes that the disk does not deliver."""
@@ -47,6 +51,7 @@ _STEP: Final = 8 << 20
 _POPULATE_READ: Final = 22
 _UNKNOWN, _GOOD, _BAD = b"\0", b"\1", b"\2"
 _NO_BYTES: Final = memoryview(b"")
+_LOST: Final = "could be read before, and the disk does not deliver them any more (SIGBUS)"
 
 
 class Unreadable(NamedTuple):
@@ -160,6 +165,79 @@ def reason_of(error: OSError) -> str:
     return f"cannot be read: {error.strerror or error} (errno {error.errno})"
 
 
+def rereads(read: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that only reads: it runs again if pages were lost meanwhile.
+
+    The next run finds the pages by its probe, and handles them as unreadable.
+    """
+
+    @wraps(read)
+    def again(*args: P.args, **kwargs: P.kwargs) -> T:
+        while True:
+            before = lost()
+            try:
+                found = read(*args, **kwargs)
+            except Exception:
+                if lost() == before:
+                    raise
+            else:
+                if lost() == before:
+                    return found
+
+    return again
+
+
+@contextmanager
+def none_lost(place: str) -> Iterator[None]:
+    """Fail at the end of a block if pages were lost in it: its results may be wrong.
+
+    Raises:
+        UnreadableFile: for the place; the next call knows the pages, and reads around them.
+    """
+    before = lost()
+    yield
+    if lost() != before:
+        raise UnreadableFile(place, 0, f"{lost() - before} pages {_LOST}: run the command again")
+
+
+class WatchedMap(mmap.mmap):
+    """A map that loses a page instead of ending the process with SIGBUS.
+
+    Attributes:
+        number: its number in :mod:`logquarry.log.lost_pages`; -1 if it is not watched.
+    """
+
+    number = -1
+    # Also when the interpreter exits, and has deleted the names of the module.
+    _end = staticmethod(lost_pages.forget)
+
+    def watch(self, *, in_children: bool = True) -> WatchedMap:
+        """Watch the map until it is closed; returns it."""
+        self.number = lost_pages.watch(self, in_children)
+        return self
+
+    def close(self) -> None:
+        """See :meth:`mmap.mmap.close`."""
+        super().close()
+        self._forget()
+
+    def __del__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        number, self.number = self.number, -1
+        if number >= 0:
+            self._end(number)
+
+    def lost_blocks(self) -> list[Unreadable]:
+        """The blocks that were lost so far."""
+        found = []
+        at = -1
+        while self.number >= 0 and (at := lost_pages.next_lost(self.number, at + 1)) >= 0:
+            found.append(Unreadable(at * BLOCK, BLOCK, _LOST))
+        return found
+
+
 class ReadableMap:
     """One mapped file with the knowledge which of its pages can be read.
 
@@ -171,15 +249,12 @@ class ReadableMap:
         size: bytes of the map.
         is_watched: whether another program may truncate the file.
         note: called with all unreadable ranges when another one is found.
-
-    Attributes:
-        unreadable: the unreadable ranges found so far, in order.
     """
 
     def __init__(
         self,
         path: str,
-        mapped: mmap.mmap,
+        mapped: WatchedMap,
         size: int,
         *,
         is_watched: bool = True,
@@ -188,7 +263,8 @@ class ReadableMap:
         self.path = path
         self._is_watched = is_watched
         self._tell = note
-        self.unreadable: tuple[Unreadable, ...] = ()
+        self._unreadable: tuple[Unreadable, ...] = ()
+        self._lost = lost()
         self._map = mapped
         self._size = size
         self._view = memoryview(mapped).toreadonly()
@@ -197,6 +273,13 @@ class ReadableMap:
         self._copies: dict[int, bytes] = {}
         self._left = size
         self._change = threading.Lock()
+
+    @property
+    def unreadable(self) -> tuple[Unreadable, ...]:
+        """The unreadable ranges found so far, in order."""
+        if self._lost != lost():
+            self._note_lost()
+        return self._unreadable
 
     def reaches(self, end: int) -> bool:
         """Whether the file still has the bytes before a position: it was not truncated."""
@@ -217,6 +300,8 @@ class ReadableMap:
         first, last = start // CHUNK, -(-stop // CHUNK)
         if self._is_truncated():
             self._truncated()
+        if self._lost != lost():
+            self._note_lost()
         state = self._state
         if state.find(_UNKNOWN, first, last) >= 0:
             self._examine(first, last)
@@ -303,8 +388,28 @@ class ReadableMap:
 
     def _note(self, faults: list[Unreadable]) -> None:
         if faults:
-            self.unreadable = joined([*self.unreadable, *faults])
-            self._tell(self.unreadable)
+            self._unreadable = joined([*self._unreadable, *faults])
+            self._tell(self._unreadable)
+
+    def _note_lost(self) -> None:
+        """Note the pages that were lost: later windows are copies there."""
+        with self._change:
+            # A page that is lost after this line is counted again by the next call.
+            seen = lost()
+            known = self._unreadable
+            new = [
+                one
+                for one in self._map.lost_blocks()
+                if first_unreadable(known, one.offset, BLOCK) is None and one.offset < self._size
+            ]
+            for chunk in {one.offset // CHUNK for one in new}:
+                start, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, self._size)
+                data, faults = self._read(start, stop - start)
+                self._copies[chunk] = data
+                self._state[chunk : chunk + 1] = _BAD
+                self._note(faults)
+            self._note(new)
+            self._lost = seen
 
     def _truncated(self) -> None:
         """Note that the file became shorter: a page after its end raises SIGBUS."""
@@ -313,6 +418,7 @@ class ReadableMap:
             if left >= self._left:
                 return
             self._left = left
+            lost_pages.note_truncated()
             reason = f"cannot be read: the file was truncated to {left} bytes while it was open"
             for chunk in range(left // CHUNK, len(self._state)):
                 start = chunk * CHUNK
@@ -321,8 +427,8 @@ class ReadableMap:
                 data, faults = self._read(start, there) if there else (b"", [])
                 self._copies[chunk] = data.ljust(stop - start, FILL)
                 self._state[chunk : chunk + 1] = _BAD
-                lost = Unreadable(start + there, stop - start - there, reason)
-                self._note([*faults, lost] if lost.length else faults)
+                rest = Unreadable(start + there, stop - start - there, reason)
+                self._note([*faults, rest] if rest.length else faults)
 
     def _copied(self, start: int, stop: int) -> memoryview:
         parts = bytearray()

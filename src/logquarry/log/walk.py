@@ -20,7 +20,7 @@ memory only; the files on disk are then the same as those of a sound store with 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, SIZE, TABLE_FU
 from logquarry.log import codec
 from logquarry.log.codec import Rows, Window
 from logquarry.log.file_sequence import StoreFile
-from logquarry.log.filesystem import GoneFile
+from logquarry.log.filesystem import FileView, GoneFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_bytes import LogBytes
 from logquarry.log.readable import Unreadable
@@ -47,6 +47,10 @@ TORN_TAIL = "torn_tail"
 """Kind of the bytes after the last sound frame that are neither a frame nor zeros."""
 
 
+def _is_end(span: DamagedSpan) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Consecutive frames in one window.
@@ -55,11 +59,18 @@ class Run:
         window: their bytes.
         rows: one row per frame (:mod:`logquarry.format.rows`).
         path: the file, for messages.
+        view: the file, None if the window is a copy.
+        base: physical offset of the file's first byte.
+        on_lost: called with each frame that was lost after the walk; returns whether the read goes
+            on without it (:mod:`logquarry.log.lost_frames`).
     """
 
     window: Window
     rows: Rows
     path: str
+    view: FileView | None = None
+    base: int = 0
+    on_lost: Callable[[DamagedSpan], bool] = _is_end
 
     @property
     def start(self) -> int:
@@ -318,7 +329,8 @@ class LogReader:
         if count:
             # Frames of a log are alike: make room for a quarter more than the last run had.
             self._rows_hint = max(_LEAST_ROWS, count * 2 if code == TABLE_FULL else count * 5 // 4)
-            run = Run(window, rows[:count], self.layout.filesystem.full_path(file.path))
+            path = self.layout.filesystem.full_path(file.path)
+            run = Run(window, rows[:count], path, self._log.map_of(file), file.base)
             return run, window.base + after
         if code == BLANK:
             length = end - at

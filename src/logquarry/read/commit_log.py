@@ -208,7 +208,9 @@ class CommitLog:
                     return Damage(
                         DamageKind.TRUNCATED, f"the file ends within a frame of {size} bytes"
                     )
-        return frame.decode_at(data, 0, base=offset, end=room, check_crc=check_crc)
+        found = frame.decode_at(data, 0, base=offset, end=room, check_crc=check_crc)
+        # A page can be lost while it is read.
+        return self.unreadable_at(offset, len(data)) or found
 
     def message_at(self, offset: int) -> Frame:
         """The message that starts at an offset, its CRC checked.

@@ -19,6 +19,7 @@ from logquarry.format.got_rows import COUNT_SHIFT, NOT_AT_HAND
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import codec
 from logquarry.log.layout import StoreLayout
+from logquarry.log.readable import lost
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.compaction import CompactedGets
 from logquarry.read.consume_queue import UNIT_DTYPE, Queue, Units
@@ -296,12 +297,19 @@ class MessageGetter:
         Raises:
             CorruptFrame: if the first of them is damaged.
         """
-        found = None
-        if queue.topic in self.compacted.topics:
-            found = self.compacted.get(queue, offset, max_count, tags)
-        if found is None:
-            found = self.kernel.get(queue, offset, max_count, tags)
-        return self.reference(queue, offset, max_count, tags) if found is None else found
+        while True:
+            before = lost()
+            found = None
+            if queue.topic in self.compacted.topics:
+                found = self.compacted.get(queue, offset, max_count, tags)
+            if found is None:
+                found = self.kernel.get(queue, offset, max_count, tags)
+            if found is None:
+                found = self.reference(queue, offset, max_count, tags)
+            if lost() == before:
+                return found
+            # A page was lost meanwhile: what was read may be wrong.
+            self.release()
 
     def reference(
         self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None = None

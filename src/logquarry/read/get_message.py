@@ -202,9 +202,9 @@ def get_message(
         data = log.frame_at(physical_offset, unit_size)
         found: StoredMessage | Damage | None = None
         if data is not None:
-            found = log.unreadable_at(physical_offset, unit_size)
-            if found is None:
-                found = read_inner.at(data, physical_offset, offset + done - 1)
+            found = read_inner.at(data, physical_offset, offset + done - 1)
+            # After the bytes were read: a page can be lost at any time.
+            found = log.unreadable_at(physical_offset, unit_size) or found
         if found is None:
             if not messages:
                 status = GetMessageStatus.MESSAGE_WAS_REMOVING

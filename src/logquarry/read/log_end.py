@@ -310,6 +310,7 @@ class LogFrontier:
         self._end = 0
         self._closed: _Closed | None = None
         self._searched: int | None = None
+        self._is_loss_known = False
 
     def end_of(self, layout: StoreLayout, known: int | None = None) -> int:
         """Physical offset at which the log ends: the end of a frame, of a blank or of damage.
@@ -323,21 +324,37 @@ class LogFrontier:
             return log.start
         durable = layout.durable_end
         if durable is not None:
-            if durable > log.end and not self._skips_damage and not layout.is_live():
-                # The last files are lost: a read up to their end names the loss.
-                return durable
-            return max(log.start, min(durable, log.end))
+            end = max(log.start, min(durable, log.end))
+            if durable > log.end and not layout.is_live():
+                return self._with_lost_files(layout, end, durable)
+            return end
         is_live = layout.is_live()
         if not layout.has_abort and not is_live:
             end = self._end_of_closed(layout)
             if end is not None:
                 return end
         self._end = self._chain_end(layout, max(known or 0, self._end), is_live=is_live)
-        if layout.has_abort and not is_live and not self._skips_damage:
-            # If the last files are lost, a read up to their end names the loss.
+        if layout.has_abort and not is_live and not (self._skips_damage and self._is_loss_known):
             missing = missing_end(layout, last_entries(layout, all_queues(layout)))
-            return max(self._end, missing or 0)
+            return self._with_lost_files(layout, self._end, missing or 0)
         return self._end
+
+    def _with_lost_files(self, layout: StoreLayout, end: int, known: int) -> int:
+        """The end of a log that reached up to another offset, now in lost files.
+
+        A read up to that offset names the loss. One that skips damage ends before it: a warning
+        names the loss once.
+        """
+        if not self._skips_damage:
+            return max(end, known)
+        if known > end and not self._is_loss_known:
+            logger.warning(
+                "%s: the last %d bytes of the log are lost: it reached up to offset %d, and its "
+                "files end at %d; type: logquarry verify %s",
+                *(layout.filesystem.full_path("commitlog"), known - end, known, end, layout.root),
+            )
+        self._is_loss_known = True
+        return end
 
     def _end_of_closed(self, layout: StoreLayout) -> int | None:
         """The end of a closed log; None if no queue has an entry."""
@@ -365,6 +382,8 @@ class LogFrontier:
         if self._skips_damage:
             end = sound_bound(layout, end)
         assert end is not None
+        if self._skips_damage:
+            end = self._with_lost_files(layout, end, missing_end(layout, entries) or 0)
         self._closed = _Closed(files, checkpoint, end)
         return end
 

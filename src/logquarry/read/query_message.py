@@ -12,6 +12,7 @@ from logquarry.format import properties as props
 from logquarry.format import sys_flag
 from logquarry.format.frame import Frame
 from logquarry.format.rows import POSITION
+from logquarry.log.readable import rereads
 from logquarry.log.walk import Event, Run
 from logquarry.message import StoredMessage
 from logquarry.read.index import Index
@@ -23,6 +24,7 @@ Lookup = Callable[[int], Frame | None]
 """The sound frame at a physical offset, None if there is none."""
 
 
+@rereads
 def query_message(
     index: Index, lookup: Lookup, topic: str, key: str, max_count: int, begin: int, end: int
 ) -> list[Frame]:

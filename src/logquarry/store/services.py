@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from logquarry import arguments
@@ -422,13 +423,17 @@ class Services:
             threads = self._threads[::-1]
         for service in threads:
             service.stop(_PATIENCE_SECONDS)
-        try:
-            if self._delivery is not None:
-                self._delivery.save()
-            if self._timers is not None:
-                self._timers.close(self._engine.clock())
-        except StoreUnavailable as error:
-            logger.warning("the progress of delivery is not saved: %s", error)
+        saves: list[Callable[[], None]] = []
+        if self._delivery is not None:
+            saves.append(self._delivery.save)
+        if self._timers is not None:
+            saves.append(partial(self._timers.close, self._engine.clock()))
+        for save in saves:
+            # One that fails does not keep the other from being saved.
+            try:
+                save()
+            except StoreUnavailable as error:
+                logger.warning("the progress of delivery is not saved: %s", error)
 
 
 class _HalfLog:

@@ -11,6 +11,7 @@ from typing import Final
 from logquarry.dialect31.state_table import StateTableKeeper, open_state_table
 from logquarry.disk.allocate import AllocateMappedFileService
 from logquarry.disk.disk import Disk
+from logquarry.disk.free_room import free_room
 from logquarry.disk.locks import AbortFile
 from logquarry.disk.log_files import open_log
 from logquarry.disk.mapped_file import TransientStorePool
@@ -63,6 +64,7 @@ class StoreFiles:
         index: the index, None if the store keeps none.
         transactions: state table and redo log of dialect 3.1, None in another dialect.
         topics: the topics in ``config/``; None for a slave, which gets its master's.
+        frees_room: whether :meth:`close` frees the room of unwritten parts of the last files.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class StoreFiles:
         self.root = root
         self.config = config = found.config
         self.keeps_tails = found.keeps_tails
+        self.frees_room = False
         self._recovered = found.recovered
         with ExitStack() as opened:
             for name in (found.log_folders.paths[0], CONSUME_QUEUE, INDEX):
@@ -179,7 +182,14 @@ class StoreFiles:
 
     def close(self) -> None:
         """Close all of them; a second call does nothing."""
+        log, queues = self.log.last, self.root / CONSUME_QUEUE
+        folders = [self.root / INDEX, *([] if log is None else [log.path.parent])]
+        if self.frees_room:
+            keys = self.queues.keys()
+            folders += [queues.joinpath(topic, str(number)) for topic, number in keys]
         self._opened.close()
+        if self.frees_room and self.disk.health.reason is None:
+            free_room(self.disk, folders)
 
 
 class Housekeeping(Service):

@@ -265,8 +265,13 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         """
         if self._engine.config.is_3_1:
             raise UsageError("staged segments are loaded in dialect 4.9 only")
+        self.free_room_at_close()
         self._engine.feed.adopt()
         return self._engine.loads.load(load, segments, loads)
+
+    def free_room_at_close(self) -> None:
+        """Free the room that the last files hold for more messages when the store is closed."""
+        self._engine.files.frees_room = True
 
     def _last_time(self) -> int:
         """The store time of the log's last message at the first call, 0 without one.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import random
 import sys
@@ -25,6 +24,7 @@ from typing import Final
 from logquarry.disk.disk import LocalDisk
 from logquarry.disk.lifetime import abandon_in_children
 from logquarry.disk.service import Health
+from logquarry.log.readable import WatchedMap
 from logquarry.testing.disk_state import (
     PAGE,
     ROOT_ID,
@@ -254,7 +254,7 @@ class FaultyDisk(LocalDisk):
                 os.ftruncate(descriptor, before + (size - before) // 2)
             raise
 
-    def map(self, descriptor: int, size: int) -> mmap.mmap:
+    def map(self, descriptor: int, size: int) -> WatchedMap:
         """See :meth:`Disk.map`."""
         with self._call("map"):
             return super().map(descriptor, size)

@@ -317,6 +317,7 @@ class Dispatcher:
         window = Window.of(data, self.offset, room)
         stop = min(window.length, _MOST_BYTES)
         run, after, code = self._follower.follow(window, stop)
+        file.require_pages()
         if run is not None:
             self._dispatch(window, run)
             self.offset += after

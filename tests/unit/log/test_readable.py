@@ -19,6 +19,7 @@ from logquarry.log.readable import (
     Probe,
     ReadableMap,
     Unreadable,
+    WatchedMap,
     first_unreadable,
     joined,
     probed_by,
@@ -38,7 +39,9 @@ def path(tmp_path: Path) -> Path:
 
 def mapped(path: Path) -> ReadableMap:
     with path.open("rb") as file:
-        return ReadableMap(str(path), mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), SIZE)
+        return ReadableMap(
+            str(path), WatchedMap(file.fileno(), 0, prot=mmap.PROT_READ).watch(), SIZE
+        )
 
 
 def test_a_window_ends_where_the_probed_bytes_end(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.log.layout import StoreLayout
+from logquarry.log.readable import rereads
 from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
@@ -55,6 +56,7 @@ class _Store:
         return {name: files.read(f"{CONFIG}/{name}") for name in names if name.endswith(".json")}
 
 
+@rereads
 def compare_stores(
     a: StoreLayout, b: StoreLayout, *, progress: Progress | None = None
 ) -> StoreDiff:

@@ -19,6 +19,7 @@ from logquarry.errors import UsageError
 from logquarry.log.batches import ahead
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import StoreLayout
+from logquarry.log.readable import none_lost
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, INDEX
 from logquarry.log.walk import DamagedSpan
 from logquarry.repair.audit.log import LogAudit, damage_json
@@ -287,7 +288,13 @@ def build_here(job: BuildJob, progress: Progress | None) -> Built:
 
     Raises:
         StoreUnavailable: if the disk fails, or is full.
+        UnreadableFile: if the disk stops to deliver bytes that were read.
     """
+    with none_lost(str(job.folder)):
+        return _build(job, progress)
+
+
+def _build(job: BuildJob, progress: Progress | None) -> Built:
     log, shape = job.log, job.config.index_shape
     assert shape is not None
     queues, index = job.queue_files(), None

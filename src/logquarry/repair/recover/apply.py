@@ -27,6 +27,7 @@ from logquarry.format import frame, queue_entry
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import StoreLayout
 from logquarry.log.queue_forms import queue_form
+from logquarry.log.readable import none_lost
 from logquarry.log.store_files import (
     CHECKPOINT,
     COMMIT_LOG,
@@ -78,8 +79,10 @@ def apply_safe(
 
     Raises:
         StoreUnavailable: if the disk fails; the store can be recovered again.
+        UnreadableFile: if the disk stops to deliver bytes that were read; likewise.
     """
-    _Work(plan, disk, clock, progress).run()
+    with none_lost(str(plan.root)):
+        _Work(plan, disk, clock, progress).run()
 
 
 class _Work:

@@ -21,6 +21,7 @@ from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
 from logquarry.log.queue_forms import queue_form
+from logquarry.log.readable import rereads
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, INDEX
 from logquarry.log.walk import LogReader
@@ -91,6 +92,7 @@ class SafePlan(RecoveryPlan):
     rocksdb: str | None = None
 
 
+@rereads
 def plan_safe(
     root: Path,
     config: StoreConfig,

@@ -24,6 +24,7 @@ from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import StoreLayout
+from logquarry.log.readable import rereads
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.log_end import all_queues, last_entries
 from logquarry.read.log_queues import QueueKey
@@ -159,6 +160,7 @@ def settings_for(layout: StoreLayout, config: StoreConfig) -> StoreConfig:
     return found
 
 
+@rereads
 def plan_salvage(
     layout: StoreLayout,
     *,

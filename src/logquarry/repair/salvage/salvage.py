@@ -18,6 +18,7 @@ from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.errors import StoreUnavailable, UnreadableFile
 from logquarry.format import broker_config, fastjson
 from logquarry.log.layout import StoreLayout
+from logquarry.log.readable import none_lost
 from logquarry.log.rocksdb_config import tables_in_rocksdb
 from logquarry.log.store_files import CONFIG, SIDECAR
 from logquarry.read.fence import Action, require
@@ -160,7 +161,8 @@ def salvage(
         UsageError: if the folder is not empty, or lies within the store.
         UnsupportedStore: if a plain store cannot hold the store's queues.
         StoreUnavailable: if a process has the store open, or the disk fails or is full.
-        CorruptStore: if queue offsets are invalid, or the store is changed meanwhile.
+        CorruptStore: if queue offsets are invalid, the store is changed meanwhile, or the disk
+            stops to deliver bytes that were read.
     """
     began = time.monotonic()
     bars = bars or (lambda _: nullcontext())
@@ -187,22 +189,25 @@ def salvage(
         found.into = str(into)
         target = SalvageTarget(into, disk or LocalDisk())
         try:
-            target.begin()
-            with bars("copying") as progress:
-                LogWriter(layout, plan, target.disk, target.work).write(progress, pause)
-            with bars("building queues and index") as progress:
-                target.build(plan, progress)
-            for path, data in documents.items():
-                pause()
-                target.disk.replace(target.work / path, data)
-            for path in others.carried:
-                pause()
-                carry(layout, path, target.disk, target.work)
-            found.timers = make_timer_files(layout, target.disk, target.work, now_ms())
-            known = {one.paths for one in found.left_behind}
-            found.left_behind += [
-                one for one in unreadable_files(layout, others.carried) if one.paths not in known
-            ]
+            with none_lost(layout.root):
+                target.begin()
+                with bars("copying") as progress:
+                    LogWriter(layout, plan, target.disk, target.work).write(progress, pause)
+                with bars("building queues and index") as progress:
+                    target.build(plan, progress)
+                for path, data in documents.items():
+                    pause()
+                    target.disk.replace(target.work / path, data)
+                for path in others.carried:
+                    pause()
+                    carry(layout, path, target.disk, target.work)
+                found.timers = make_timer_files(layout, target.disk, target.work, now_ms())
+                known = {one.paths for one in found.left_behind}
+                found.left_behind += [
+                    one
+                    for one in unreadable_files(layout, others.carried)
+                    if one.paths not in known
+                ]
             found.seconds = time.monotonic() - began
             target.finish(found.to_json())
         except BaseException:

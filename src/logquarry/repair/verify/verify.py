@@ -14,7 +14,7 @@ import numpy as np
 from logquarry.log.follow import Followed, Follower, dispatch_requests
 from logquarry.log.layout import StoreLayout
 from logquarry.log.places import guided
-from logquarry.log.readable import UNREADABLE
+from logquarry.log.readable import UNREADABLE, rereads
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.store_files import ABORT, LOCK
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
@@ -61,6 +61,7 @@ _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead"})
 _Facts = AuditedRun[FrameFacts]
 
 
+@rereads
 def verify_store(
     layout: StoreLayout,
     *,

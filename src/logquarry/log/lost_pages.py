@@ -1,0 +1,78 @@
+"""Keeps SIGBUS from ending the process if the disk does not deliver a page of a watched map.
+
+Compiled by Cython (``lost_pages.pxd`` has the handler); interpreted, no map is watched and SIGBUS
+ends the process.
+
+A page of a map can fail after it was probed: the page cache drops it and the disk fails when it is
+read again, another program truncates the file, or a written page finds no block on a full disk.
+The handler puts a page of ``FILL`` in place of such a page, notes its number, and the access goes
+on. :mod:`logquarry.log.readable` asks after each read whether a page was lost.
+
+The handler is installed with the first map. It replaces pages of watched maps only. For every
+other address, for a signal that a process sent, and for misaligned accesses it calls the handler
+that was there before. ``LOGQUARRY_SIGBUS=off`` installs none. Set it if another library in the
+process handles SIGBUS and must be the only one, such as a Java virtual machine.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Final
+
+try:
+    import cython
+except ImportError:
+    from logquarry import uncompiled as cython
+
+if cython.compiled:
+    from cython.cimports.cpython.memoryview import PyMemoryView_GET_BUFFER
+
+SWITCH: Final = "LOGQUARRY_SIGBUS"
+_IS_ON: Final = os.environ.get(SWITCH, "").lower() not in ("off", "0", "no", "false")
+
+_noted = 0
+
+
+def watch(mapped: mmap.mmap, in_children: bool) -> int:
+    """Watch a map until :func:`forget`; returns its number, -1 if it is not watched.
+
+    Args:
+        mapped: the map.
+        in_children: whether forked children have the map too.
+    """
+    if not cython.compiled or not _IS_ON:
+        return -1
+    with memoryview(mapped) as view:
+        number: int = c_watch(PyMemoryView_GET_BUFFER(view).buf, view.nbytes, in_children)
+    return number
+
+
+def forget(number: int) -> None:
+    """Stop to watch a map; it is unmapped afterwards."""
+    if cython.compiled:
+        c_forget(number)
+
+
+def lost() -> int:
+    """How often this process has lost a page of a map, or found a truncated file."""
+    return c_total() if cython.compiled else _noted
+
+
+def note_truncated() -> None:
+    """Count a truncated file in :func:`lost`: the rest of its last page became zeros."""
+    global _noted  # noqa: PLW0603 - the one count of the process
+    if cython.compiled:
+        c_note()
+    else:
+        _noted += 1
+
+
+def lost_in(number: int) -> int:
+    """How many pages a watched map has lost."""
+    return c_lost_in(number) if cython.compiled else 0
+
+
+def next_lost(number: int, block: int) -> int:
+    """The first lost block of 4,096 bytes of a watched map from one on, -1 if there is none."""
+    return c_next(number, block) if cython.compiled else -1

@@ -1,0 +1,371 @@
+"""Pages of a map that are lost between their probe and their read: no reader dies or makes up rows.
+
+Each program truncates a log file at a chosen call, or meets a disk that fails or is full.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.compiled import is_compiled
+from tests.helpers import python_process
+
+FILE = 1 << 20
+QUEUE = 40_000
+COUNT = 3_000
+CUT = 300_003
+"""Where the first log file is cut: within a page."""
+
+pytestmark = pytest.mark.skipif(
+    not is_compiled(), reason="without the compiled handler SIGBUS ends the process"
+)
+
+START = """
+import ctypes, mmap, os, sys
+import logquarry as lq
+from logquarry.log import batches, columns, codec, filters, inner_batches, json_lines, lost_pages
+from logquarry.read import get_kernel
+root, place = sys.argv[1:3]
+config = lq.StoreConfig(
+    mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=40_000,
+    max_hash_slot_num=5_000, max_index_num=20_000,
+)
+log = os.path.join(root, "commitlog", "00000000000000000000")
+def lose():
+    os.truncate(log, 300_003)
+def body(number):
+    return f"message {number} ".encode() * 20
+TRUTH = {body(number) for number in range(3_000)}
+done = []
+def hooked(module, name, after=False):
+    before = getattr(module, name)
+    def call(*arguments, **options):
+        if not after and not done:
+            done.append(lose())
+        found = before(*arguments, **options)
+        if after and not done:
+            done.append(lose())
+        return found
+    setattr(module, name, call)
+if place:
+    module, _, name = place.rstrip("+").rpartition(".")
+    hooked(eval(module), name, after=place.endswith("+"))
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("lost") / "store"
+    config = lq.StoreConfig(
+        mapped_file_size_commit_log=FILE,
+        mapped_file_size_consume_queue=QUEUE,
+        max_hash_slot_num=5_000,
+        max_index_num=20_000,
+    )
+    with lq.MessageStore.open(root, mode="rw", config=config) as store:
+        for number in range(COUNT):
+            body = f"message {number} ".encode() * 20
+            store.put(lq.Message("orders", body, keys=f"k{number % 50}", tags="a"))
+    return root
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path) -> Path:
+    subprocess.run(["cp", "-a", "--sparse=always", made, tmp_path / "store"], check=True)
+    return tmp_path / "store"
+
+
+def run(code: str, *arguments: str | Path) -> str:
+    done = python_process.run(START + code, *arguments)
+    assert done.returncode == 0, (done.returncode, done.stdout[-500:], done.stderr[-1500:])
+    return done.stdout
+
+
+SCAN = """
+form, policy = sys.argv[3:]
+with lq.MessageStore.open(root, config=config) as store:
+    damage = lq.DamageLog()
+    options = {"tags": "a", "on_damage": policy, "damage": damage}
+    found = []
+    try:
+        if form == "objects":
+            found.extend(message.body for message in store.scan(**options))
+        for batch in store.to_arrow(**options) if form == "arrow" else ():
+            found.extend(batch["body"].to_pylist())
+    except lq.errors.CorruptFrame as error:
+        assert policy == "default" and error.path == log, error
+    assert done and set(found) <= TRUTH and len(set(found)) == len(found)
+    assert {span.kind for span in damage.spans} <= {"unreadable", "truncated"}, damage.spans
+    first = min(span.offset for span in damage.spans)
+    assert 299_000 < first <= 300_003, first
+    # With skip: all messages before the cut, and those of the second file.
+    assert policy == "default" or len(found) > 800, len(found)
+"""
+
+
+@pytest.mark.parametrize("policy", ["default", "skip"])
+@pytest.mark.parametrize(
+    ("form", "place"),
+    [
+        ("objects", "codec.walk"),
+        ("objects", "codec.walk+"),
+        ("objects", "columns.messages"),
+        ("arrow", "columns.record_batch"),
+        ("arrow", "inner_batches.unwrap_rows"),
+        ("arrow", "inner_batches.unwrap_rows+"),
+        ("arrow", "filters.MessageFilter.select"),
+        ("objects", "filters.MessageFilter.select+"),
+    ],
+)
+def test_a_file_truncated_in_a_scan_is_damage(
+    store: Path, form: str, place: str, policy: str
+) -> None:
+    run(SCAN, store, place, form, policy)
+
+
+def test_a_get_never_returns_lost_bytes(store: Path) -> None:
+    run(
+        """
+with lq.MessageStore.open(root, config=config) as store:
+    for _ in range(100):
+        store.get("orders", 0, 0, 32)
+    # No check of the file's size: the kernel reads pages that are gone.
+    get_kernel._CHECK_EVERY = 1e9
+    get_kernel.monotonic = lambda: 0.0
+    lose()
+    errors = 0
+    for offset in range(0, 2_900):
+        try:
+            answer = store.get("orders", 0, offset, 32)
+        except lq.errors.CorruptFrame as error:
+            assert error.kind == "unreadable"
+            errors += 1
+            continue
+        assert {one.body for one in answer.messages} <= TRUTH
+    assert errors > 1_000, (errors, store.max_offset)
+    assert lost_pages.lost()
+""",
+        store,
+        "",
+    )
+
+
+def test_views_that_a_reader_keeps_do_not_end_the_process(store: Path) -> None:
+    run(
+        """
+from logquarry.log.layout import StoreLayout
+view = StoreLayout.open(root, config).open_file("commitlog/00000000000000000000")
+kept = view.window(0, view.size)
+lose()
+assert bytes(kept[400_000:400_010]) == bytes([255] * 10)
+assert lost_pages.lost() == 1
+assert [(one.offset, one.length) for one in view.unreadable if "SIGBUS" in one.reason or 1]
+del view
+assert len(bytes(kept)) == 1 << 20 and lost_pages.lost() > 100
+""",
+        store,
+        "",
+    )
+
+
+@pytest.mark.parametrize("command", ["verify", "salvage", "recover", "rebuild"])
+def test_commands_read_again(store: Path, tmp_path: Path, command: str) -> None:
+    run(
+        """
+from logquarry.log import walk, places, splits
+into = root + ".new"
+name = sys.argv[3]
+call = {
+    "verify": lambda: lq.verify(root, config=config),
+    "salvage": lambda: lq.salvage(root, into, config=config),
+    "recover": lambda: lq.recover(root, config=config),
+    "rebuild": lambda: lq.rebuild(root, into=into, config=config),
+}[name]
+try:
+    found = call()
+except lq.errors.LogquarryError as error:
+    assert name not in ("verify", "salvage"), error
+    assert "cannot" in str(error) or "SIGBUS" in str(error) or "lost" in str(error), error
+else:
+    if name == "verify":
+        assert found.has_damage
+    if name == "salvage":
+        with lq.MessageStore.open(into, config=config) as store:
+            bodies = {message.body for message in store.scan()}
+        assert bodies <= TRUTH and len(bodies) > 800, len(bodies)
+assert done
+""",
+        store,
+        "codec.walk+",
+        command,
+    )
+
+
+def test_a_signal_outside_of_our_maps_is_not_swallowed(store: Path) -> None:
+    done = python_process.run(
+        START
+        + """
+with lq.MessageStore.open(root, config=config) as store:
+    assert len(list(store.scan(on_damage="skip")))
+    with open(log, "rb") as file:
+        foreign = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    lose()
+    print(foreign[500_000])
+""",
+        store,
+        "",
+    )
+    assert done.returncode == -7, (done.returncode, done.stderr)
+
+
+def test_the_handler_can_be_switched_off(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGQUARRY_SIGBUS", "off")
+    code = """
+import signal
+with lq.MessageStore.open(root, config=config) as store:
+    list(store.scan())
+view = mmap.mmap(-1, 10)
+assert lost_pages.watch(view, True) == -1
+"""
+    run(code, store, "")
+
+
+# ---------------------------------------------------------------------------- full, failing disks
+WRITES = """
+from pathlib import Path
+from logquarry.disk.disk import LocalDisk
+from logquarry.disk.mapped_file import MappedFile
+class Sparse(LocalDisk):
+    def allocate(self, descriptor, size):
+        os.truncate(descriptor, size)
+path = Path(root) / "file"
+file = MappedFile(Sparse(), path, 0, 4 << 20)
+"""
+POISONED = """
+try:
+    file.flush()
+except lq.errors.StoreUnavailable as error:
+    assert "SIGBUS" in str(error) and str(path) in str(error), error
+else:
+    raise SystemExit("flushed what is not in the file")
+assert file.flushed == flushed
+try:
+    file.flush()
+except lq.errors.StoreUnavailable:
+    pass
+else:
+    raise SystemExit("the store still takes writes")
+file.close()
+"""
+
+
+def test_a_file_truncated_under_a_writer_poisons_the_store(tmp_path: Path) -> None:
+    run(
+        WRITES
+        + """
+file.append(b"a" * 100_000)
+flushed = file.flush()
+os.truncate(path, 50_000)
+file.append(b"b" * 100_000)
+"""
+        + POISONED,
+        tmp_path,
+        "",
+    )
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounts need root")
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)]
+    if subprocess.run(words, capture_output=True, check=False).returncode:
+        pytest.skip("no mounts here")
+    yield mount
+    subprocess.run(["umount", "-l", str(mount)], capture_output=True, check=False)
+
+
+@pytest.mark.root
+def test_a_sparse_file_on_a_full_disk_poisons_the_store(full_disk: Path) -> None:
+    run(
+        WRITES
+        + """
+file.append(b"a" * 500_000)
+flushed = file.flush()
+for _ in range(20):
+    file.append(b"b" * 100_000)
+"""
+        + POISONED,
+        full_disk,
+        "",
+    )
+
+
+@pytest.mark.root
+def test_pages_that_leave_the_cache_of_a_failing_disk_are_unreadable(
+    made: Path, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounts need root")
+    image, mount = tmp_path / "image", tmp_path / "mount"
+    mount.mkdir()
+    image.touch()
+    os.truncate(image, 64 << 20)
+    try:
+        for words in (
+            ["mkfs.ext4", "-q", "-b", "4096", "-m", "0", "-O", "^has_journal", str(image)],
+            ["mount", "-o", "loop", str(image), str(mount)],
+        ):
+            subprocess.run(words, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no loop mounts here")
+    try:
+        subprocess.run(["cp", "-a", "--sparse=always", made, mount / "store"], check=True)
+        subprocess.run(["umount", str(mount)], check=True)
+        subprocess.run(["mount", "-o", "loop,ro", str(image), str(mount)], check=True)
+        out = run(FAILS, mount / "store", "", image)
+        assert int(out) > 0
+    finally:
+        subprocess.run(["umount", "-l", str(mount)], capture_output=True, check=False)
+
+
+FAILS = """
+image = sys.argv[3]
+with lq.MessageStore.open(root, config=config) as store:
+    first = [store.get("orders", 0, offset, 32) for offset in range(0, 2_900, 32)]
+    assert len(list(store.scan())) == 3_000
+    # The disk fails from here on, and the pages leave the cache although they are mapped.
+    os.truncate(image, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in open("/proc/self/maps"):
+        if root in line:
+            start, stop = (int(part, 16) for part in line.split()[0].split("-"))
+            libc.madvise(start, stop - start, 21)
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    errors = 0
+    for offset in range(0, 2_900, 32):
+        try:
+            answer = store.get("orders", 0, offset, 32)
+        except lq.errors.StoreError as error:
+            errors += 1
+            continue
+        assert {one.body for one in answer.messages} <= TRUTH
+    try:
+        assert {one.body for one in store.scan(on_damage="skip")} <= TRUTH
+    except lq.errors.StoreError:
+        errors += 1
+    assert errors and lost_pages.lost()
+    print(lost_pages.lost())
+"""
