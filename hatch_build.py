@@ -1,8 +1,8 @@
 """Compiles the modules of a single put, when the package is installed or a wheel is built.
 
 Each module in :data:`COMPILED` is Python that also runs interpreted; the ``.pxd`` beside it has the
-C types for Cython. Without a C compiler or Python's headers the package is installed uncompiled;
-``logquarry --version -v`` says which of the two is in use.
+C types for Cython. Without a C compiler or Python's headers, or with ``LOGQUARRY_COMPILED=off``, the
+package is installed uncompiled; ``logquarry --version -v`` says which of the two is in use.
 
 ``python hatch_build.py`` compiles in place what has changed since the last time.
 """
@@ -22,9 +22,8 @@ from typing import Any, Final
 
 SOURCES: Final = Path(__file__).parent / "src"
 PACKAGE: Final = SOURCES / "logquarry"
-COMPILED: Final = tuple(
-    name.replace(".", "/") for name in runpy.run_path(str(PACKAGE / "compiled.py"))["MODULES"]
-)
+RULES: Final = runpy.run_path(str(PACKAGE / "compiled.py"))
+COMPILED: Final = tuple(name.replace(".", "/") for name in RULES["MODULES"])
 STAMP: Final = PACKAGE / f"compiled.{sys.implementation.cache_tag}.stamp"
 """What the compiled modules were made of; without it, or with another content, they are stale."""
 DIRECTIVES: Final = {
@@ -49,7 +48,7 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and add the files to the wheel, which is then made for this Python alone."""
-        if self.target_name != "wheel":
+        if self.target_name != "wheel" or RULES["is_switched_off"]():
             return
         failure = compile_modules()
         if failure is not None:
@@ -113,6 +112,7 @@ def compile_modules() -> str | None:
 def _compile(name: str, folder: Path) -> Path:
     cython = import_module("Cython.Compiler.Main")
 
+    # A path below `folder` would be in the compiled file, and two builds would differ.
     c_file = folder / f"{name.replace('/', '.')}.c"
     options = cython.CompilationOptions(
         compiler_directives=DIRECTIVES, include_path=[str(SOURCES)], output_file=str(c_file)
@@ -131,9 +131,9 @@ def _compile(name: str, folder: Path) -> Path:
     command = [
         *shlex.split(f"{shared} {flags} {pic or ''}"),
         *("-O2", "-g0", "-fno-strict-aliasing", "-I", sysconfig.get_path("include")),
-        *(str(c_file), "-o", str(made)),
+        *(c_file.name, "-o", made.name),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
         raise RuntimeError(f"the C compiler failed: {lines[0].strip()}")
