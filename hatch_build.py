@@ -77,7 +77,9 @@ def digest() -> str:
 
 
 def is_stale() -> bool:
-    """Whether compiled modules are there that were made of other sources."""
+    """Whether compiled modules are there, and in use, that were made of other sources."""
+    if RULES["is_switched_off"]():
+        return False
     return any(extension(name).exists() for name in COMPILED) and not _is_current()
 
 
