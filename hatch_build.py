@@ -1,8 +1,8 @@
 """Compiles the modules of a single put, when the package is installed or a wheel is built.
 
 Each module in :data:`COMPILED` is Python that also runs interpreted; the ``.pxd`` beside it has the
-C types for Cython. Without a C compiler or Python's headers, or with ``LOGQUARRY_COMPILED=off``, the
-package is installed uncompiled; ``logquarry --version -v`` says which of the two is in use.
+C types for Cython. Without a C compiler or Python's headers, or with ``LOGQUARRY_COMPILED=off``,
+the package is installed uncompiled; ``logquarry --version -v`` says which of the two is in use.
 
 ``python hatch_build.py`` compiles in place what has changed since the last time.
 """

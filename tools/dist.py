@@ -1,9 +1,9 @@
 """Builds, checks and describes the artifacts of a release: `make dist`.
 
-`dist/` gets the source archive, the pure wheel, a wheel with the compiled modules if this machine can
-compile them, an SBOM (CycloneDX) and a licence list for each set of extras, and `SHA256SUMS`. Each
-artifact is built twice; the two builds must have equal bytes. Both wheels are installed into new
-environments outside of the source tree, and run there.
+`dist/` gets the source archive, the pure wheel, a wheel with the compiled modules if this machine
+can compile them, an SBOM (CycloneDX) and a licence list for each set of extras, and `SHA256SUMS`.
+Each artifact is built twice; the two builds must have equal bytes. Both wheels are installed into
+new environments outside of the source tree, and run there.
 """
 
 from __future__ import annotations
