@@ -114,7 +114,6 @@ def compile_modules() -> str | None:
 def _compile(name: str, folder: Path) -> Path:
     cython = import_module("Cython.Compiler.Main")
 
-    # A path below `folder` would be in the compiled file, and two builds would differ.
     c_file = folder / f"{name.replace('/', '.')}.c"
     options = cython.CompilationOptions(
         compiler_directives=DIRECTIVES, include_path=[str(SOURCES)], output_file=str(c_file)
@@ -133,9 +132,9 @@ def _compile(name: str, folder: Path) -> Path:
     command = [
         *shlex.split(f"{shared} {flags} {pic or ''}"),
         *("-O2", "-g0", "-fno-strict-aliasing", "-I", sysconfig.get_path("include")),
-        *(c_file.name, "-o", made.name),
+        *(str(c_file), "-o", str(made)),
     ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
         raise RuntimeError(f"the C compiler failed: {lines[0].strip()}")
