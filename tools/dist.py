@@ -85,7 +85,7 @@ def committed(target: Path) -> Path:
 def build(python: Path, source: Path, target: Path) -> None:
     """Build the source archive and the wheels: the pure one, and the compiled one if possible."""
     environ = {"SOURCE_DATE_EPOCH": commit_time()}
-    command = [python, "-m", "build", "--outdir", target]
+    command: list[str | os.PathLike[str]] = [python, "-m", "build", "--outdir", target]
     # First the compiled one: without a C compiler it is pure too, and the next one replaces it.
     run([*command, "--wheel", source], environ=environ)
     run([*command, source], environ={**environ, "LOGQUARRY_COMPILED": "off"})
