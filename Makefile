@@ -63,7 +63,7 @@ SEED ?= 1
 crash: .venv/.compiled ## one crash test: RUNG=power_cut N=300000 SEED=7 (docs/testing.md)
 	CRASH_N=$(N) CRASH_SEED=$(SEED) $(PARALLEL) tests/crash/test_$(RUNG).py $(ARGS)
 
-docs: .venv/.installed-dev ## the site of the docs, in site/; a dead link is an error
+docs: .venv/.installed-dev ## the site of the docs, in site/ (needs npm); a dead link is an error
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 bench: .venv/.compiled ## the benchmarks

@@ -1,8 +1,8 @@
 """Compiles the modules of a single put, when the package is installed or a wheel is built.
 
 Each module in :data:`COMPILED` is Python that also runs interpreted; the ``.pxd`` beside it has the
-C types for Cython. Without a C compiler or Python's headers the package is installed uncompiled;
-``logquarry --version -v`` says which of the two is in use.
+C types for Cython. Without a C compiler or Python's headers, or with ``LOGQUARRY_COMPILED=off``,
+the package is installed uncompiled; ``logquarry --version -v`` says which of the two is in use.
 
 ``python hatch_build.py`` compiles in place what has changed since the last time.
 """
@@ -22,9 +22,8 @@ from typing import Any, Final
 
 SOURCES: Final = Path(__file__).parent / "src"
 PACKAGE: Final = SOURCES / "logquarry"
-COMPILED: Final = tuple(
-    name.replace(".", "/") for name in runpy.run_path(str(PACKAGE / "compiled.py"))["MODULES"]
-)
+RULES: Final = runpy.run_path(str(PACKAGE / "compiled.py"))
+COMPILED: Final = tuple(name.replace(".", "/") for name in RULES["MODULES"])
 STAMP: Final = PACKAGE / f"compiled.{sys.implementation.cache_tag}.stamp"
 """What the compiled modules were made of; without it, or with another content, they are stale."""
 DIRECTIVES: Final = {
@@ -49,7 +48,7 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and add the files to the wheel, which is then made for this Python alone."""
-        if self.target_name != "wheel":
+        if self.target_name != "wheel" or RULES["is_switched_off"]():
             return
         failure = compile_modules()
         if failure is not None:
@@ -78,7 +77,9 @@ def digest() -> str:
 
 
 def is_stale() -> bool:
-    """Whether compiled modules are there that were made of other sources."""
+    """Whether compiled modules are there, and in use, that were made of other sources."""
+    if RULES["is_switched_off"]():
+        return False
     return any(extension(name).exists() for name in COMPILED) and not _is_current()
 
 

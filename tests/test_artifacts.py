@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import hatch_build
 import logquarry
 from tools import dist, spark_matrix
 
@@ -59,6 +60,24 @@ def test_the_image_runs_as_no_root_user_and_takes_extras_that_exist() -> None:
     # Nothing below the root file system is written.
     assert "LOGQUARRY_CACHE_DIR=/tmp/" in last
     assert "PYTHONDONTWRITEBYTECODE=1" in last
+
+
+def test_the_image_is_built_from_all_files_that_the_build_reads() -> None:
+    copied = set(re.findall(r"^COPY (.*) \./$", CONTAINERFILE, re.MULTILINE)[0].split())
+    named = {"pyproject.toml", "hatch_build.py", PROJECT["readme"], *PROJECT["license-files"]}
+    assert copied == named
+
+
+def test_a_switch_makes_the_wheel_pure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hatch_build.CompileHook, "target_name", "wheel", raising=False)
+    monkeypatch.setattr(hatch_build, "compile_modules", lambda: None)
+    hook = hatch_build.CompileHook.__new__(hatch_build.CompileHook)
+    for value, pure in (("off", True), ("", False)):
+        monkeypatch.setenv("LOGQUARRY_COMPILED", value)
+        data: dict[str, Any] = {"force_include": {}}
+        hook.initialize("standard", data)
+        assert data.get("pure_python", True) == pure
+        assert bool(data["force_include"]) != pure
 
 
 def test_the_image_has_a_python_that_the_package_supports() -> None:
@@ -109,3 +128,4 @@ def test_the_artifacts_are_built_alike_twice_and_run_elsewhere() -> None:
     subprocess.run([sys.executable, "-m", "tools.dist"], cwd=ROOT, check=True)
     names = {path.name for path in (ROOT / "dist").iterdir()}
     assert {"SHA256SUMS", "sbom-base.cdx.json", "licences-base.md"} <= names
+    assert f"logquarry-{logquarry.__version__}-py3-none-any.whl" in names

@@ -75,3 +75,12 @@ def test_the_site_builds(tmp_path: Path) -> None:
     assert formats.count("<svg viewBox") >= 12
     for name in ("index", "reference/python", "reference/commands", "tutorials/broken_store"):
         assert (tmp_path / f"site/{name}.html").stat().st_size > 10_000
+    # Without a network: no page loads anything from another host.
+    loaded = re.compile(r'<(?:script|img|iframe|link rel="stylesheet")\b[^>]*?"(?:https?:)?//')
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert [page.name for page in pages if loaded.search(page.read_text("utf-8"))] == []
+    drawn = [page for page in pages if 'class="mermaid"' in page.read_text("utf-8")]
+    assert {page.name for page in drawn} == {"architecture.html", "replicate.html"}
+    for page in drawn:
+        assert 'src="assets/mermaid.min.js"' in page.read_text("utf-8")
+    assert (tmp_path / "site/assets/mermaid.min.js").stat().st_size > 1_000_000

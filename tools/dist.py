@@ -1,11 +1,9 @@
 """Builds, checks and describes the artifacts of a release: `make dist`.
 
-`dist/` gets the wheel, the source archive, an SBOM (CycloneDX) and a licence list for each set of
-extras, and `SHA256SUMS`. Each artifact is built twice; the two builds must have equal bytes. The
-wheel is installed into an environment of its own, outside of the source tree, and runs there.
-
-With LOGQUARRY_COMPILED=1 in the environment a second wheel is built with that variable set, for a
-backend that compiles modules then. A platform wheel is compared and checked like the pure one.
+`dist/` gets the source archive, the pure wheel, a wheel with the compiled modules if this machine
+can compile them, an SBOM (CycloneDX) and a licence list for each set of extras, and `SHA256SUMS`.
+Each artifact is built twice; the two builds must have equal bytes. Both wheels are installed into
+new environments outside of the source tree, and run there.
 """
 
 from __future__ import annotations
@@ -41,7 +39,8 @@ def run(
         SystemExit: if it fails, with its output.
     """
     # PYTHONPATH would let a clean environment find the source tree.
-    base = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    own = ("PYTHONPATH", "LOGQUARRY_COMPILED")
+    base = {name: value for name, value in os.environ.items() if name not in own}
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -84,16 +83,12 @@ def committed(target: Path) -> Path:
 
 
 def build(python: Path, source: Path, target: Path) -> None:
-    """Build the source archive, and from it the wheels, into a folder."""
+    """Build the source archive and the wheels: the pure one, and the compiled one if possible."""
     environ = {"SOURCE_DATE_EPOCH": commit_time()}
-    run([python, "-m", "build", "--outdir", target, source], environ=environ)
-    if os.environ.get("LOGQUARRY_COMPILED"):
-        compiled = target / "compiled"
-        environ["LOGQUARRY_COMPILED"] = "1"
-        run([python, "-m", "build", "--wheel", "--outdir", compiled, source], environ=environ)
-        for path in compiled.glob("*.whl"):
-            path.replace(target / path.name)
-        shutil.rmtree(compiled)
+    command: list[str | os.PathLike[str]] = [python, "-m", "build", "--outdir", target]
+    # First the compiled one: without a C compiler it is pure too, and the next one replaces it.
+    run([*command, "--wheel", source], environ=environ)
+    run([*command, source], environ={**environ, "LOGQUARRY_COMPILED": "off"})
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -120,12 +115,17 @@ def check_contents(artifact: Path) -> None:
     if artifact.suffix == ".whl":
         known = {name.removeprefix("src/") for name in tracked if name.startswith("src/")}
         # A platform wheel also has the compiled modules.
-        made = re.compile(r"[^/]+\.dist-info/.*|.*\.(so|pyd)")
+        made = re.compile(r"[^/]+\.dist-info/.*|.*\.(so|pyd)|logquarry/compiled\.[\w-]+\.stamp")
     else:
         known, made = tracked, re.compile("PKG-INFO")
     odd = [n for n in names_in(artifact) if n not in known and not made.fullmatch(n)]
     if odd:
         raise SystemExit(f"{artifact.name} has files that the repository does not have: {odd[:5]}")
+
+
+def is_pure(wheel: Path) -> bool:
+    """Whether a wheel fits each Python and system."""
+    return wheel.name.endswith("-none-any.whl")
 
 
 def try_wheel(wheel: Path, extra: str, work: Path) -> tuple[Path, float]:
@@ -136,8 +136,9 @@ def try_wheel(wheel: Path, extra: str, work: Path) -> tuple[Path, float]:
     """
     began = time.monotonic()
     wanted = f"{wheel}[{extra}]" if extra else str(wheel)
-    python = environment(work / f"env-{extra or 'base'}", wanted)
-    home = work / f"run-{extra or 'base'}"
+    place = Path(tempfile.mkdtemp(dir=work))
+    python = environment(place / "env", wanted)
+    home = place / "run"
     home.mkdir()
     # The compiled kernels of this machine must not help.
     environ = {"LOGQUARRY_CACHE_DIR": str(home / "cache")}
@@ -151,6 +152,9 @@ def try_wheel(wheel: Path, extra: str, work: Path) -> tuple[Path, float]:
     found = json.loads(run([command, "info", "real-broker/store", "--json"], cwd=home))
     if not found:
         raise SystemExit(f"{wheel.name}: info printed nothing")
+    state = "interpreted" if is_pure(wheel) else "compiled"
+    if f"single puts run {state}" not in run([command, "--version", "-v"], cwd=home):
+        raise SystemExit(f"{wheel.name}: single puts do not run {state}")
     return python, seconds
 
 
@@ -191,9 +195,12 @@ def main(extras: Sequence[str]) -> int:
         for artifact in artifacts:
             check_contents(artifact)
             print(f"{artifact.name}: {artifact.stat().st_size / 1e6:.1f} MB, two equal builds")
-        wheel = next(target.glob("*-none-any.whl"))
+        (pure,) = (path for path in artifacts if is_pure(path))
+        for wheel in artifacts:
+            if wheel.suffix == ".whl" and wheel != pure:
+                try_wheel(wheel, BASE, work)
         for extra in extras:
-            python, seconds = try_wheel(wheel, extra, work)
+            python, seconds = try_wheel(pure, extra, work)
             name = extra or "base"
             describe(tools, python, target, name)
             print(

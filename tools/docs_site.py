@@ -3,13 +3,18 @@
 - ARCHITECTURE.md and the other pages of the project's root;
 - one tutorial for each script of examples/;
 - the options of all commands, and the API, from the code;
-- a diagram of each format in docs/formats.md, drawn from the tables in ``format/``.
+- a diagram of each format in docs/formats.md, drawn from the tables in ``format/``;
+- scripts of others, from npm, so that the site needs no network: Mermaid draws the other diagrams,
+  and iframe-worker lets the search run from files.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import sys
+import tarfile
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +38,14 @@ ROOT_PAGES = {
     "tests/README.md": "tests.md",
 }
 """Page of the project -> its name on the site."""
+
+_MERMAID = "assets/mermaid.min.js"
+SCRIPTS = {
+    _MERMAID: ("mermaid@11.17.2", "dist/mermaid.min.js"),
+    "assets/iframe-worker.js": ("iframe-worker@1.0.4", "shim/index.js"),
+}
+"""Script on the site -> its package in npm, and its path there. The theme would load these scripts
+from another host."""
 
 _ROW_BYTES = 16
 _BYTE_WIDTH = 40
@@ -171,13 +184,49 @@ def with_diagrams(text: str) -> str:
     return text
 
 
+def npm_script(package: str, path: str) -> bytes:
+    """Return a file of an npm package, which is downloaded once, into ``build/``.
+
+    Raises:
+        PluginError: if npm is missing or fails.
+    """
+    from mkdocs.exceptions import PluginError
+
+    folder = ROOT / "build"
+    packed = folder / f"{package.replace('@', '-')}.tgz"
+    if not packed.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            raise PluginError(f"the site needs {package}: install npm, which downloads it")
+        folder.mkdir(exist_ok=True)
+        command = [npm, "pack", "--silent", "--pack-destination", str(folder), package]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise PluginError(f"npm could not download {package}: {done.stderr.strip()}")
+    with tarfile.open(packed) as archive:
+        script = archive.extractfile(f"package/{path}")
+        assert script is not None
+        return script.read()
+
+
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the generated pages (MkDocs calls this)."""
     from mkdocs.structure.files import File
 
     for name, text in generated().items():
         files.append(File.generated(config, name, content=text))
+    for name, (package, path) in SCRIPTS.items():
+        files.append(File.generated(config, name, content=npm_script(package, path)))
     return files
+
+
+def on_page_content(html: str, *, page: Page, **_: Any) -> str:
+    """Load Mermaid's script on the pages that have a diagram of it (MkDocs calls this)."""
+    if '<pre class="mermaid">' not in html:
+        return html
+    from mkdocs.utils import get_relative_url
+
+    return f'{html}<script src="{get_relative_url(_MERMAID, page.url)}"></script>'
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str | None:

@@ -60,6 +60,8 @@ def get_session(
     Raises:
         JavaNotFound: if a new session is needed and there is no Java >= 17.
     """
+    # First: without PySpark its error names the extra.
+    from logquarry.spark.adapter import has_sources  # isort: skip
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -84,8 +86,6 @@ def get_session(
         _set_python(override=local and not submitted)
         with nullcontext() if submitted else launch_environment(options):
             session = builder.getOrCreate()
-    from logquarry.spark.adapter import has_sources
-
     if has_sources():
         register(session)
     return session
@@ -95,11 +95,16 @@ def register(spark: SparkSession) -> None:
     """Register the source `rocketmq` in `spark`; a second call changes nothing.
 
     Raises:
-        UsageError: if this PySpark has no data sources in Python, as 3.5.
+        UsageError: if this PySpark has no data sources in Python, as 3.5, or `spark` is no session.
     """
     from logquarry.spark.adapter import require_sources
 
     require_sources()
+    if not hasattr(spark, "dataSource"):
+        raise UsageError(
+            f"register takes a SparkSession, not {type(spark).__name__}: make one with "
+            "SparkSession.builder.getOrCreate(), or with logquarry.spark.get_session()"
+        )
     from logquarry.spark.source import RocketMQDataSource
 
     context = getattr(spark, "_sc", None)
@@ -138,7 +143,7 @@ def check_python(executable: str) -> None:
     except (OSError, subprocess.SubprocessError) as error:
         version, why = [], str(error)
     if version and version != [str(number) for number in sys.version_info[:2]]:
-        why = f"it is Python {'.'.join(version)}, and this is {sys.version.split()[0]}"
+        why = f"it is Python {'.'.join(version)}, and the driver is {sys.version.split()[0]}"
     elif version:
         _checked.add(executable)
         return

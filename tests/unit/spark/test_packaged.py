@@ -65,7 +65,16 @@ def test_the_python_of_local_workers_is_checked(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"No module named 'logquarry'.*PYSPARK_PYTHON="):
         session.check_python(str(without))
     without.write_text("#!/bin/sh\necho 3 9\n")
-    with pytest.raises(UsageError, match=r"it is Python 3\.9, and this is"):
+    with pytest.raises(UsageError, match=r"it is Python 3\.9, and the driver is"):
         session.check_python(str(without))
     with pytest.raises(UsageError, match="PYSPARK_PYTHON="):
         session.check_python(str(tmp_path / "missing"))
+
+
+def test_what_a_newcomer_forgets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"register takes a SparkSession, not NoneType: make one"):
+        session.register(None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.delitem(sys.modules, "logquarry.spark.adapter", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'logquarry\[spark\]'"):
+        session.get_session()
