@@ -14,7 +14,7 @@ import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.store import store_engine
 from logquarry.write import message_rules, put_path
-from logquarry.write.flush_wait import Asked
+from logquarry.write.settling import Asked
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, opened
 
