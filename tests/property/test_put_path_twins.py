@@ -139,7 +139,7 @@ def test_common_batches_do_not_need_the_reference(tmp_path: Any) -> None:
             {"wire": batch.encode([BatchItem(b"1", b"k\x01v", 3)]), "message": Message("t")},
         ):
             if compiled.is_compiled():
-                log.writer.put_batch(**given)  # type: ignore[arg-type]
+                log.writer.put_batch(**given)
     assert log.offsets == {("t", 0): 4 if compiled.is_compiled() else 1}
 
 

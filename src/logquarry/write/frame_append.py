@@ -265,7 +265,8 @@ class FrameAppend:
     def body_crc(self, body: Any, length: int) -> int:
         """Compiled: BODYCRC of the bytes at an address."""
         if self._crc32 is not cython.NULL:
-            return self._crc32(0, body, length) & _INT_MAX
+            found: int = self._crc32(0, body, length) & _INT_MAX
+            return found
         return crc32(body[:length]) & _INT_MAX
 
     def append_items(

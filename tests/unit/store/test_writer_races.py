@@ -13,7 +13,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.store import store_engine
-from logquarry.write import message_rules, put_path
+from logquarry.write import frame_append, message_rules, put_path
 from logquarry.write.settling import Asked
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, opened
@@ -98,7 +98,8 @@ def test_closing_while_a_service_puts(
             go_on.wait(SECONDS)
         return topic_bytes(topic, check)
 
-    monkeypatch.setattr(put_path, "topic_bytes", wait_behind_checks)
+    for module in (put_path, frame_append):
+        monkeypatch.setattr(module, "topic_bytes", wait_behind_checks)
     ended = []
 
     def put(_: object) -> None:
