@@ -1,9 +1,7 @@
-from logquarry.write.settling cimport FlushWait
-
 cdef class LogGrowth:
     cdef object _dispatching
     cdef object _flushing
-    cdef public FlushWait _wait
+    cdef public object _wait
     cdef object _change
     cdef tuple _followers
     cdef tuple _after_append
