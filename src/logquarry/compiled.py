@@ -20,8 +20,12 @@ SWITCH: Final = "LOGQUARRY_COMPILED"
 MODULES: Final = (
     "message_call",
     "log.lost_pages",
+    "read.got_fields",
     "disk.file_place",
+    "write.frame_append",
     "write.put_path",
+    "write.put_future",
+    "write.settling",
     "store.call_counts",
     "store.log_growth",
     "store.single_put",

@@ -68,11 +68,12 @@ def test_bench_for_people(tmp_path: Path) -> None:
     assert "seconds until dispatched" in shown
 
 
-def test_bench_beside_another_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["put", "put-batch"])
+def test_bench_beside_another_store(tmp_path: Path, kind: str) -> None:
     options = ["--dir", tmp_path, "--n", 50, "--warmup", 10, "--beside", "sqlite3"]
-    found = json.loads(run("bench", "put", *options, "--json").stdout)
+    found = json.loads(run("bench", kind, *options, "--json").stdout)
     assert found["ratio_to_sqlite3"] == pytest.approx(
         found["messages_per_s"] / found["sqlite3_messages_per_s"]
     )
     assert not list(tmp_path.iterdir())
-    assert "one thread" in run("bench", "put", *options, "--threads", 2, code=2).stderr
+    assert "one thread" in run("bench", kind, *options, "--threads", 2, code=2).stderr

@@ -18,8 +18,8 @@ from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.dispatcher import Dispatcher, QueueWriters
+from logquarry.write.frame_append import Settle
 from logquarry.write.index_writer import IndexWriter
-from logquarry.write.put_path import Settle
 from logquarry.write.put_result import PutResult
 
 Input = Mapping[str, Any]

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -15,9 +16,12 @@ from hypothesis import strategies as st
 
 from logquarry import compiled
 from logquarry.errors import LogquarryError
+from logquarry.format import batch
+from logquarry.format.batch import BatchItem
 from logquarry.message import DEFAULT_BORN_HOST, Message
 from logquarry.write import put_path
-from tests.property.test_put_many_twins import Log, fields, hosts, maps, text
+from logquarry.write.append import CommitLogWriter
+from tests.property.test_put_many_twins import Log, fields, hosts, ints, maps, strings, text
 
 SECONDS = 60
 
@@ -74,6 +78,69 @@ def test_any_properties(data: st.DataObject) -> None:
         for _ in range(data.draw(st.integers(1, 4)))
     ]
     assert outcomes(given, by_reference=False) == outcomes(given, by_reference=True)
+
+
+def batch_outcomes(batches: list[dict[str, Any]], *, by_reference: bool, **settings: Any) -> Any:
+    """The log after puts of batches, and all that each of them returned or raised."""
+    with tempfile.TemporaryDirectory() as root:
+        log = Log(root, **settings)
+        found: list[object] = []
+        for given in batches:
+            try:
+                if by_reference:
+                    arguments = {"messages": None, "wire": None, "message": None} | given
+                    result, wait = log.writer.append_batch_reference(**arguments)
+                    result = log.settle(result, wait)
+                else:
+                    result = log.writer.put_batch(**given)
+                found.append(result._replace(elapsed_ms=0.0, page_cache_ms=0.0))
+            except LogquarryError as error:
+                found.append((type(error), str(error), getattr(error, "status", None)))
+        return log.state(), found, log.waited
+
+
+alike = fields(tame=True) | st.fixed_dictionaries(
+    {"topic": st.just("t")},
+    optional={"body": st.binary(max_size=20), "tags": text, "keys": text, "flag": ints},
+)
+wires = st.lists(
+    st.builds(
+        BatchItem,
+        body=st.binary(max_size=40),
+        properties=strings.map(lambda made: made.encode("utf-8", "replace")),
+        flag=ints,
+    ),
+    max_size=70,
+).map(batch.encode)
+cut = st.tuples(wires, st.integers(0, 100)).map(lambda drawn: drawn[0][: -drawn[1] or None])
+batches = st.one_of(
+    st.fixed_dictionaries({"messages": st.lists(alike.map(lambda d: Message(**d)), max_size=4)}),
+    st.fixed_dictionaries(
+        {
+            "wire": wires | cut,
+            "message": (st.just({"topic": "t"}) | fields(tame=False)).map(lambda d: Message(**d)),
+        }
+    ),
+)
+
+
+@given(st.lists(batches, max_size=4), st.sampled_from([{}, {"batch_topics": frozenset("t")}]))
+def test_any_batches(found: list[dict[str, Any]], settings: dict[str, Any]) -> None:
+    put = batch_outcomes(found, by_reference=False, **settings)
+    assert put == batch_outcomes(found, by_reference=True, **settings)
+
+
+def test_common_batches_do_not_need_the_reference(tmp_path: Any) -> None:
+    log = Log(str(tmp_path))
+    log.writer.put(Message("t"))
+    with mock.patch.object(CommitLogWriter, "append_batch_reference", side_effect=AssertionError):
+        for given in (
+            {"messages": [Message("t", b"1", keys="k"), Message("t", b"2", tags="a", keys="k")]},
+            {"wire": batch.encode([BatchItem(b"1", b"k\x01v", 3)]), "message": Message("t")},
+        ):
+            if compiled.is_compiled():
+                log.writer.put_batch(**given)
+    assert log.offsets == {("t", 0): 4 if compiled.is_compiled() else 1}
 
 
 def made(make: Any) -> Any:

@@ -359,7 +359,8 @@ def bench_store(
         found = bench_store(kind, folder, load)
         body = random.Random(1).randbytes(load.body)
         for name in beside:
-            other = bench_peer(name, folder, load.n, body, load.warmup_count)
+            each = 1 if kind == "put" else load.batch
+            other = bench_peer(name, folder, load.n, body, load.warmup_count, each)
             found |= {f"{name}_{what}": value for what, value in other.items()}
             found[f"ratio_to_{name}"] = found["messages_per_s"] / other["messages_per_s"]
             used = other["cpu_us_per_message"] / found["cpu_us_per_message"]

@@ -109,6 +109,7 @@ _BESIDE = click.option(
     multiple=True,
     help="Measure this store too, if it is installed; can be repeated.",
 )
+_BESIDE_KINDS: Final = ("put", "put-batch", "put-many")
 _OWN: dict[str, Callable[[Any], Any]] = {
     "put": click.option(
         "--outstanding",
@@ -181,7 +182,7 @@ def _command(kind: str) -> click.Command:
         )
     if kind in _OWN:
         decorators.append(_OWN[kind])
-    if kind == "put":
+    if kind in _BESIDE_KINDS:
         decorators.append(_BESIDE)
     for decorate in reversed(decorators):
         command = decorate(command)

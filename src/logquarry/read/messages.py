@@ -17,9 +17,10 @@ from typing import Any, Final, overload
 
 from logquarry.format import frame, java, sys_flag
 from logquarry.format.frame import Damage, DamageKind, Frame
-from logquarry.format.got_rows import ASK_TAGS, NO_TAGS, ROW, ROW_SIZE, SAME_TAGS
+from logquarry.format.got_rows import ROW
 from logquarry.format.java import crc32
 from logquarry.message import StoredMessage
+from logquarry.read.got_fields import GotFields, make_messages
 
 _HOST: Final = f"{frame.HOST_SIZE_V4}s"
 _PREFIX: Final = struct.Struct(
@@ -148,9 +149,6 @@ def read_message(
     return Damage(DamageKind.BAD_MAGIC, "a blank")
 
 
-_new = object.__new__
-
-
 def frames_of(messages: Sequence[StoredMessage]) -> bytes:
     """The frames of messages as the log has them, one after the other.
 
@@ -164,35 +162,10 @@ def frames_of(messages: Sequence[StoredMessage]) -> bytes:
     )
 
 
-class GotMessage(StoredMessage):
+class GotMessage(GotFields, StoredMessage):
     """A message whose frame was found sound by the kernel. Made by :class:`GotMessages`."""
 
-    __slots__ = (
-        "_block",
-        "_body_at",
-        "_body_end",
-        "_frame_at",
-        "physical_offset",
-        "queue_offset",
-        "size",
-        "store_timestamp",
-        "tags",
-    )
-
-    queue_offset: int
-    store_timestamp: int
-    physical_offset: int
-    size: int
-    tags: str | None
-    _block: bytes
-    _frame_at: int
-    _body_at: int
-    _body_end: int
-
-    @property
-    def body(self) -> bytes:
-        """The body as stored, compressed or not."""
-        return self._block[self._body_at : self._body_end]
+    __slots__ = ()
 
     @cached_property
     def frame(self) -> Frame:
@@ -212,6 +185,10 @@ class GotMessage(StoredMessage):
 
 def _stored_message(frame: Frame, broker: str, delay_levels_ms: tuple[int, ...]) -> StoredMessage:
     return StoredMessage(frame, broker=broker, delay_levels_ms=delay_levels_ms)
+
+
+def _tags_of(message: GotMessage) -> str | None:
+    return _stored_message(message.frame, message.broker, message._delay_levels_ms).tags
 
 
 class GotMessages(Sequence[StoredMessage]):
@@ -273,40 +250,8 @@ class GotMessages(Sequence[StoredMessage]):
         return self._block[first:]
 
     def _make(self) -> tuple[StoredMessage, ...]:
-        block, broker, levels = self._block, self._broker, self._levels
-        made: list[StoredMessage] = []
-        tags: str | None = None
-        # In one loop and without a constructor: a call takes as long as all other work.
-        for (
-            queue_offset,
-            store_timestamp,
-            physical_offset,
-            frame_at,
-            size,
-            body_at,
-            body_end,
-            tags_at,
-            tags_end,
-        ) in ROW.iter_unpack(memoryview(block)[: self._count * ROW_SIZE]):
-            message = _new(GotMessage)
-            message.queue_offset = queue_offset
-            message.store_timestamp = store_timestamp
-            message.physical_offset = physical_offset
-            message.size = size
-            message.broker = broker
-            message._block = block
-            message._frame_at = frame_at
-            message._body_at = body_at
-            message._body_end = body_end
-            message._delay_levels_ms = levels
-            if tags_at != SAME_TAGS:
-                if tags_at > NO_TAGS:
-                    tags = block[tags_at:tags_end].decode()
-                elif tags_at == ASK_TAGS:
-                    tags = _stored_message(message.frame, broker, levels).tags
-                else:
-                    tags = None
-            message.tags = tags
-            made.append(message)
-        self._made = result = tuple(made)
-        return result
+        made = make_messages(
+            GotMessage, self._block, self._count, self._broker, self._levels, _tags_of
+        )
+        self._made = made
+        return made

@@ -7,4 +7,6 @@ cdef class LogGrowth:
     cdef tuple _after_append
     cdef tuple _after_put
 
+    cpdef wake(self)
+    cpdef settle_later(self, result, wait, done, failed)
     cpdef settle_now(self, result, wait)

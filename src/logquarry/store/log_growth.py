@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from logquarry.disk.service import Service
-from logquarry.write.flush_wait import FlushWait
 from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult
+from logquarry.write.settling import FlushWait
 
 
 class Wakeable(Protocol):

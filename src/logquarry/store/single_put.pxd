@@ -1,14 +1,27 @@
 cimport cython
 
 from logquarry.store.call_counts cimport CallCounter
-from logquarry.write.put_path cimport PutPath, ticks_ns
+from logquarry.store.log_growth cimport LogGrowth
+from logquarry.write.frame_append cimport ticks_ns
+from logquarry.write.put_path cimport PutPath
 
 cdef double _SLOW
+
+cdef class _Count:
+    cdef CallCounter _counter
+    cdef object _topic
+    cdef long long _began
+    cpdef settled(self, result)
+    cpdef failed(self)
 
 cdef class SinglePut:
     cdef PutPath _path
     cdef CallCounter _counter
     cdef object _feed
+    cdef LogGrowth _growth
 
     @cython.locals(took=double)
     cpdef put(self, message)
+    cpdef put_async(self, message)
+    @cython.locals(count=_Count)
+    cpdef _append(self, message)

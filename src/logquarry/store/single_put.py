@@ -1,17 +1,22 @@
-"""The ``put`` of a store that is open for writing. Compiled if possible."""
+"""The puts of one message or batch into a store that is open for writing. Compiled if possible."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from logquarry import arguments
 from logquarry.errors import LogquarryError
-from logquarry.message import Message, require_message
-from logquarry.write.put_path import SLOW_PUT, log_slow
+from logquarry.message import Message, require_message, require_messages
+from logquarry.write.frame_append import SLOW_PUT
+from logquarry.write.put_future import PutFuture, failed_future
+from logquarry.write.put_path import batch_size, log_slow
 
 if TYPE_CHECKING:
     from logquarry.store.call_counts import CallCounter
     from logquarry.store.log_feed import LogFeed
+    from logquarry.store.log_growth import LogGrowth
     from logquarry.write.put_path import PutPath
     from logquarry.write.put_result import PutResult
 
@@ -22,26 +27,52 @@ except ImportError:
 
 _SLOW = SLOW_PUT
 _monotonic = time.monotonic
+_Message = Message
+
+
+class _Count:
+    """Counts a put once its result is settled."""
+
+    def __init__(self, counter: CallCounter, topic: str) -> None:
+        self._counter = counter
+        self._topic = topic
+        self._began = ticks_ns() if cython.compiled else _monotonic()
+
+    def settled(self, result: PutResult) -> None:
+        """The message is in the log."""
+        if cython.compiled:
+            self._counter.put(self._topic, result, (ticks_ns() - self._began) / 1e9)
+        else:
+            self._counter.put(self._topic, result, _monotonic() - self._began)
+
+    def failed(self) -> None:
+        """The message may not be in the log."""
+        self._counter.put_failed()
 
 
 class SinglePut:
-    """The put of one message; :class:`~logquarry.store.writer.BaseWriter` has it."""
+    """The put of one message, or of a batch; :class:`~logquarry.store.writer.BaseWriter` has it."""
 
     _path: PutPath
     _counter: CallCounter
     _feed: LogFeed
+    _growth: LogGrowth
 
-    def _start_puts(self, path: PutPath, counter: CallCounter, feed: LogFeed) -> None:
+    def _start_puts(
+        self, path: PutPath, counter: CallCounter, feed: LogFeed, growth: LogGrowth
+    ) -> None:
         """Look up once what each put needs.
 
         Args:
             path: puts into the log.
             counter: counts the puts.
             feed: adopts the bytes of a master before the first put after them.
+            growth: settles puts.
         """
         self._path = path
         self._counter = counter
         self._feed = feed
+        self._growth = growth
 
     def put(self, message: Message) -> PutResult:
         """Put one message, and wait for flush and replica if settings and its WAIT request it.
@@ -73,4 +104,72 @@ class SinglePut:
         if took > _SLOW:
             log_slow(took, len(message.body), result)
         self._counter.put(topic, result, took)
+        return result
+
+    def put_async(self, message: Message) -> PutFuture:
+        """Put one message; the future is done once flush and replica are settled.
+
+        When this returns, the message is in the log, in the order of the calls, or the future has
+        its error. Callbacks of the future run in the thread that syncs, so they must be quick.
+        """
+        try:
+            if type(message) is not _Message:
+                require_message(message)
+            return self._append(message)[1]
+        except LogquarryError as error:
+            return failed_future(error)
+
+    def _append(self, message: Message) -> tuple[PutResult, PutFuture]:
+        """Append a message; return its result, and the future of its settled result."""
+        count = _Count(self._counter, message.topic)
+        try:
+            if self._path.bar is not None:
+                self._path.check_status()
+                self._feed.adopt()
+            result, waits = self._path.append_message(message)
+        except LogquarryError:
+            count.failed()
+            raise
+        return result, self._growth.settle_later(result, waits, count.settled, count.failed)
+
+    def put_batch(
+        self,
+        messages: Sequence[Message] | None = None,
+        *,
+        wire: bytes | None = None,
+        message: Message | None = None,
+    ) -> PutResult:
+        """Put messages of one topic and queue, all of them or none (``putMessages``).
+
+        Args:
+            messages: the messages; or else ``wire`` and ``message``.
+            wire: a client's wire form of the messages (``MessageDecoder.encodeMessages``).
+            message: with ``wire``: the fields that all of them share; its properties are added to
+                theirs.
+
+        Raises:
+            StoreUnavailable: as for :meth:`put`.
+            MessageRejected: likewise.
+            UsageError: if the messages belong to several queues.
+        """
+        # The reference checks the messages of a list.
+        if messages is not None and type(messages) is not list:
+            messages = require_messages(messages, "put_batch")
+        if wire is not None and type(wire) is not bytes:
+            wire = bytes(arguments.data(wire, "wire"))
+        began = ticks_ns() if cython.compiled else _monotonic()
+        try:
+            if self._path.bar is not None:
+                self._path.check_status()
+                self._feed.adopt()
+            result = self._path.put_batch(messages, wire=wire, message=message)
+        except LogquarryError:
+            self._counter.put_failed()
+            raise
+        took = (ticks_ns() - began) / 1e9 if cython.compiled else _monotonic() - began
+        shared = message if message is not None else messages[0] if messages else None
+        if took > _SLOW:
+            log_slow(took, batch_size(messages, wire), result)
+        if shared is not None:
+            self._counter.put(shared.topic, result, took)
         return result

@@ -20,7 +20,7 @@ from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder
 from logquarry.log.store_files import LOADS
-from logquarry.message import Message, StoredMessage, require_message, require_messages
+from logquarry.message import Message, StoredMessage
 from logquarry.read.consume_queue import Queue
 from logquarry.store.live_reads import LiveReads
 from logquarry.store.service_calls import ServiceCalls
@@ -63,8 +63,7 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         self._writer = engine.writer
         self._found_time: int | None = None
         # Look these up once, for all puts.
-        self._start_puts(engine.writer, engine.recorder, engine.feed)
-        self._count_put = engine.recorder.put
+        self._start_puts(engine.writer, engine.recorder, engine.feed, engine.growth)
         engine.retention.removed = self._release_removed
         self._services = Services(engine, _ServedStore(self))
         self._services.start_prepared_checks()
@@ -121,79 +120,6 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         return store
 
     # ------------------------------------------------------------------------------------ write
-    def put_async(self, message: Message) -> PutFuture:
-        """Put one message; the future is done once flush and replica are settled.
-
-        When this returns, the message is in the log, in the order of the calls, or the future has
-        its error. Callbacks of the future run in the thread that syncs, so they must be quick.
-        """
-        try:
-            require_message(message)
-            return self._append(message)[1]
-        except LogquarryError as error:
-            from logquarry.write.put_future import failed_future
-
-            return failed_future(error)
-
-    def _append(self, message: Message) -> tuple[PutResult, PutFuture]:
-        """Append a message; return its result, and the future of its settled result."""
-        began = _monotonic()
-        try:
-            if self._writer.bar is not None:
-                self._writer.check_status()
-                self._engine.feed.adopt()
-            result, waits = self._writer.append_message(message)
-        except LogquarryError:
-            self._recorder.put_failed()
-            raise
-        count, topic = self._count_put, message.topic
-
-        def settled(result: PutResult) -> None:
-            count(topic, result, _monotonic() - began)
-
-        failed = self._recorder.put_failed
-        return result, self._engine.growth.settle_later(result, waits, settled, failed)
-
-    def put_batch(
-        self,
-        messages: Sequence[Message] | None = None,
-        *,
-        wire: bytes | None = None,
-        message: Message | None = None,
-    ) -> PutResult:
-        """Put messages of one topic and queue, all of them or none (``putMessages``).
-
-        Args:
-            messages: the messages; or else ``wire`` and ``message``.
-            wire: a client's wire form of the messages (``MessageDecoder.encodeMessages``).
-            message: with ``wire``: the fields that all of them share; its properties are added to
-                theirs.
-
-        Raises:
-            StoreUnavailable: as for :meth:`put`.
-            MessageRejected: likewise.
-            UsageError: if the messages belong to several queues.
-        """
-        if messages is not None:
-            messages = require_messages(messages, "put_batch")
-        if message is not None:
-            require_message(message, "message")
-        if wire is not None:
-            wire = bytes(arguments.data(wire, "wire"))
-        began = _monotonic()
-        try:
-            if self._writer.bar is not None:
-                self._writer.check_status()
-                self._engine.feed.adopt()
-            result = self._writer.put_batch(messages, wire=wire, message=message)
-        except LogquarryError:
-            self._recorder.put_failed()
-            raise
-        shared = message if message is not None else messages[0] if messages else None
-        if shared is not None:
-            self._count_put(shared.topic, result, _monotonic() - began)
-        return result
-
     def put_many(self, messages: Iterable[Message] | ArrowStream | pa.RecordBatch) -> PutManyResult:
         """Put messages of any topics and queues, in order, in bulk.
 

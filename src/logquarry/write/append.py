@@ -10,26 +10,24 @@ Guarantees: a put that raises has not put its message into the log.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Health, RunningFlags
 from logquarry.errors import WrongType
-from logquarry.message import Message
+from logquarry.message import Message, require_message, require_messages
 from logquarry.read.log_queues import QueueKey
 from logquarry.units import Clock
 from logquarry.write.encode import MessageEncoder
 from logquarry.write.encode_batch import encode_batch, encode_messages
+from logquarry.write.frame_append import Settle
 from logquarry.write.log_appender import (
     AppendRules,
     LogAppender,
 )
-from logquarry.write.put_path import SLOW_PUT, Settle, log_slow, settle_nothing
+from logquarry.write.put_path import settle_nothing
 from logquarry.write.put_result import PutResult, PutStatus, refusal
-
-_monotonic = time.monotonic
 
 
 class CommitLogWriter(LogAppender):
@@ -74,27 +72,17 @@ class CommitLogWriter(LogAppender):
         encoded = self.encoder.encode(message)
         return self.append(encoded), encoded.wait
 
-    def put_batch(
+    def append_batch_reference(
         self,
-        messages: Sequence[Message] | None = None,
-        *,
-        wire: bytes | None = None,
-        message: Message | None = None,
-    ) -> PutResult:
-        """Put messages of one topic and queue: all of them into one file, or none.
-
-        Args:
-            messages: the messages; None if ``wire`` and ``message`` are given.
-            wire: the wire form of the messages.
-            message: the fields that the messages of ``wire`` share.
-
-        Raises:
-            StoreUnavailable: if the store takes no messages now.
-            MessageRejected: if the store does not accept these messages.
-            UsageError: if the messages are not of one queue.
-        """
-        began = _monotonic()
-        self.check_status()
+        messages: Sequence[Message] | None,
+        wire: bytes | None,
+        message: Message | None,
+    ) -> tuple[PutResult, bool]:
+        """See :meth:`PutPath.append_batch_reference`."""
+        if messages is not None:
+            messages = require_messages(messages, "put_batch")
+        if message is not None:
+            require_message(message, "message")
         if self.config.is_3_1:
             raise refusal(
                 PutStatus.MESSAGE_ILLEGAL, "dialect 3.1 knows no batches", reason="dialect"
@@ -105,7 +93,4 @@ class CommitLogWriter(LogAppender):
             encoded = encode_batch(self.encoder, self.config, wire, message)
         else:
             raise WrongType("put_batch takes messages, or wire= together with message=")
-        result = self.settle(self.append(encoded), encoded.wait)
-        if _monotonic() - began > SLOW_PUT:
-            log_slow(_monotonic() - began, encoded.body_size, result)
-        return result
+        return self.append(encoded), encoded.wait

@@ -12,31 +12,21 @@ Follows ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferService`` an
 On a SYNC_MASTER a put with WAIT also waits for a slave, at the same time. The status of the replica
 wait overrides that of the flush wait, unless the sync failed.
 
-Either the caller's thread waits (:meth:`FlushWait.settle`), or a future is completed by the thread
-that syncs, that receives the slave's acknowledgement, or that watches the deadlines
-(:meth:`FlushWait.settle_later`).
+Either the caller's thread waits, or a future is completed by the thread that syncs, that receives
+the slave's acknowledgement, or that watches the deadlines (:mod:`logquarry.write.settling`).
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from logquarry.disk.service import Clock, Done, Health, Service, monotonic_ms
 from logquarry.errors import StoreUnavailable
-from logquarry.write.put_future import PutFuture
-from logquarry.write.put_path import SLOW_PUT
-from logquarry.write.put_result import PutResult, PutStatus
-
-logger = logging.getLogger(__name__)
 
 _LONG_SECONDS: Final = 3_600.0
-_MS: Final = 1_000
-_monotonic = time.monotonic
 _Lock = threading.Lock
 
 
@@ -308,215 +298,3 @@ def _place(waiting: deque[Waiter], offset: int) -> int:
     while at and waiting[at - 1].offset > offset:
         at -= 1
     return at
-
-
-# --------------------------------------------------------------------------------------------------
-# Settling: the result of a put once flush and replica are known.
-
-
-class Flusher(Protocol):
-    """Syncs the log for puts that wait (:class:`logquarry.write.flush.GroupCommitService`)."""
-
-    def wait(self, offset: int) -> bool:
-        """Wait until the log is on the disk up to an offset; returns whether that was in time."""
-
-    def add(self, waiter: Waiter) -> None:
-        """Add a wait until the log is on the disk up to the waiter's offset."""
-
-
-class WaitingPut(PutFuture):
-    """The future of a put that waits for the disk, for a slave, or for both.
-
-    Args:
-        result: the result of the append.
-        replica: status of the replica wait, as far as it is known.
-        parts: how many waits there are.
-        done: called with the result before the future's callbacks.
-        failed: called if the sync failed, before the future's callbacks.
-    """
-
-    def __init__(
-        self,
-        result: PutResult,
-        replica: PutStatus,
-        parts: int,
-        done: Callable[[PutResult], None],
-        failed: Callable[[], None],
-    ) -> None:
-        self._callbacks = []
-        self._appended = result
-        self._flush = PutStatus.PUT_OK
-        self._replica = replica
-        self._settled = done
-        self._failed = failed
-        self._began = _monotonic()
-        # If there are two waits, the first to end takes _first, and the one that settles the put
-        # takes _open. A single wait ends only once (PutWait).
-        self._first = _Lock() if parts > 1 else None
-        self._open = _Lock() if parts > 1 else None
-
-    def flushed(self, in_time: bool) -> None:
-        """End the flush wait."""
-        if not in_time:
-            self._flush = PutStatus.FLUSH_DISK_TIMEOUT
-        self._heard()
-
-    def replicated(self, in_time: bool) -> None:
-        """End the replica wait."""
-        if not in_time:
-            self._replica = PutStatus.FLUSH_SLAVE_TIMEOUT
-        self._heard()
-
-    def _heard(self) -> None:
-        if self._first is not None and self._first.acquire(False):
-            return
-        if self._open is not None and not self._open.acquire(False):
-            return
-        result = self._appended.settled(flush=self._flush, replica=self._replica)
-        if (took := _monotonic() - self._began) > SLOW_PUT:
-            logger.warning("a put waited %d ms for disk and slave: %s", took * _MS, result)
-        self._settled(result)
-        self.set_result(result)
-
-    def fail(self, error: StoreUnavailable) -> None:
-        """Fail: the sync failed, regardless of what the slave has acknowledged."""
-        if self._open is None or self._open.acquire(False):
-            self._failed()
-            self.set_exception(error)
-
-
-class PutWait:
-    """A :class:`Waiter` for one of the waits of a put's future.
-
-    Args:
-        offset: the physical offset after the put's frames.
-        heard: called with whether the log reached it in time.
-        fail: called with the error of a failed sync.
-    """
-
-    __slots__ = ("_fail", "_heard", "_open", "deadline", "offset")
-
-    def __init__(
-        self,
-        offset: int,
-        heard: Callable[[bool], None],
-        fail: Callable[[StoreUnavailable], None],
-    ) -> None:
-        self.offset = offset
-        self.deadline = 0
-        self._heard = heard
-        self._fail = fail
-        self._open = _Lock()
-
-    @property
-    def is_open(self) -> bool:
-        """See :class:`Waiter`."""
-        return not self._open.locked()
-
-    def resolve(self, in_time: bool) -> None:
-        """See :class:`Waiter`."""
-        if self._open.acquire(False):
-            self._heard(in_time)
-
-    def fail(self, error: StoreUnavailable) -> None:
-        """See :class:`Waiter`."""
-        if self._open.acquire(False):
-            self._fail(error)
-
-
-Asked = tuple[PutStatus, ReplicaWait | None]
-"""Status of the replica wait as far as it is known, and the replica wait to add to, if any."""
-
-
-class FlushWait:
-    """Settles puts.
-
-    Args:
-        flusher: syncs the log; None if no put waits for that (ASYNC_FLUSH).
-        appended: called for each put that does not wait for the disk, so that it is synced later.
-        replicas: the replica wait; None if no put waits for a slave (ASYNC_MASTER).
-    """
-
-    def __init__(
-        self,
-        flusher: Flusher | None,
-        appended: Callable[[], None],
-        *,
-        replicas: ReplicaWait | None = None,
-    ) -> None:
-        self._flusher = flusher
-        self.appended = appended
-        self._replicas = replicas
-
-    def asked(self, result: PutResult, wait: bool) -> Asked:
-        """The replica wait of a put.
-
-        Call this before followers are notified of the message: a slave that disconnects when it
-            gets the message was still connected at the time of the put (``submitReplicaRequest``).
-        """
-        replicas = self._replicas
-        if replicas is None or not wait:
-            return PutStatus.PUT_OK, None
-        if replicas.is_available(result.end_offset):
-            return PutStatus.PUT_OK, replicas
-        return PutStatus.SLAVE_NOT_AVAILABLE, None
-
-    def settle(self, result: PutResult, wait: bool, asked: Asked) -> PutResult:
-        """Wait for disk and slave, as far as the put asks for it, and return the result.
-
-        Args:
-            result: the result of the append.
-            wait: whether the put waits for disk and slave.
-            asked: the result of :meth:`asked`.
-
-        Raises:
-            StoreUnavailable: if the sync failed: the message may or may not be on the disk.
-        """
-        replica, replicas = asked
-        # Before the sync: both go on at the same time.
-        answer = None if replicas is None else replicas.ask(result.end_offset)
-        flush = PutStatus.PUT_OK
-        if self._flusher is None or not wait or not result.size:
-            self.appended()
-        elif not self._flusher.wait(result.end_offset):
-            flush = PutStatus.FLUSH_DISK_TIMEOUT
-        if answer is not None and not answer.result():
-            replica = PutStatus.FLUSH_SLAVE_TIMEOUT
-        return result.settled(flush=flush, replica=replica)
-
-    def settle_later(
-        self,
-        result: PutResult,
-        wait: bool,
-        asked: Asked,
-        done: Callable[[PutResult], None],
-        failed: Callable[[], None],
-    ) -> PutFuture:
-        """A future of the result that :meth:`settle` returns.
-
-        Args:
-            result: the result of the append.
-            wait: whether the put waits for disk and slave.
-            asked: the result of :meth:`asked`.
-            done: called with the result before the future's callbacks.
-            failed: called if the sync failed, before the future's callbacks.
-        """
-        replica, replicas = asked
-        flusher = self._flusher
-        if flusher is None or not wait or not result.size:
-            self.appended()
-            flusher = None
-        if flusher is None and replicas is None:
-            ready = PutFuture()
-            result = result.settled(replica=replica)
-            done(result)
-            ready.set_result(result)
-            return ready
-        parts = (flusher is not None) + (replicas is not None)
-        future = WaitingPut(result, replica, parts, done, failed)
-        end = result.end_offset
-        if replicas is not None:
-            replicas.add(PutWait(end, future.replicated, future.fail))
-        if flusher is not None:
-            flusher.add(PutWait(end, future.flushed, future.fail))
-        return future

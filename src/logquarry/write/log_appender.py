@@ -30,7 +30,8 @@ from logquarry.format import frame, property_crc
 from logquarry.read.log_queues import QueueKey
 from logquarry.units import Clock
 from logquarry.write.encode import Encoded
-from logquarry.write.put_path import SLOW_PUT, PutPath, Settle, log_held, settle_nothing
+from logquarry.write.frame_append import SLOW_PUT, Settle, log_held
+from logquarry.write.put_path import PutPath, settle_nothing
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus, refusal
 
 logger = logging.getLogger(__name__)

@@ -34,6 +34,10 @@ _NUMBERS: Final = (
     "prepared_transaction_offset",
 )
 _FIELDS: Final = Message._fields
+_KEYS: Final = f"{props.KEYS}{props.NAME_VALUE_SEPARATOR}"
+_TAGS: Final = f"{props.TAGS}{props.NAME_VALUE_SEPARATOR}"
+_SEPARATOR: Final = props.PROPERTY_SEPARATOR
+_None: Final = type(None)
 _AT_ONCE: Final = 256
 """Messages alive at once: fewer than the new objects after which Python's collector runs."""
 
@@ -162,26 +166,14 @@ def _property_spans(messages: Sequence[Message], fields: dict[str, Values], odd:
     strings = fields["properties_string"]
     if all(
         _is_constant(fields[name]) and fields[name][0] == default
-        for name, default in (
-            ("tags", None),
-            ("keys", None),
-            ("properties", None),
-            ("delay_level", 0),
-            ("wait_store_ok", True),
-        )
+        for name, default in (("properties", None), ("delay_level", 0), ("wait_store_ok", True))
     ):
-        if set(map(type, strings)) == {str}:
-            text = "".join(strings)
-            if text.isascii():
-                if acts_on(text):
-                    _look_into(messages, odd)
-                lengths = np.fromiter(map(len, strings), np.int64, len(strings))
-                return _spans(text.encode(), lengths)
-        made = [_bytes(string) for string in strings]
-        data = b"".join(made)
-        if acts_on(data):
-            _look_into(messages, odd)
-        return _joined(made, data)
+        has_named = any(len(set(map(type, fields[name])) - {_None}) for name in ("tags", "keys"))
+        if not has_named:
+            return _given(messages, strings, odd)
+        if _is_constant(strings) and strings[0] is None:
+            # The store never acts on KEYS and TAGS, whatever their values hold.
+            return _given(messages, _named(fields["keys"], fields["tags"]), odd, can_act=False)
     parts: list[bytes] = []
     for number, message in enumerate(messages):
         try:
@@ -191,6 +183,38 @@ def _property_spans(messages: Sequence[Message], fields: dict[str, Values], odd:
             parts.append(b"")
     _look_into(messages, odd)
     return _joined(parts)
+
+
+def _named(keys: Values, tags: Values) -> list[str]:
+    """The property strings of messages with keys and tags only."""
+    glue = _SEPARATOR + _TAGS
+    if _is_constant(tags) and tags[0] is not None and None not in keys:
+        end = glue + tags[0]
+        return [f"{_KEYS}{key}{end}" for key in keys]
+    return [
+        ("" if tag is None else _TAGS + tag)
+        if key is None
+        else _KEYS + key + ("" if tag is None else glue + tag)
+        for key, tag in zip(keys, tags, strict=True)
+    ]
+
+
+def _given(
+    messages: Sequence[Message], strings: Values, odd: Bools, *, can_act: bool = True
+) -> Spans:
+    """Property strings that are written unchanged."""
+    if set(map(type, strings)) == {str}:
+        text = "".join(strings)
+        if text.isascii():
+            if can_act and acts_on(text):
+                _look_into(messages, odd)
+            lengths = np.fromiter(map(len, strings), np.int64, len(strings))
+            return _spans(text.encode(), lengths)
+    made = [_bytes(string) for string in strings]
+    data = b"".join(made)
+    if can_act and acts_on(data):
+        _look_into(messages, odd)
+    return _joined(made, data)
 
 
 def _bytes(string: str | bytes | None) -> bytes:

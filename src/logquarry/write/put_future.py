@@ -1,10 +1,16 @@
-"""The future of a put: a result that a thread, a callback or a coroutine can wait for."""
+"""The future of a put: a result that a thread, a callback or a coroutine can wait for.
+
+Compiled if possible.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from logquarry import arguments
 from logquarry.disk.service import Done
@@ -14,6 +20,34 @@ from logquarry.write.put_result import PutResult
 logger = logging.getLogger(__name__)
 
 _LONG_SECONDS: Final = 3_600.0
+
+
+class _Wakes:
+    """Wakes the coroutines of one loop: once for all puts that one sync has settled."""
+
+    def __init__(self) -> None:
+        self._waiters: deque[Any] = deque()
+        self._is_due = False
+
+    def add(self, loop: Any, waiter: Any, _: PutFuture) -> None:
+        """Wake a coroutine soon."""
+        self._waiters.append(waiter)
+        # A loop that was closed has no coroutine that waits.
+        if not self._is_due and not loop.is_closed():
+            self._is_due = True
+            loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        # Before the first is taken: a waiter that is added from now on makes a call that follows.
+        self._is_due = False
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+_wakes: WeakKeyDictionary[Any, _Wakes] = WeakKeyDictionary()
+"""By loop; only the thread of a loop adds it."""
 
 
 class PutFuture:
@@ -31,10 +65,11 @@ class PutFuture:
     arrives while they run. Any thread may use it.
     """
 
-    # A future that is done when it is made has no list of callbacks.
-    _callbacks: list[Callable[[PutFuture], object]] | None = None
-    _result: PutResult | None = None
-    _error: LogquarryError | None = None
+    def __init__(self) -> None:
+        # A future that is done when it is made has no list of callbacks.
+        self._callbacks: list[Callable[[PutFuture], object]] | None = None
+        self._result: PutResult | None = None
+        self._error: LogquarryError | None = None
 
     @classmethod
     def pending(cls) -> PutFuture:
@@ -107,17 +142,10 @@ class PutFuture:
 
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()
-
-            def wake() -> None:
-                if not waiter.done():
-                    waiter.set_result(None)
-
-            def done(_: PutFuture) -> None:
-                # A loop that was closed has no coroutine that waits.
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(wake)
-
-            self.add_done_callback(done)
+            wakes = _wakes.get(loop)
+            if wakes is None:
+                wakes = _wakes[loop] = _Wakes()
+            self.add_done_callback(partial(wakes.add, loop, waiter))
             yield from waiter
         return self.result()
 

@@ -1,172 +1,41 @@
 cimport cython
-from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from logquarry.disk.file_place cimport FilePlace, HealthReason, LastFile, Refusals
+from logquarry.write.frame_append cimport (
+    FrameAppend, FrameHead, Item, item_pointer, load16, load32
+)
 
-cdef extern from *:
-    """
-    #include <time.h>
-    /* Linux has a clock that costs a fifth of the exact one, and advances every few ms. */
-    #ifdef CLOCK_MONOTONIC_COARSE
-    #define LOGQUARRY_TICKS CLOCK_MONOTONIC_COARSE
-    #else
-    #define LOGQUARRY_TICKS CLOCK_MONOTONIC
-    #endif
-    static inline long long logquarry_ns(clockid_t clock) {
-        struct timespec now;
-        clock_gettime(clock, &now);
-        return (long long)now.tv_sec * 1000000000LL + now.tv_nsec;
-    }
-    #define logquarry_ticks_ns() logquarry_ns(LOGQUARRY_TICKS)
-    #define logquarry_time_ns() logquarry_ns(CLOCK_REALTIME)
-
-    static inline void logquarry_store16(char *at, long long value) {
-        at[0] = (char)(value >> 8);
-        at[1] = (char)value;
-    }
-    static inline void logquarry_store32(char *at, long long value) {
-        uint32_t word = (uint32_t)value;
-        at[0] = (char)(word >> 24);
-        at[1] = (char)(word >> 16);
-        at[2] = (char)(word >> 8);
-        at[3] = (char)word;
-    }
-    static inline void logquarry_store64(char *at, long long value) {
-        logquarry_store32(at, value >> 32);
-        logquarry_store32(at + 4, value);
-    }
-
-    /* A PutResult: tuple.__new__ takes a second tuple. The last field is that before the tenth. */
-    static PyObject *logquarry_result(PyObject *type, PyObject *status, PyObject *appended,
-                                      PyObject *host, long long physical, long long queue,
-                                      long long size, PyObject *count, long long now,
-                                      PyObject *held, PyObject *starts) {
-        PyObject *made = PyType_GenericAlloc((PyTypeObject *)type, 11);
-        PyObject *numbers[4];
-        int i;
-        if (made == NULL) return NULL;
-        numbers[0] = PyLong_FromLongLong(physical);
-        numbers[1] = PyLong_FromLongLong(queue);
-        numbers[2] = PyLong_FromLongLong(size);
-        numbers[3] = PyLong_FromLongLong(now);
-        PyTuple_SET_ITEM(made, 3, numbers[0]);
-        PyTuple_SET_ITEM(made, 4, numbers[1]);
-        PyTuple_SET_ITEM(made, 5, numbers[2]);
-        PyTuple_SET_ITEM(made, 7, numbers[3]);
-        PyTuple_SET_ITEM(made, 0, Py_NewRef(status));
-        PyTuple_SET_ITEM(made, 1, Py_NewRef(appended));
-        PyTuple_SET_ITEM(made, 2, Py_NewRef(host));
-        PyTuple_SET_ITEM(made, 6, Py_NewRef(count));
-        PyTuple_SET_ITEM(made, 8, Py_NewRef(held));
-        PyTuple_SET_ITEM(made, 9, Py_NewRef(starts));
-        PyTuple_SET_ITEM(made, 10, Py_NewRef(held));
-        for (i = 0; i < 4; i++)
-            if (numbers[i] == NULL) {
-                Py_DECREF(made);
-                return NULL;
-            }
-        return made;
-    }
-    /* Interruptible, with the GIL released while it waits. 0 if a signal came first. */
-    static inline int logquarry_acquire(PyThread_type_lock lock) {
-        int status;
-        if (PyThread_acquire_lock_timed(lock, 0, 0) == PY_LOCK_ACQUIRED) return 1;
-        Py_BEGIN_ALLOW_THREADS
-        status = PyThread_acquire_lock_timed(lock, -1, 1);
-        Py_END_ALLOW_THREADS
-        return status == PY_LOCK_ACQUIRED;
-    }
-    """
-    long long ticks_ns "logquarry_ticks_ns"() nogil
-    long long time_ns "logquarry_time_ns"() nogil
-    void store16 "logquarry_store16"(char *at, long long value) nogil
-    void store32 "logquarry_store32"(char *at, long long value) nogil
-    void store64 "logquarry_store64"(char *at, long long value) nogil
-    object result_of "logquarry_result"(
-        object type, object status, object appended, object host, long long physical,
-        long long queue, long long size, object count, long long now, object held, object starts)
-    bint acquire_lock "logquarry_acquire"(void *lock)
-
-ctypedef uint32_t (*crc32_function)(uint32_t, const char*, size_t) noexcept nogil
-
-cdef int _BLANK, _SIZE_AT, _CRC_AT, _QUEUE_ID_AT, _FLAG_AT, _QUEUE_OFFSET_AT, _PHYSICAL_OFFSET_AT
-cdef int _BORN_AT, _RECONSUMED_BACK, _PREPARED_BACK, _BODY_LENGTH_BACK
-cdef int _NAME_SIZE, _SEPARATOR_BYTE, _LONGEST
-cdef long long _INT_MIN, _INT_MAX
+cdef int _NAME_SIZE, _WIRE_FLAG_AT, _WIRE_BODY_LENGTH_AT, _WIRE_HEAD, _WIRE_FIXED, _AT_FIRST
 cdef double _SLOW_MS
-cdef bytes _KEYS_BYTES, _TAGS_BYTES
 
-cdef class LogLock:
-    cdef void *_lock
-
-cdef class FrameHead:
-    cdef object born_host
-    cdef object store_host
-    cdef object sys_flag
-    cdef bytes template
-    cdef bytes store_bytes
-    cdef Py_ssize_t size
-    cdef Py_ssize_t fixed_size
-    cdef Py_ssize_t store_time_at
-    cdef bint advances
-
-cdef put_result(bytes store_host, long long physical_offset, long long queue_offset,
-                long long size, long long now, double held)
-
-cdef class PutPath:
-    cdef public object bar
-    cdef public object clock
-    cdef public dict queue_offsets
-    cdef public bint takes_kernels
-    cdef public object _lock
-    cdef public double _held_since
-    cdef public object settle
-    cdef public LastFile _files
-    cdef public Refusals _flags
-    cdef public HealthReason _health
-    cdef str _topic_check
-    cdef str _store_host
-    cdef long long _largest
-    cdef bint _is_wall_clock
-    cdef dict _topics
-    cdef FrameHead _head
-    cdef crc32_function _crc32
-
+cdef class PutPath(FrameAppend):
     cpdef put(self, message)
+    cpdef append_message(self, message)
     @cython.locals(fields=tuple)
     cpdef object put_common(self, message)
 
     @cython.locals(
-        topic_data=bytes,
-        head=FrameHead,
-        key_text="const char *",
-        tag_text="const char *",
-        body_bytes="const char *",
-        place="char *",
-        key_length=Py_ssize_t,
-        tag_length=Py_ssize_t,
-        length=Py_ssize_t,
-        body_length=Py_ssize_t,
-        topic_length=Py_ssize_t,
-        size="long long",
-        queue_number="long long",
-        flag_number="long long",
-        reconsumed="long long",
-        prepared="long long",
-        born_time="long long",
-        now="long long",
-        began="long long",
-        at="long long",
-        queue_offset="long long",
-        physical_offset="long long",
-        crc=uint32_t,
-        key=tuple,
-        lock=LogLock,
-        file=FilePlace,
-        held=double,
+        topic_data=bytes, head=FrameHead, item=Item, reconsumed="long long", prepared="long long"
     )
-    cdef object _append_frame(
+    cdef object _append_one(
         self, object topic, bytes body, object queue_id, object tags, object keys, object text,
         object flag, object sys_flag, object born, object born_host, object store_host,
         object reconsume_times, object prepared_offset
     )
+    cdef int _fill(
+        self, Item *item, bytes body, object tags, object keys, object text, object flag
+    ) except -1
+
+    @cython.locals(
+        held=tuple, fields=tuple, head=FrameHead, topic_data=bytes, items="Item *",
+        count=Py_ssize_t, reconsumed="long long"
+    )
+    cdef object put_common_batch(self, object messages, object wire, object message)
+    @cython.locals(
+        first=tuple, fields=tuple, count=Py_ssize_t, number=Py_ssize_t, place=Py_ssize_t
+    )
+    cdef Py_ssize_t _message_items(self, tuple messages, Item **items) except -1
+    @cython.locals(
+        at="const char *", left="long long", length="long long", room=Py_ssize_t,
+        count=Py_ssize_t, item="Item *", more="void *"
+    )
+    cdef Py_ssize_t _wire_items(self, bytes wire, Item **items) except -1

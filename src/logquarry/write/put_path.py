@@ -1,15 +1,17 @@
-"""The put of one message: property string, frame, CRC, queue offset, append, result.
+"""The put of one message or batch: property string, frame, CRC, queue offset, append, result.
 
 One source, two ways to run: compiled by Cython (``put_path.pxd`` has the C types), or interpreted.
 Only the last step differs, because each way has its own cheapest means to write a frame:
-interpreted, :meth:`PutPath.put_common` packs and joins; compiled, ``_append_frame`` stores numbers
-at an address. Both write the bytes of the reference, :meth:`MessageEncoder.encode
+interpreted, :meth:`PutPath.put_common` packs and joins; compiled,
+:class:`~logquarry.write.frame_append.FrameAppend` stores numbers at an address. Both write the
+bytes of the reference, :meth:`MessageEncoder.encode
 <logquarry.write.encode.MessageEncoder.encode>` and :meth:`LogAppender.append
 <logquarry.write.log_appender.LogAppender.append>` (tests/property/test_put_path_twins.py).
 
 The reference takes every message. :meth:`PutPath.put_common` takes a message only if the store
 changes nothing in it; it returns None, and has changed nothing, for a delay, WAIT, further queues,
-dialect 3.1, a message that is refused, and if the last file has no room.
+dialect 3.1, a message that is refused, and if the last file has no room. So does
+:meth:`PutPath.put_common_batch`, which runs compiled only.
 
 Compiled, one clock read in three is exact: ``elapsed_ms`` then counts the kernel's ticks (1 to 4
 ms).
@@ -19,26 +21,19 @@ from __future__ import annotations
 
 import logging
 import struct
-import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
-from logquarry.config import StoreConfig
-from logquarry.format import frame, java
+from logquarry.errors import LogquarryError
+from logquarry.format import batch, frame, java
 from logquarry.format import properties as props
-from logquarry.format.crc import crc32_address
 from logquarry.format.java import crc32
 from logquarry.message import Message
-from logquarry.units import Clock, now_ms
+from logquarry.write.frame_append import SLOW_PUT, FrameAppend, log_held, put_result
 from logquarry.write.host_fields import host_fields
 from logquarry.write.message_rules import LONGEST_PROPERTIES, topic_bytes
-from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
-
-if TYPE_CHECKING:
-    from logquarry.disk.mapped_file_queue import MappedFileQueue
-    from logquarry.disk.service import Health, RunningFlags
-    from logquarry.read.log_queues import QueueKey
+from logquarry.write.put_result import PutResult
 
 try:
     import cython
@@ -47,22 +42,11 @@ except ImportError:
 
 if cython.compiled:
     from cython.cimports.cpython.bytes import PyBytes_AS_STRING
-    from cython.cimports.cpython.exc import PyErr_CheckSignals
-    from cython.cimports.cpython.memoryview import PyMemoryView_GET_BUFFER
-    from cython.cimports.cpython.pythread import (
-        PyThread_allocate_lock,
-        PyThread_free_lock,
-        PyThread_release_lock,
-    )
     from cython.cimports.cpython.unicode import PyUnicode_AsUTF8AndSize
-    from cython.cimports.libc.string import memcpy
+    from cython.cimports.libc.stdlib import free, malloc, realloc
 
 logger = logging.getLogger(__name__)
 
-Settle = Callable[[PutResult, bool], PutResult]
-
-SLOW_PUT: Final = 0.5
-"""A put that takes longer, or holds the lock longer, is logged. Seconds."""
 _MS: Final = 1_000
 _SLOW_MS = SLOW_PUT * _MS
 _KEYS: Final = f"{props.KEYS}{props.NAME_VALUE_SEPARATOR}"
@@ -73,32 +57,18 @@ _DELIVER = props.TIMER_DELIVER_MS
 _ACTED_ON: Final = (*props.DELAYS, _WAIT, _COPIES)
 _LENGTH: Final = frame.PROPERTIES_LENGTH.struct.pack
 _MAGIC: Final = frame.MAGIC_V1
-# For the compiled half: the places of the fields, from their tables; of those behind the hosts
-# counted from the body back.
-_BLANK = frame.BLANK.size
-_SIZE_AT = frame.HEAD.offsets["size"]
-_CRC_AT = frame.HEAD.offsets["body_crc"]
-_QUEUE_ID_AT = frame.HEAD.offsets["queue_id"]
-_FLAG_AT = frame.HEAD.offsets["flag"]
-_QUEUE_OFFSET_AT = frame.HEAD.offsets["queue_offset"]
-_PHYSICAL_OFFSET_AT = frame.HEAD.offsets["physical_offset"]
-_BORN_AT = frame.HEAD.offsets["born_timestamp"]
-_RECONSUMED_BACK = frame.TAIL.size - frame.TAIL.offsets["reconsume_times"]
-_PREPARED_BACK = frame.TAIL.size - frame.TAIL.offsets["prepared_transaction_offset"]
-_BODY_LENGTH_BACK = frame.TAIL.size - frame.TAIL.offsets["body_length"]
-_INT_MIN, _INT_MAX, _LONGEST = java.INT_MIN, java.INT_MAX, LONGEST_PROPERTIES
-_KEYS_BYTES, _TAGS_BYTES = _KEYS.encode(), _TAGS.encode()
-_NAME_SIZE = len(_KEYS_BYTES)
-_SEPARATOR_BYTE = ord(_SEPARATOR)
-assert len(_TAGS_BYTES) == _NAME_SIZE and frame.PROPERTIES_LENGTH.size == 2
-_PUT_OK, _APPENDED = PutStatus.PUT_OK, AppendStatus.PUT_OK
+_BLANK: Final = frame.BLANK.size
 _ONE_FRAME: Final = (0,)
-_ONE_MESSAGE: Final = 1
-_NO_TIME: Final = 0.0
-_CACHED: Final = 4_096
-_new = tuple.__new__
+_NAME_SIZE = len(_KEYS)
+# The places of the fields of a wire form.
+_WIRE_FLAG_AT = batch.HEAD.offsets["flag"]
+_WIRE_BODY_LENGTH_AT = batch.HEAD.offsets["body_length"]
+_WIRE_HEAD = batch.HEAD.size
+_WIRE_FIXED = batch.FIXED_SIZE
+_AT_FIRST = 64
 _monotonic = time.monotonic
 _Message = Message
+assert batch.PROPERTIES_LENGTH.size == frame.PROPERTIES_LENGTH.size == 2
 
 
 def settle_nothing(result: PutResult, wait: bool) -> PutResult:
@@ -106,162 +76,21 @@ def settle_nothing(result: PutResult, wait: bool) -> PutResult:
     return result
 
 
-def log_held(body_size: int, result: PutResult) -> None:
-    """Log a put that held the lock for long."""
-    logger.warning(
-        "a put held the log for %d ms: %d bytes of body, %s", result.elapsed_ms, body_size, result
-    )
-
-
 def log_slow(seconds: float, body_size: int, result: PutResult) -> None:
     """Log a put that took long."""
     logger.warning("a put took %d ms: %d bytes of body, %s", seconds * _MS, body_size, result)
 
 
-def put_result(
-    store_host: bytes,
-    physical_offset: int,
-    queue_offset: int,
-    size: int,
-    now: int,
-    held: float,
-) -> PutResult:
-    """The result of a put of one message; see :class:`PutResult`."""
-    if cython.compiled:
-        # Most puts end within one tick.
-        held_ms = held if held else _NO_TIME
-        made: PutResult = result_of(
-            PutResult,
-            _PUT_OK,
-            _APPENDED,
-            store_host,
-            physical_offset,
-            queue_offset,
-            size,
-            _ONE_MESSAGE,
-            now,
-            held_ms,
-            _ONE_FRAME,
-        )
-        return made
-    return _new(
-        PutResult,
-        (
-            _PUT_OK,
-            _APPENDED,
-            store_host,
-            physical_offset,
-            queue_offset,
-            size,
-            1,
-            now,
-            held,
-            _ONE_FRAME,
-            held,
-        ),
-    )
+def batch_size(messages: Sequence[Message] | None, wire: bytes | None) -> int:
+    """Bytes of a batch's bodies, or of its wire form; for log messages."""
+    return sum(len(message.body) for message in messages or ()) + len(wire or b"")
 
 
-class LogLock:
-    """A lock of the log, compiled: taking it costs a tenth of ``threading.Lock``.
-
-    As there, Ctrl-C interrupts a thread that waits for it.
-    """
-
-    def __cinit__(self) -> None:
-        """Make the lock, open."""
-        self._lock = PyThread_allocate_lock()
-        if self._lock == cython.NULL:
-            raise MemoryError
-
-    def __dealloc__(self) -> None:
-        if self._lock != cython.NULL:
-            PyThread_free_lock(self._lock)
-
-    def __enter__(self) -> None:
-        while not acquire_lock(self._lock):
-            # A signal came first: its handler may raise.
-            PyErr_CheckSignals()
-
-    def __exit__(self, *error: object) -> None:
-        PyThread_release_lock(self._lock)
-
-
-class FrameHead:
-    """Compiled: the start of the frames with the same hosts and SYSFLAG.
-
-    Raises:
-        MessageRejected, UsageError: as :func:`~logquarry.write.host_fields.host_fields`.
-    """
-
-    def __init__(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> None:
-        fields = host_fields(born_host, store_host, sys_flag)
-        # The very objects: the next message usually has the same.
-        self.born_host, self.store_host, self.sys_flag = born_host, store_host, sys_flag
-        self.template = fields.pack(
-            *(0, frame.MAGIC_V1, 0, 0, 0, 0, 0, fields.flags, 0),
-            *(fields.born_host, 0, fields.store_host, 0, 0, 0),
-        )
-        self.size = fields.prefix_size
-        self.fixed_size = fields.fixed_size
-        self.store_time_at = fields.store_time_at
-        self.advances = fields.advances
-        self.store_bytes = fields.store_host
-
-
-class PutPath:
-    """The state of a log's writer that each put reads or changes, and the put of one message.
+class PutPath(FrameAppend):
+    """The put of one message, or of a batch.
 
     The writer (:class:`~logquarry.write.log_appender.LogAppender`) is a subclass.
-
-    Args:
-        files: the log's files.
-        config: the store's settings.
-        clock: gives store times, in milliseconds.
-        queue_offsets: the next offset of each queue.
-        flags: reasons for which the store takes no messages.
-        health: whether the disk still takes writes.
-        takes_kernels: whether kernels, or this class, may write frames.
-        settle: waits for flush and replica, as far as the put asks for it, and returns the result
-            with their status. Called outside the lock.
-
-    Attributes:
-        clock, queue_offsets, takes_kernels, settle: as given.
-        bar: why nothing may be appended now, None if it may. Checked under the lock: a put may
-            have passed all other checks before the bar was set.
     """
-
-    def __init__(
-        self,
-        files: MappedFileQueue,
-        config: StoreConfig,
-        clock: Clock,
-        queue_offsets: dict[QueueKey, int],
-        flags: RunningFlags,
-        health: Health,
-        takes_kernels: bool,
-        settle: Settle,
-    ) -> None:
-        self._files = files
-        self.clock = clock
-        self.queue_offsets = queue_offsets
-        self._flags = flags
-        self._health = health
-        self.takes_kernels = takes_kernels
-        self.settle = settle
-        self.bar: str | None = None
-        self._held_since = 0.0
-        self._topic_check = config.topic_check
-        self._store_host = config.store_host
-        self._largest = min(config.max_message_size, files.file_size - frame.BLANK.size)
-        if cython.compiled:
-            self._lock: Any = LogLock()
-            self._topics: dict[str, bytes] = {}
-            self._head: FrameHead | None = None
-            self._is_wall_clock = clock is now_ms
-            self._crc32 = cython.cast(crc32_function, cython.cast(cython.size_t, crc32_address()))
-        else:
-            self._lock = threading.Lock()
 
     def put(self, message: Message) -> PutResult:
         """Put one message, and wait for flush and replica as far as it asks for that.
@@ -298,6 +127,50 @@ class PutPath:
 
     def append_reference(self, message: Message) -> tuple[PutResult, bool]:
         """Put any message as the reference does; see :meth:`append_message`."""
+        raise NotImplementedError
+
+    def put_batch(
+        self,
+        messages: Sequence[Message] | None = None,
+        *,
+        wire: bytes | None = None,
+        message: Message | None = None,
+    ) -> PutResult:
+        """Put messages of one topic and queue: all of them into one file, or none.
+
+        Args:
+            messages: the messages; None if ``wire`` and ``message`` are given.
+            wire: the wire form of the messages.
+            message: the fields that the messages of ``wire`` share.
+
+        Raises:
+            StoreUnavailable: if the store takes no messages now.
+            MessageRejected: if the store does not accept these messages.
+            UsageError: if the messages are not of one queue.
+        """
+        if self._flags.refusals or self._health.reason is not None or self._held_since:
+            self.check_status()
+        result, wait = None, True
+        if cython.compiled and self.takes_kernels:
+            result = self.put_common_batch(messages, wire, message)
+        if result is None:
+            result, wait = self.append_batch_reference(messages, wire, message)
+        return self.settle(result, wait)
+
+    def append_batch_reference(
+        self,
+        messages: Sequence[Message] | None,
+        wire: bytes | None,
+        message: Message | None,
+    ) -> tuple[PutResult, bool]:
+        """Append any batch as the reference does.
+
+        Returns:
+            The result, and whether the put waits.
+
+        Raises:
+            StoreUnavailable, MessageRejected, UsageError: as :meth:`put_batch`.
+        """
         raise NotImplementedError
 
     def put_common(self, message: Message) -> PutResult | None:
@@ -349,7 +222,7 @@ class PutPath:
             store_host = self._store_host
         # The parts of the frame that are known before the lock is taken.
         if cython.compiled:
-            return self._append_frame(
+            return self._append_one(
                 topic,
                 body,
                 queue_id,
@@ -436,12 +309,14 @@ class PutPath:
             finally:
                 self._held_since = 0.0
         held = (_monotonic() - began) * _MS
-        result = put_result(hosts.store_host, physical_offset, queue_offset, size, now, held)
+        result = put_result(
+            hosts.store_host, physical_offset, queue_offset, size, now, held, 1, _ONE_FRAME
+        )
         if held > _SLOW_MS:
             log_held(body_length, result)
         return result
 
-    def _append_frame(
+    def _append_one(
         self,
         topic: str,
         body: bytes,
@@ -457,146 +332,195 @@ class PutPath:
         reconsume_times: int,
         prepared_offset: int,
     ) -> PutResult | None:
-        """Compiled: the second half of :meth:`put_common`.
-
-        With the wall clock it calls no Python code while it holds the log: no other thread and no
-        signal handler runs between the bytes and the queue offset.
-        """
-        topic_data = self._topics.get(topic)
-        if topic_data is None:
-            topic_data = topic_bytes(topic, self._topic_check)
-            if len(self._topics) >= _CACHED:
-                self._topics.clear()
-            self._topics[topic] = topic_data
-        head = self._head
-        if (
-            head is None
-            or head.born_host is not born_host
-            or head.store_host is not store_host
-            or head.sys_flag is not sys_flag
-        ):
-            head = self._head = FrameHead(born_host, store_host, sys_flag)
-
-        # The property string stays in pieces.
-        key_text = tag_text = b""
-        key_length = tag_length = length = born_time = 0
+        """Compiled: the second half of :meth:`put_common`."""
+        topic_data = self.topic_data(topic)
+        head = self.head_of(born_host, store_host, sys_flag)
         try:
-            queue_number = queue_id
-            flag_number = flag
             reconsumed = reconsume_times
             prepared = prepared_offset
-            if born is not None:
-                born_time = born
-            if text is not None:
-                key_text = PyUnicode_AsUTF8AndSize(text, cython.address(key_length))
-                length = key_length
-            elif keys is not None:
-                key_text = PyUnicode_AsUTF8AndSize(keys, cython.address(key_length))
-                length = _NAME_SIZE + key_length
-            if tags is not None:
-                tag_text = PyUnicode_AsUTF8AndSize(tags, cython.address(tag_length))
-                length += _NAME_SIZE + tag_length + (1 if length else 0)
+            self._fill(cython.address(item), body, tags, keys, text, flag)
+            result = self.append_items(
+                topic,
+                topic_data,
+                queue_id,
+                head,
+                born,
+                reconsumed,
+                prepared,
+                cython.address(item),
+                1,
+            )
         except (OverflowError, UnicodeEncodeError):
             # The reference names the field, or replaces half a surrogate pair.
             return None
-        if (
-            not _INT_MIN <= queue_number <= _INT_MAX
-            or not _INT_MIN <= flag_number <= _INT_MAX
-            or not _INT_MIN <= reconsumed <= _INT_MAX
-            or length > _LONGEST
-        ):
-            return None
-        body_length, topic_length = len(body), len(topic_data)
-        size = head.fixed_size + body_length + topic_length + length
-        if size > self._largest:
-            return None
-        body_bytes = PyBytes_AS_STRING(body)
-        if self._crc32 is not cython.NULL:
-            crc = self._crc32(0, body_bytes, body_length)
-        else:
-            crc = crc32(body)
-        if born is None and not self._is_wall_clock:
-            born_time = self.clock()
-        key = (topic, queue_id)
-
-        # Under the lock: place, queue offset and store time; then the bytes.
-        lock = self._lock
-        while not acquire_lock(lock._lock):
-            # A signal came first: its handler may raise.
-            PyErr_CheckSignals()
-        try:
-            began = ticks_ns()
-            file = self._files.last
-            if file is None or self._health.reason is not None or self.bar is not None:
-                return None
-            at = file.wrote
-            if at + size + _BLANK > file.size:
-                return None
-            if self._is_wall_clock:
-                now = time_ns() // 1_000_000
-                if born is None:
-                    born_time = now
-            else:
-                stamp = self.clock()
-                if type(stamp) is not int:
-                    # The reference refuses it.
-                    return None
-                now = stamp
-            known = self.queue_offsets.get(key)
-            queue_offset = known if head.advances and known is not None else 0
-            physical_offset = file.base + at
-            view = None
-            if file.address:
-                place = cython.cast(cython.p_char, file.address)
-            else:
-                # A buffer of the transient store pool.
-                view = file.buffer
-                place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
-            place += at
-            memcpy(place, PyBytes_AS_STRING(head.template), head.size)
-            store32(place + _SIZE_AT, size)
-            store32(place + _CRC_AT, crc & _INT_MAX)
-            store32(place + _QUEUE_ID_AT, queue_number)
-            store32(place + _FLAG_AT, flag_number)
-            store64(place + _QUEUE_OFFSET_AT, queue_offset)
-            store64(place + _PHYSICAL_OFFSET_AT, physical_offset)
-            store64(place + _BORN_AT, born_time)
-            store64(place + head.store_time_at, now)
-            place += head.size
-            store32(place - _RECONSUMED_BACK, reconsumed)
-            store64(place - _PREPARED_BACK, prepared)
-            store32(place - _BODY_LENGTH_BACK, body_length)
-            memcpy(place, body_bytes, body_length)
-            place += body_length
-            memcpy(place, PyBytes_AS_STRING(topic_data), topic_length)
-            place += topic_length
-            store16(place, length)
-            place += 2
-            if text is not None:
-                memcpy(place, key_text, key_length)
-            else:
-                if keys is not None:
-                    memcpy(place, PyBytes_AS_STRING(_KEYS_BYTES), _NAME_SIZE)
-                    memcpy(place + _NAME_SIZE, key_text, key_length)
-                    place += _NAME_SIZE + key_length
-                    if tags is not None:
-                        place[0] = _SEPARATOR_BYTE
-                        place += 1
-                if tags is not None:
-                    memcpy(place, PyBytes_AS_STRING(_TAGS_BYTES), _NAME_SIZE)
-                    memcpy(place + _NAME_SIZE, tag_text, tag_length)
-            # The bytes count only from the last of these lines on, which cannot fail.
-            if head.advances:
-                self.queue_offsets[key] = queue_offset + 1
-            elif known is None:
-                # Messages without a queue offset register their queue too.
-                self.queue_offsets[key] = 0
-            file.store_timestamp = now
-            file.wrote = at + size
-            held = (ticks_ns() - began) / 1e6
-        finally:
-            PyThread_release_lock(lock._lock)
-        result = put_result(head.store_bytes, physical_offset, queue_offset, size, now, held)
-        if held > _SLOW_MS:
-            log_held(body_length, result)
+        if result is not None and result.elapsed_ms > _SLOW_MS:
+            log_held(len(body), result)
         return result
+
+    def _fill(
+        self,
+        item: Any,
+        body: bytes,
+        tags: str | None,
+        keys: str | None,
+        text: str | None,
+        flag: int,
+    ) -> None:
+        """Compiled: describe a message for :meth:`FrameAppend.append_items`.
+
+        The property string stays in pieces.
+
+        Raises:
+            OverflowError, UnicodeEncodeError: if the reference must take the message.
+        """
+        item.flag = flag
+        item.body = PyBytes_AS_STRING(body)
+        item.body_length = len(body)
+        item.text = item.tags = cython.NULL
+        item.is_keys = False
+        item.properties_length = 0
+        if text is not None:
+            item.text = PyUnicode_AsUTF8AndSize(text, cython.address(item.text_length))
+            item.properties_length = item.text_length
+        elif keys is not None:
+            item.text = PyUnicode_AsUTF8AndSize(keys, cython.address(item.text_length))
+            item.is_keys = True
+            item.properties_length = _NAME_SIZE + item.text_length
+        if tags is not None:
+            item.tags = PyUnicode_AsUTF8AndSize(tags, cython.address(item.tags_length))
+            item.properties_length += _NAME_SIZE + item.tags_length
+            if item.text != cython.NULL:
+                item.properties_length += 1
+        item.crc = self.body_crc(item.body, item.body_length)
+
+    def put_common_batch(
+        self,
+        messages: Sequence[Message] | None,
+        wire: bytes | None,
+        message: Message | None,
+    ) -> PutResult | None:
+        """Compiled: put a batch in which the store changes nothing.
+
+        Returns:
+            None, and nothing is changed, for any other batch; then the reference puts it.
+        """
+        if wire is None:
+            if messages is None or message is not None:
+                return None
+            # Holds the messages while another thread may change the caller's list.
+            held = tuple(messages)
+            if not held:
+                return None
+            shared = held[0]
+        elif messages is not None or message is None:
+            return None
+        else:
+            held = ()
+            shared = message
+        if type(shared) is not _Message:
+            return None
+        fields = cython.cast(tuple, shared)
+        topic, body, tags, keys, text = fields[0], fields[1], fields[3], fields[4], fields[6]
+        born, store_host = fields[12], fields[14]
+        if topic in self._batch_topics:
+            return None
+        if wire is not None:
+            if type(wire) is not bytes or type(body) is not bytes or body:
+                return None
+            # Properties that the messages share, a delay, WAIT.
+            if not (tags is None and keys is None and text is None and fields[5] is None):
+                return None
+            if fields[7] or not fields[8]:
+                return None
+        items = cython.NULL
+        try:
+            head = self.head_of(
+                fields[13], self._store_host if store_host is None else store_host, fields[10]
+            )
+            if not head.takes_batch:
+                return None
+            topic_data = self.topic_data(topic)
+            if wire is not None:
+                count = self._wire_items(wire, cython.address(items))
+            else:
+                count = self._message_items(held, cython.address(items))
+            if count <= 0:
+                return None
+            reconsumed = fields[15]
+            result = self.append_items(
+                topic, topic_data, fields[2], head, born, reconsumed, 0, items, count
+            )
+            if result is not None and result.elapsed_ms > _SLOW_MS:
+                log_held(batch_size(messages, wire), result)
+            return result
+        except (OverflowError, UnicodeEncodeError, LogquarryError):
+            # The reference names the first fault, or replaces half a surrogate pair.
+            return None
+        finally:
+            free(items)
+
+    def _message_items(self, messages: tuple[Message, ...], items: Any) -> int:
+        """Compiled: describe messages in new memory; returns their number, 0 for the reference."""
+        count = len(messages)
+        items[0] = cython.cast(item_pointer, malloc(count * cython.sizeof(Item)))
+        if items[0] == cython.NULL:
+            raise MemoryError
+        first = cython.cast(tuple, messages[0])
+        for number in range(count):
+            if type(messages[number]) is not _Message:
+                return 0
+            fields = cython.cast(tuple, messages[number])
+            body, text, keys, tags = fields[1], fields[6], fields[4], fields[3]
+            if type(body) is not bytes or fields[5] is not None or fields[7] or not fields[8]:
+                return 0
+            if text is not None:
+                if type(text) is not str or keys is not None or tags is not None:
+                    return 0
+                if _DELAY in text or _DELIVER in text or _WAIT in text or _COPIES in text:
+                    return 0
+            # The fields that a batch has once.
+            for place in (0, 2, 10, 12, 13, 14, 15):
+                if fields[place] is not first[place] and fields[place] != first[place]:
+                    return 0
+            self._fill(cython.address(items[0][number]), body, tags, keys, text, fields[9])
+        return count
+
+    def _wire_items(self, wire: bytes, items: Any) -> int:
+        """Compiled: describe the messages of a wire form in new memory; 0 for the reference."""
+        at = PyBytes_AS_STRING(wire)
+        left = len(wire)
+        if left > self._largest:
+            return 0
+        room = _AT_FIRST
+        count = 0
+        items[0] = cython.cast(item_pointer, malloc(room * cython.sizeof(Item)))
+        if items[0] == cython.NULL:
+            raise MemoryError
+        while left:
+            if left < _WIRE_FIXED:
+                return 0
+            length = load32(at + _WIRE_BODY_LENGTH_AT)
+            if length < 0 or length > left - _WIRE_FIXED:
+                return 0
+            if count == room:
+                room *= 2
+                more = realloc(items[0], room * cython.sizeof(Item))
+                if more == cython.NULL:
+                    raise MemoryError
+                items[0] = cython.cast(item_pointer, more)
+            item = cython.address(items[0][count])
+            item.flag = load32(at + _WIRE_FLAG_AT)
+            item.body = at + _WIRE_HEAD
+            item.body_length = length
+            item.text = item.body + length + 2
+            item.text_length = item.properties_length = load16(item.body + length)
+            item.is_keys = False
+            item.tags = cython.NULL
+            length += _WIRE_FIXED + item.text_length
+            if item.text_length < 0 or length > left:
+                return 0
+            item.crc = self.body_crc(item.body, item.body_length)
+            at += length
+            left -= length
+            count += 1
+        return count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import types
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry import compiled
 from logquarry.errors import StoreUnavailable
 from logquarry.store import store_engine
-from logquarry.write import message_rules, put_path
-from logquarry.write.flush_wait import Asked
+from logquarry.write import frame_append, message_rules, put_path
+from logquarry.write.settling import Asked
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, opened
 
@@ -98,7 +100,8 @@ def test_closing_while_a_service_puts(
             go_on.wait(SECONDS)
         return topic_bytes(topic, check)
 
-    monkeypatch.setattr(put_path, "topic_bytes", wait_behind_checks)
+    for module in (put_path, frame_append):
+        monkeypatch.setattr(module, "topic_bytes", wait_behind_checks)
     ended = []
 
     def put(_: object) -> None:
@@ -135,7 +138,7 @@ def test_a_put_between_the_bytes_of_a_master(
         writer = store._writer
         # What comes behind the checks, before the log is held.
         owner, name = {
-            "common": (put_path, "topic_bytes"),
+            "common": (frame_append if compiled.is_compiled() else put_path, "topic_bytes"),
             "uncommon": (writer.encoder, "encode"),
             "many": (writer, "check_status"),
         }[way]
@@ -165,13 +168,15 @@ def test_a_put_that_waits_for_the_disk_when_the_store_is_closed(
 ) -> None:
     """Its message is in the log by then, and closing brings it to the disk."""
     store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
-    settle = store._engine.growth._wait.settle
+    growth = store._engine.growth
+    wait = growth._wait
 
-    def close_and_settle(result: lq.PutResult, wait: bool, asked: Asked) -> lq.PutResult:
+    def close_and_settle(result: lq.PutResult, waits: bool, asked: Asked) -> lq.PutResult:
         store.close()
-        return settle(result, wait, asked)
+        return wait.settle(result, waits, asked)
 
-    monkeypatch.setattr(store._engine.growth._wait, "settle", close_and_settle)
+    closing = types.SimpleNamespace(asked=wait.asked, settle=close_and_settle)
+    monkeypatch.setattr(growth, "_wait", closing)
     assert store.put(lq.Message("t", b"1")).status is lq.PutStatus.PUT_OK
     with lq.MessageStore.open(tmp_path) as reader:
         assert bodies(reader) == [b"1"] and not reader.has_abort

@@ -1,0 +1,37 @@
+cimport cython
+from libc.stdint cimport int32_t, int64_t
+
+# As logquarry.format.got_rows.ROW.
+cdef struct Row:
+    int64_t queue_offset
+    int64_t store_timestamp
+    int64_t physical_offset
+    int32_t frame_at
+    int32_t size
+    int32_t body_at
+    int32_t body_end
+    int32_t tags_at
+    int32_t tags_end
+
+ctypedef Row *row_pointer
+
+cdef int _ROW_SIZE, _ASK, _NONE, _SAME
+
+cdef class GotFields:
+    cdef public long long queue_offset
+    cdef public long long store_timestamp
+    cdef public long long physical_offset
+    cdef public int size
+    cdef public object tags
+    cdef public object broker
+    cdef public object _delay_levels_ms
+    cdef public bytes _block
+    cdef public int _frame_at
+    cdef public int _body_at
+    cdef public int _body_end
+
+@cython.locals(
+    made=list, message=GotFields, data="const char *", row="Row *", number=Py_ssize_t,
+    length=Py_ssize_t
+)
+cpdef tuple make_messages(kind, bytes block, Py_ssize_t count, broker, levels, tags_of)

@@ -1,0 +1,189 @@
+cimport cython
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+
+from logquarry.disk.file_place cimport FilePlace, HealthReason, LastFile, Refusals
+
+cdef extern from *:
+    """
+    #include <time.h>
+    /* Linux has a clock that costs a fifth of the exact one, and advances every few ms. */
+    #ifdef CLOCK_MONOTONIC_COARSE
+    #define LOGQUARRY_TICKS CLOCK_MONOTONIC_COARSE
+    #else
+    #define LOGQUARRY_TICKS CLOCK_MONOTONIC
+    #endif
+    static inline long long logquarry_ns(clockid_t clock) {
+        struct timespec now;
+        clock_gettime(clock, &now);
+        return (long long)now.tv_sec * 1000000000LL + now.tv_nsec;
+    }
+    #define logquarry_ticks_ns() logquarry_ns(LOGQUARRY_TICKS)
+    #define logquarry_time_ns() logquarry_ns(CLOCK_REALTIME)
+
+    static inline int logquarry_load16(const char *at) {
+        return (int16_t)((uint16_t)(uint8_t)at[0] << 8 | (uint8_t)at[1]);
+    }
+    static inline int logquarry_load32(const char *at) {
+        return (int32_t)((uint32_t)(uint8_t)at[0] << 24 | (uint32_t)(uint8_t)at[1] << 16 |
+                         (uint32_t)(uint8_t)at[2] << 8 | (uint8_t)at[3]);
+    }
+    static inline void logquarry_store16(char *at, long long value) {
+        at[0] = (char)(value >> 8);
+        at[1] = (char)value;
+    }
+    static inline void logquarry_store32(char *at, long long value) {
+        uint32_t word = (uint32_t)value;
+        at[0] = (char)(word >> 24);
+        at[1] = (char)(word >> 16);
+        at[2] = (char)(word >> 8);
+        at[3] = (char)word;
+    }
+    static inline void logquarry_store64(char *at, long long value) {
+        logquarry_store32(at, value >> 32);
+        logquarry_store32(at + 4, value);
+    }
+
+    /* A PutResult: tuple.__new__ takes a second tuple. The last field is that before the tenth. */
+    static PyObject *logquarry_result(PyObject *type, PyObject *status, PyObject *appended,
+                                      PyObject *host, long long physical, long long queue,
+                                      long long size, long long count, long long now,
+                                      PyObject *held, PyObject *starts) {
+        PyObject *made = PyType_GenericAlloc((PyTypeObject *)type, 11);
+        PyObject *numbers[5];
+        int i;
+        if (made == NULL) return NULL;
+        numbers[0] = PyLong_FromLongLong(physical);
+        numbers[1] = PyLong_FromLongLong(queue);
+        numbers[2] = PyLong_FromLongLong(size);
+        numbers[3] = PyLong_FromLongLong(now);
+        numbers[4] = PyLong_FromLongLong(count);
+        PyTuple_SET_ITEM(made, 3, numbers[0]);
+        PyTuple_SET_ITEM(made, 4, numbers[1]);
+        PyTuple_SET_ITEM(made, 5, numbers[2]);
+        PyTuple_SET_ITEM(made, 7, numbers[3]);
+        PyTuple_SET_ITEM(made, 6, numbers[4]);
+        PyTuple_SET_ITEM(made, 0, Py_NewRef(status));
+        PyTuple_SET_ITEM(made, 1, Py_NewRef(appended));
+        PyTuple_SET_ITEM(made, 2, Py_NewRef(host));
+        PyTuple_SET_ITEM(made, 8, Py_NewRef(held));
+        PyTuple_SET_ITEM(made, 9, Py_NewRef(starts));
+        PyTuple_SET_ITEM(made, 10, Py_NewRef(held));
+        for (i = 0; i < 5; i++)
+            if (numbers[i] == NULL) {
+                Py_DECREF(made);
+                return NULL;
+            }
+        return made;
+    }
+    /* Interruptible, with the GIL released while it waits. 0 if a signal came first. */
+    static inline int logquarry_acquire(PyThread_type_lock lock) {
+        int status;
+        if (PyThread_acquire_lock_timed(lock, 0, 0) == PY_LOCK_ACQUIRED) return 1;
+        Py_BEGIN_ALLOW_THREADS
+        status = PyThread_acquire_lock_timed(lock, -1, 1);
+        Py_END_ALLOW_THREADS
+        return status == PY_LOCK_ACQUIRED;
+    }
+    """
+    long long ticks_ns "logquarry_ticks_ns"() nogil
+    long long time_ns "logquarry_time_ns"() nogil
+    int load16 "logquarry_load16"(const char *at) nogil
+    int load32 "logquarry_load32"(const char *at) nogil
+    void store16 "logquarry_store16"(char *at, long long value) nogil
+    void store32 "logquarry_store32"(char *at, long long value) nogil
+    void store64 "logquarry_store64"(char *at, long long value) nogil
+    object result_of "logquarry_result"(
+        object type, object status, object appended, object host, long long physical,
+        long long queue, long long size, long long count, long long now, object held, object starts)
+    bint acquire_lock "logquarry_acquire"(void *lock)
+
+ctypedef uint32_t (*crc32_function)(uint32_t, const char*, size_t) noexcept nogil
+
+cdef int _BLANK, _SIZE_AT, _CRC_AT, _QUEUE_ID_AT, _FLAG_AT, _QUEUE_OFFSET_AT, _PHYSICAL_OFFSET_AT
+cdef int _BORN_AT, _RECONSUMED_BACK, _PREPARED_BACK, _BODY_LENGTH_BACK
+cdef int _NAME_SIZE, _SEPARATOR_BYTE, _LONGEST
+cdef long long _INT_MIN, _INT_MAX
+cdef bytes _KEYS_BYTES, _TAGS_BYTES
+
+cdef struct Item:
+    const char *body
+    const char *text
+    const char *tags
+    Py_ssize_t body_length
+    Py_ssize_t text_length
+    Py_ssize_t tags_length
+    long long properties_length
+    long long flag
+    long long start
+    long long size
+    uint32_t crc
+    bint is_keys
+
+ctypedef Item *item_pointer
+
+cdef class LogLock:
+    cdef void *_lock
+
+cdef class FrameHead:
+    cdef object born_host
+    cdef object store_host
+    cdef object sys_flag
+    cdef bytes template
+    cdef bytes store_bytes
+    cdef Py_ssize_t size
+    cdef Py_ssize_t fixed_size
+    cdef Py_ssize_t store_time_at
+    cdef bint advances
+    cdef bint takes_batch
+
+cpdef put_result(bytes store_host, long long physical_offset, long long queue_offset,
+                long long size, long long now, double held, long long count, starts)
+
+cdef class FrameAppend:
+    cdef public object bar
+    cdef public object clock
+    cdef public dict queue_offsets
+    cdef public bint takes_kernels
+    cdef public object _lock
+    cdef public double _held_since
+    cdef public object settle
+    cdef public LastFile _files
+    cdef public Refusals _flags
+    cdef public HealthReason _health
+    cdef str _topic_check
+    cdef str _store_host
+    cdef long long _largest
+    cdef bint _is_wall_clock
+    cdef object _batch_topics
+    cdef dict _topics
+    cdef FrameHead _head
+    cdef crc32_function _crc32
+
+
+    cdef FrameHead head_of(self, born_host, store_host, sys_flag)
+    cdef bytes topic_data(self, topic)
+    cdef uint32_t body_crc(self, const char *body, Py_ssize_t length) except? 1
+
+    @cython.locals(
+        item="Item *",
+        lock=LogLock,
+        file=FilePlace,
+        key=tuple,
+        place="char *",
+        topic_length=Py_ssize_t,
+        number=Py_ssize_t,
+        length="long long",
+        whole="long long",
+        queue_number="long long",
+        born_time="long long",
+        now="long long",
+        began="long long",
+        at="long long",
+        queue_offset="long long",
+        physical_offset="long long",
+        held=double,
+    )
+    cdef object append_items(
+        self, object topic, bytes topic_data, object queue_id, FrameHead head, object born,
+        long long reconsumed, long long prepared, Item *items, Py_ssize_t count
+    )

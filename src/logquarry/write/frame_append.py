@@ -1,0 +1,402 @@
+"""Appends frames to the log's last file under its lock, compiled: of one message, or of a batch.
+
+Interpreted, :meth:`PutPath.put_common <logquarry.write.put_path.PutPath.put_common>` and
+:meth:`LogAppender.append_held <logquarry.write.log_appender.LogAppender.append_held>` do the same;
+this module then only has the state that they share.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from logquarry.config import StoreConfig
+from logquarry.format import frame, java
+from logquarry.format import properties as props
+from logquarry.format.crc import crc32_address
+from logquarry.format.java import crc32
+from logquarry.format.sys_flag import TRANSACTION_NOT
+from logquarry.format.sys_flag import transaction_type as sys_flag_type
+from logquarry.units import Clock, now_ms
+from logquarry.write.host_fields import host_fields
+from logquarry.write.message_rules import LONGEST_PROPERTIES, topic_bytes
+from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
+
+if TYPE_CHECKING:
+    from logquarry.disk.mapped_file_queue import MappedFileQueue
+    from logquarry.disk.service import Health, RunningFlags
+    from logquarry.read.log_queues import QueueKey
+
+try:
+    import cython
+except ImportError:
+    from logquarry import uncompiled as cython
+
+if cython.compiled:
+    from cython.cimports.cpython.bytes import PyBytes_AS_STRING
+    from cython.cimports.cpython.exc import PyErr_CheckSignals
+    from cython.cimports.cpython.memoryview import PyMemoryView_GET_BUFFER
+    from cython.cimports.cpython.pythread import (
+        PyThread_allocate_lock,
+        PyThread_free_lock,
+        PyThread_release_lock,
+    )
+    from cython.cimports.libc.string import memcpy
+
+logger = logging.getLogger(__name__)
+
+Settle = Callable[[PutResult, bool], PutResult]
+
+SLOW_PUT: Final = 0.5
+"""A put that takes longer, or holds the lock longer, is logged. Seconds."""
+_MS: Final = 1_000
+_SLOW_MS = SLOW_PUT * _MS
+_KEYS: Final = f"{props.KEYS}{props.NAME_VALUE_SEPARATOR}"
+_TAGS: Final = f"{props.TAGS}{props.NAME_VALUE_SEPARATOR}"
+# The places of the fields, from their tables; of those behind the hosts
+# counted from the body back.
+_BLANK = frame.BLANK.size
+_SIZE_AT = frame.HEAD.offsets["size"]
+_CRC_AT = frame.HEAD.offsets["body_crc"]
+_QUEUE_ID_AT = frame.HEAD.offsets["queue_id"]
+_FLAG_AT = frame.HEAD.offsets["flag"]
+_QUEUE_OFFSET_AT = frame.HEAD.offsets["queue_offset"]
+_PHYSICAL_OFFSET_AT = frame.HEAD.offsets["physical_offset"]
+_BORN_AT = frame.HEAD.offsets["born_timestamp"]
+_RECONSUMED_BACK = frame.TAIL.size - frame.TAIL.offsets["reconsume_times"]
+_PREPARED_BACK = frame.TAIL.size - frame.TAIL.offsets["prepared_transaction_offset"]
+_BODY_LENGTH_BACK = frame.TAIL.size - frame.TAIL.offsets["body_length"]
+_INT_MIN, _INT_MAX, _LONGEST = java.INT_MIN, java.INT_MAX, LONGEST_PROPERTIES
+_KEYS_BYTES, _TAGS_BYTES = _KEYS.encode(), _TAGS.encode()
+_NAME_SIZE = len(_KEYS_BYTES)
+_SEPARATOR_BYTE = ord(props.PROPERTY_SEPARATOR)
+assert len(_TAGS_BYTES) == _NAME_SIZE and frame.PROPERTIES_LENGTH.size == 2
+_PUT_OK, _APPENDED = PutStatus.PUT_OK, AppendStatus.PUT_OK
+_ONE_FRAME: Final = (0,)
+_NO_TIME: Final = 0.0
+_CACHED: Final = 4_096
+_new = tuple.__new__
+
+
+def log_held(body_size: int, result: PutResult) -> None:
+    """Log a put that held the lock for long."""
+    logger.warning(
+        "a put held the log for %d ms: %d bytes of body, %s", result.elapsed_ms, body_size, result
+    )
+
+
+def put_result(
+    store_host: bytes,
+    physical_offset: int,
+    queue_offset: int,
+    size: int,
+    now: int,
+    held: float,
+    count: int,
+    starts: tuple[int, ...],
+) -> PutResult:
+    """The result of a put of one message, or of a batch; see :class:`PutResult`."""
+    if cython.compiled:
+        # Most puts end within one tick.
+        held_ms = held if held else _NO_TIME
+        made: PutResult = result_of(
+            PutResult,
+            _PUT_OK,
+            _APPENDED,
+            store_host,
+            physical_offset,
+            queue_offset,
+            size,
+            count,
+            now,
+            held_ms,
+            starts,
+        )
+        return made
+    return _new(
+        PutResult,
+        (
+            _PUT_OK,
+            _APPENDED,
+            store_host,
+            physical_offset,
+            queue_offset,
+            size,
+            count,
+            now,
+            held,
+            starts,
+            held,
+        ),
+    )
+
+
+class LogLock:
+    """A lock of the log, compiled: taking it costs a tenth of ``threading.Lock``.
+
+    As there, Ctrl-C interrupts a thread that waits for it.
+    """
+
+    def __cinit__(self) -> None:
+        """Make the lock, open."""
+        self._lock = PyThread_allocate_lock()
+        if self._lock == cython.NULL:
+            raise MemoryError
+
+    def __dealloc__(self) -> None:
+        if self._lock != cython.NULL:
+            PyThread_free_lock(self._lock)
+
+    def __enter__(self) -> None:
+        while not acquire_lock(self._lock):
+            # A signal came first: its handler may raise.
+            PyErr_CheckSignals()
+
+    def __exit__(self, *error: object) -> None:
+        PyThread_release_lock(self._lock)
+
+
+class FrameHead:
+    """Compiled: the start of the frames with the same hosts and SYSFLAG.
+
+    Raises:
+        MessageRejected, UsageError: as :func:`~logquarry.write.host_fields.host_fields`.
+    """
+
+    def __init__(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> None:
+        fields = host_fields(born_host, store_host, sys_flag)
+        # The very objects: the next message usually has the same.
+        self.born_host, self.store_host, self.sys_flag = born_host, store_host, sys_flag
+        self.template = fields.pack(
+            *(0, frame.MAGIC_V1, 0, 0, 0, 0, 0, fields.flags, 0),
+            *(fields.born_host, 0, fields.store_host, 0, 0, 0),
+        )
+        self.size = fields.prefix_size
+        self.fixed_size = fields.fixed_size
+        self.store_time_at = fields.store_time_at
+        self.advances = fields.advances
+        self.takes_batch = sys_flag_type(fields.flags) == TRANSACTION_NOT
+        self.store_bytes = fields.store_host
+
+
+class FrameAppend:
+    """The state of a log's writer that each put reads or changes.
+
+    :class:`~logquarry.write.put_path.PutPath` is its subclass.
+
+    Args:
+        files: the log's files.
+        config: the store's settings.
+        clock: gives store times, in milliseconds.
+        queue_offsets: the next offset of each queue.
+        flags: reasons for which the store takes no messages.
+        health: whether the disk still takes writes.
+        takes_kernels: whether kernels, or this class, may write frames.
+        settle: waits for flush and replica, as far as the put asks for it, and returns the result
+            with their status. Called outside the lock.
+
+    Attributes:
+        clock, queue_offsets, takes_kernels, settle: as given.
+        bar: why nothing may be appended now, None if it may. Checked under the lock: a put may
+            have passed all other checks before the bar was set.
+    """
+
+    def __init__(
+        self,
+        files: MappedFileQueue,
+        config: StoreConfig,
+        clock: Clock,
+        queue_offsets: dict[QueueKey, int],
+        flags: RunningFlags,
+        health: Health,
+        takes_kernels: bool,
+        settle: Settle,
+    ) -> None:
+        self._files = files
+        self.clock = clock
+        self.queue_offsets = queue_offsets
+        self._flags = flags
+        self._health = health
+        self.takes_kernels = takes_kernels
+        self.settle = settle
+        self.bar: str | None = None
+        self._held_since = 0.0
+        self._topic_check = config.topic_check
+        self._store_host = config.store_host
+        self._batch_topics = config.batch_topics
+        self._largest = min(config.max_message_size, files.file_size - frame.BLANK.size)
+        if cython.compiled:
+            self._lock: Any = LogLock()
+            self._topics: dict[str, bytes] = {}
+            self._head: FrameHead | None = None
+            self._is_wall_clock = clock is now_ms
+            self._crc32 = cython.cast(crc32_function, cython.cast(cython.size_t, crc32_address()))
+        else:
+            self._lock = threading.Lock()
+
+    def head_of(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> FrameHead:
+        """Compiled: the start of the frames with these hosts and SYSFLAG."""
+        head = self._head
+        if (
+            head is None
+            or head.born_host is not born_host
+            or head.store_host is not store_host
+            or head.sys_flag is not sys_flag
+        ):
+            head = self._head = FrameHead(born_host, store_host, sys_flag)
+        return head
+
+    def topic_data(self, topic: str) -> bytes:
+        """Compiled: TOPICLEN and TOPIC as the frame holds them.
+
+        Raises:
+            MessageRejected: if the name cannot be a topic's.
+        """
+        found = self._topics.get(topic)
+        if found is None:
+            found = topic_bytes(topic, self._topic_check)
+            if len(self._topics) >= _CACHED:
+                self._topics.clear()
+            self._topics[topic] = found
+        return found
+
+    def body_crc(self, body: Any, length: int) -> int:
+        """Compiled: BODYCRC of the bytes at an address."""
+        if self._crc32 is not cython.NULL:
+            found: int = self._crc32(0, body, length) & _INT_MAX
+            return found
+        return crc32(body[:length]) & _INT_MAX
+
+    def append_items(
+        self,
+        topic: str,
+        topic_data: bytes,
+        queue_id: int,
+        head: FrameHead,
+        born: int | None,
+        reconsumed: int,
+        prepared: int,
+        items: Any,
+        count: int,
+    ) -> PutResult | None:
+        """Compiled: append the frames of some messages of one queue, all of them or none.
+
+        With the wall clock it calls no Python code while it holds the log: no other thread and no
+        signal handler runs between the bytes and the queue offset.
+
+        Args:
+            items: ``Item *``; the sizes of their frames are computed here.
+
+        Returns:
+            None, and nothing is changed, if the reference must append them.
+        """
+        topic_length = len(topic_data)
+        whole = 0
+        for number in range(count):
+            item = cython.address(items[number])
+            length = item.properties_length
+            if length > _LONGEST or not _INT_MIN <= item.flag <= _INT_MAX:
+                return None
+            item.start = whole
+            item.size = head.fixed_size + item.body_length + topic_length + length
+            whole += item.size
+            if whole > self._largest:
+                return None
+        queue_number = queue_id
+        if not _INT_MIN <= queue_number <= _INT_MAX or not _INT_MIN <= reconsumed <= _INT_MAX:
+            return None
+        born_time = 0
+        if born is not None:
+            born_time = born
+        elif not self._is_wall_clock:
+            born_time = self.clock()
+        key = (topic, queue_id)
+
+        # Under the lock: place, queue offset and store time; then the bytes.
+        lock = self._lock
+        while not acquire_lock(lock._lock):
+            # A signal came first: its handler may raise.
+            PyErr_CheckSignals()
+        try:
+            began = ticks_ns()
+            file = self._files.last
+            if file is None or self._health.reason is not None or self.bar is not None:
+                return None
+            at = file.wrote
+            if at + whole + _BLANK > file.size:
+                return None
+            if self._is_wall_clock:
+                now = time_ns() // 1_000_000
+                if born is None:
+                    born_time = now
+            else:
+                stamp = self.clock()
+                if type(stamp) is not int:
+                    # The reference refuses it.
+                    return None
+                now = stamp
+            known = self.queue_offsets.get(key)
+            queue_offset = known if head.advances and known is not None else 0
+            physical_offset = file.base + at
+            view = None
+            if file.address:
+                place = cython.cast(cython.p_char, file.address)
+            else:
+                # A buffer of the transient store pool.
+                view = file.buffer
+                place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
+            place += at
+            for number in range(count):
+                item = cython.address(items[number])
+                memcpy(place, PyBytes_AS_STRING(head.template), head.size)
+                store32(place + _SIZE_AT, item.size)
+                store32(place + _CRC_AT, item.crc)
+                store32(place + _QUEUE_ID_AT, queue_number)
+                store32(place + _FLAG_AT, item.flag)
+                store64(place + _QUEUE_OFFSET_AT, queue_offset + number)
+                store64(place + _PHYSICAL_OFFSET_AT, physical_offset + item.start)
+                store64(place + _BORN_AT, born_time)
+                store64(place + head.store_time_at, now)
+                place += head.size
+                store32(place - _RECONSUMED_BACK, reconsumed)
+                store64(place - _PREPARED_BACK, prepared)
+                store32(place - _BODY_LENGTH_BACK, item.body_length)
+                memcpy(place, item.body, item.body_length)
+                place += item.body_length
+                memcpy(place, PyBytes_AS_STRING(topic_data), topic_length)
+                place += topic_length
+                store16(place, item.properties_length)
+                place += 2
+                if item.text != cython.NULL:
+                    if item.is_keys:
+                        memcpy(place, PyBytes_AS_STRING(_KEYS_BYTES), _NAME_SIZE)
+                        place += _NAME_SIZE
+                    memcpy(place, item.text, item.text_length)
+                    place += item.text_length
+                if item.tags != cython.NULL:
+                    if item.text != cython.NULL:
+                        place[0] = _SEPARATOR_BYTE
+                        place += 1
+                    memcpy(place, PyBytes_AS_STRING(_TAGS_BYTES), _NAME_SIZE)
+                    place += _NAME_SIZE
+                    memcpy(place, item.tags, item.tags_length)
+                    place += item.tags_length
+            # The bytes count only from the last of these lines on, which cannot fail.
+            if head.advances:
+                self.queue_offsets[key] = queue_offset + count
+            elif known is None:
+                # Messages without a queue offset register their queue too.
+                self.queue_offsets[key] = 0
+            file.store_timestamp = now
+            file.wrote = at + whole
+            held = (ticks_ns() - began) / 1e6
+        finally:
+            PyThread_release_lock(lock._lock)
+        starts = _ONE_FRAME
+        if count != 1:
+            starts = tuple([items[number].start for number in range(count)])
+        return put_result(
+            head.store_bytes, physical_offset, queue_offset, whole, now, held, count, starts
+        )

@@ -1,0 +1,263 @@
+"""Settles puts: gives the result of a put once flush and replica are known. Compiled if possible.
+
+:mod:`logquarry.write.flush_wait` has the table of what a put waits for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from logquarry.write.frame_append import SLOW_PUT
+from logquarry.write.put_future import PutFuture
+from logquarry.write.put_result import PutResult, PutStatus
+
+if TYPE_CHECKING:
+    from logquarry.errors import StoreUnavailable
+    from logquarry.write.flush_wait import ReplicaWait, Waiter
+
+try:
+    import cython
+except ImportError:
+    from logquarry import uncompiled as cython
+
+logger = logging.getLogger(__name__)
+
+_MS: Final = 1_000
+_OK, _LATE_DISK, _LATE_SLAVE, _ALONE = (
+    PutStatus.PUT_OK,
+    PutStatus.FLUSH_DISK_TIMEOUT,
+    PutStatus.FLUSH_SLAVE_TIMEOUT,
+    PutStatus.SLAVE_NOT_AVAILABLE,
+)
+_monotonic = time.monotonic
+_Lock = threading.Lock
+
+
+class Flusher(Protocol):
+    """Syncs the log for puts that wait (:class:`logquarry.write.flush.GroupCommitService`)."""
+
+    def wait(self, offset: int) -> bool:
+        """Wait until the log is on the disk up to an offset; returns whether that was in time."""
+
+    def add(self, waiter: Waiter) -> None:
+        """Add a wait until the log is on the disk up to the waiter's offset."""
+
+
+class Once:
+    """Something that happens once: the first thread takes it."""
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        if not cython.compiled:
+            self._lock = _Lock()
+
+    def take(self) -> bool:
+        """Whether the caller is the first."""
+        if cython.compiled:
+            # No other thread runs between these lines.
+            if self._is_taken:
+                return False
+            self._is_taken = True
+            return True
+        return self._lock.acquire(False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no thread has taken it."""
+        return not (self._is_taken if cython.compiled else self._lock.locked())
+
+
+class WaitingPut(PutFuture):
+    """The future of a put that waits for the disk, for a slave, or for both.
+
+    Args:
+        result: the result of the append.
+        replica: status of the replica wait, as far as it is known.
+        parts: how many waits there are.
+        done: called with the result before the future's callbacks.
+        failed: called if the sync failed, before the future's callbacks.
+    """
+
+    def __init__(
+        self,
+        result: PutResult,
+        replica: PutStatus,
+        parts: int,
+        done: Callable[[PutResult], None],
+        failed: Callable[[], None],
+    ) -> None:
+        self._callbacks = []
+        self._result = self._error = None
+        self._appended = result
+        self._flush = _OK
+        self._replica = replica
+        self._settled = done
+        self._failed = failed
+        self._began = _monotonic()
+        # If there are two waits, the first to end takes _first, and the one that settles the put
+        # takes _open. A single wait ends only once (PutWait).
+        self._first = Once() if parts > 1 else None
+        self._open = Once() if parts > 1 else None
+
+    def flushed(self, in_time: bool) -> None:
+        """End the flush wait."""
+        if not in_time:
+            self._flush = _LATE_DISK
+        self._heard()
+
+    def replicated(self, in_time: bool) -> None:
+        """End the replica wait."""
+        if not in_time:
+            self._replica = _LATE_SLAVE
+        self._heard()
+
+    def _heard(self) -> None:
+        if self._first is not None and self._first.take():
+            return
+        if self._open is not None and not self._open.take():
+            return
+        result = self._appended.settled(flush=self._flush, replica=self._replica)
+        if (took := _monotonic() - self._began) > SLOW_PUT:
+            logger.warning("a put waited %d ms for disk and slave: %s", took * _MS, result)
+        self._settled(result)
+        self.set_result(result)
+
+    def fail(self, error: StoreUnavailable) -> None:
+        """Fail: the sync failed, regardless of what the slave has acknowledged."""
+        if self._open is None or self._open.take():
+            self._failed()
+            self.set_exception(error)
+
+
+class PutWait(Once):
+    """A :class:`~logquarry.write.flush_wait.Waiter` for one of the waits of a put's future.
+
+    Args:
+        offset: the physical offset after the put's frames.
+        heard: called with whether the log reached it in time.
+        fail: called with the error of a failed sync.
+    """
+
+    def __init__(
+        self,
+        offset: int,
+        heard: Callable[[bool], None],
+        fail: Callable[[StoreUnavailable], None],
+    ) -> None:
+        super().__init__()
+        self.offset = offset
+        self.deadline = 0
+        self._heard = heard
+        self._fail = fail
+
+    def resolve(self, in_time: bool) -> None:
+        """See :class:`~logquarry.write.flush_wait.Waiter`."""
+        if self.take():
+            self._heard(in_time)
+
+    def fail(self, error: StoreUnavailable) -> None:
+        """See :class:`~logquarry.write.flush_wait.Waiter`."""
+        if self.take():
+            self._fail(error)
+
+
+Asked = tuple[PutStatus, "ReplicaWait | None"]
+"""Status of the replica wait as far as it is known, and the replica wait to add to, if any."""
+
+
+class FlushWait:
+    """Settles puts.
+
+    Args:
+        flusher: syncs the log; None if no put waits for that (ASYNC_FLUSH).
+        appended: called for each put that does not wait for the disk, so that it is synced later.
+        replicas: the replica wait; None if no put waits for a slave (ASYNC_MASTER).
+    """
+
+    def __init__(
+        self,
+        flusher: Flusher | None,
+        appended: Callable[[], None],
+        *,
+        replicas: ReplicaWait | None = None,
+    ) -> None:
+        self._flusher = flusher
+        self.appended = appended
+        self._replicas = replicas
+
+    def asked(self, result: PutResult, wait: bool) -> Asked:
+        """The replica wait of a put.
+
+        Call this before followers are notified of the message: a slave that disconnects when it
+            gets the message was still connected at the time of the put (``submitReplicaRequest``).
+        """
+        replicas = self._replicas
+        if replicas is None or not wait:
+            return _OK, None
+        if replicas.is_available(result.end_offset):
+            return _OK, replicas
+        return _ALONE, None
+
+    def settle(self, result: PutResult, wait: bool, asked: Asked) -> PutResult:
+        """Wait for disk and slave, as far as the put asks for it, and return the result.
+
+        Args:
+            result: the result of the append.
+            wait: whether the put waits for disk and slave.
+            asked: the result of :meth:`asked`.
+
+        Raises:
+            StoreUnavailable: if the sync failed: the message may or may not be on the disk.
+        """
+        replica, replicas = asked
+        # Before the sync: both go on at the same time.
+        answer = None if replicas is None else replicas.ask(result.end_offset)
+        flush = _OK
+        if self._flusher is None or not wait or not result.size:
+            self.appended()
+        elif not self._flusher.wait(result.end_offset):
+            flush = _LATE_DISK
+        if answer is not None and not answer.result():
+            replica = _LATE_SLAVE
+        return result.settled(flush=flush, replica=replica)
+
+    def settle_later(
+        self,
+        result: PutResult,
+        wait: bool,
+        asked: Asked,
+        done: Callable[[PutResult], None],
+        failed: Callable[[], None],
+    ) -> PutFuture:
+        """A future of the result that :meth:`settle` returns.
+
+        Args:
+            result: the result of the append.
+            wait: whether the put waits for disk and slave.
+            asked: the result of :meth:`asked`.
+            done: called with the result before the future's callbacks.
+            failed: called if the sync failed, before the future's callbacks.
+        """
+        replica, replicas = asked
+        flusher = self._flusher
+        if flusher is None or not wait or not result.size:
+            self.appended()
+            flusher = None
+        if flusher is None and replicas is None:
+            ready = PutFuture()
+            result = result.settled(replica=replica)
+            done(result)
+            ready.set_result(result)
+            return ready
+        parts = (flusher is not None) + (replicas is not None)
+        future = WaitingPut(result, replica, parts, done, failed)
+        end = result.end_offset
+        if replicas is not None:
+            replicas.add(PutWait(end, future.replicated, future.fail))
+        if flusher is not None:
+            flusher.add(PutWait(end, future.flushed, future.fail))
+        return future
