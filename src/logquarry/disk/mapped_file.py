@@ -32,7 +32,8 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.file_place import FilePlace
 from logquarry.disk.lifetime import abandon_in_children, stays
 from logquarry.errors import StoreUnavailable, UnreadableFile
-from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable, lost
+from logquarry.log.lost_pages import lost
+from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable
 
 
 class TransientStorePool:

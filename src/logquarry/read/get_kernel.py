@@ -19,7 +19,7 @@ from logquarry.format.got_rows import COUNT_SHIFT, NOT_AT_HAND
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import codec
 from logquarry.log.layout import StoreLayout
-from logquarry.log.readable import lost
+from logquarry.log.lost_pages import lost
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.compaction import CompactedGets
 from logquarry.read.consume_queue import UNIT_DTYPE, Queue, Units

@@ -60,14 +60,15 @@ class GotFields:
     def body(self) -> bytes:
         """The body as stored, compressed or not."""
         if cython.compiled:
-            return PyBytes_FromStringAndSize(
+            found: bytes = PyBytes_FromStringAndSize(
                 PyBytes_AS_STRING(self._block) + self._body_at, self._body_end - self._body_at
             )
+            return found
         return self._block[self._body_at : self._body_end]
 
 
 def make_messages(
-    kind: type[Any],
+    kind: type[GotFields],
     block: bytes,
     count: int,
     broker: str,

@@ -330,9 +330,9 @@ class LogFrontier:
             return end
         is_live = layout.is_live()
         if not layout.has_abort and not is_live:
-            end = self._end_of_closed(layout)
-            if end is not None:
-                return end
+            closed_end = self._end_of_closed(layout)
+            if closed_end is not None:
+                return closed_end
         self._end = self._chain_end(layout, max(known or 0, self._end), is_live=is_live)
         if layout.has_abort and not is_live and not (self._skips_damage and self._is_loss_known):
             missing = missing_end(layout, last_entries(layout, all_queues(layout)))

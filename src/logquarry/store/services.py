@@ -423,7 +423,7 @@ class Services:
             threads = self._threads[::-1]
         for service in threads:
             service.stop(_PATIENCE_SECONDS)
-        saves: list[Callable[[], None]] = []
+        saves: list[Callable[[], object]] = []
         if self._delivery is not None:
             saves.append(self._delivery.save)
         if self._timers is not None:
