@@ -69,11 +69,6 @@ class LiveBatchQueue(Queue):
         """See :attr:`BatchQueue.last_entry`."""
         return self._now().last_entry
 
-    @property
-    def last_physical_end(self) -> int | None:
-        """See :attr:`BatchQueue.last_physical_end`."""
-        return self._now().last_physical_end
-
     def segments(self) -> Iterator[QueueSegment]:
         """See :meth:`BatchQueue.segments`."""
         return self._now().segments()
@@ -93,11 +88,12 @@ class _Written(BatchQueue):
     """The entries of a queue up to one moment."""
 
     def __init__(self, topic: str, queue_id: int, files: MappedFileQueue, state: _Files) -> None:
-        bases, self._end, log_start = state
+        bases, self._end, self.log_min_offset = state
         size, folder = files.file_size, f"{BATCH_QUEUE}/{topic}/{queue_id}"
         self._mapped = files
         named = (StoreFile(base, size, f"{folder}/{base:0{NAME_DIGITS}d}") for base in bases)
-        self._begin(topic, queue_id, FileSequence(tuple(named), size), log_start)
+        self.topic, self.queue_id = topic, queue_id
+        self._use(FileSequence(tuple(named), size))
 
     def _all(self, index: int, most: int | None = None) -> BatchEntries:
         base = self.files[index].base

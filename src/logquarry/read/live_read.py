@@ -184,12 +184,6 @@ class LiveQueue(Queue):
         entry = queue_entry.decode_at(data, 0)
         return None if entry.is_filler or not entry.is_written else entry
 
-    @property
-    def last_physical_end(self) -> int | None:
-        """Physical offset at which the last message ends."""
-        entry = self.last_entry
-        return None if entry is None else entry.physical_offset + entry.size
-
     def segments(self) -> Iterator[QueueSegment]:
         """The queue's files."""
         for base in self._files.bases:

@@ -36,7 +36,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from logquarry.disk.open_files import OpenFiles
 from logquarry.format import frame
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
@@ -45,8 +44,8 @@ from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import DAMAGE
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
-from logquarry.read.batch_queue import BatchQueue, batch_queues
-from logquarry.read.consume_queue import ConsumeQueue, Queue
+from logquarry.read.batch_queue import all_queues
+from logquarry.read.consume_queue import Queue
 
 logger = logging.getLogger(__name__)
 
@@ -110,31 +109,8 @@ def known_damage(layout: StoreLayout) -> DamageMap:
     return DamageMap(sorted(spans) if layout.durable_end is not None else ())
 
 
-def consume_queues(
-    layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
-) -> list[ConsumeQueue]:
-    """All queues that have files; ``with_stale`` as in :class:`ConsumeQueue`."""
-    files = files or OpenFiles(layout)
-    start = layout.commit_log.start
-    return [
-        ConsumeQueue(
-            layout, topic, queue_id, log_min_offset=start, files=files, with_stale=with_stale
-        )
-        for topic, queue_id in layout.queue_names
-    ]
-
-
-def all_queues(
-    layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
-) -> list[ConsumeQueue | BatchQueue]:
-    """As :func:`consume_queues`, with the batch queues."""
-    files = files or OpenFiles(layout)
-    simple = consume_queues(layout, files, with_stale=with_stale)
-    return [*simple, *batch_queues(layout, files)]
-
-
-def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntry]:
-    """The last entry of each queue, the one that reaches furthest in the log first.
+def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> list[QueueEntry]:
+    """The last entry of each queue (default: all), the one that reaches furthest first.
 
     An entry that ends more than a file after the log's last file is left out, unless the entry
     before it is there too: one entry may be rot, two show that files of the log are missing. This
@@ -146,7 +122,7 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntr
     log = layout.commit_log
     limit = log.end + log.file_size
     sane = []
-    for queue in queues:
+    for queue in all_queues(layout) if queues is None else queues:
         entry = queue.last_entry
         if entry is None or entry.size == FILLER_SIZE:
             continue
@@ -221,7 +197,7 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
     durable = layout.durable_end
     if durable is not None:
         return durable
-    entries = last_entries(layout, all_queues(layout) if queues is None else queues)
+    entries = last_entries(layout, queues)
     if layout.has_abort:
         return missing_end(layout, entries)
     return _end(entries[0]) if entries else None
@@ -342,7 +318,7 @@ class LogFrontier:
         self._end = self._chain_end(layout, max(known or 0, self._end), is_live=is_live)
         if layout.has_abort and not is_live and not self._skips_damage:
             # If the last files are lost, a read up to their end names the loss.
-            missing = missing_end(layout, last_entries(layout, all_queues(layout)))
+            missing = missing_end(layout, last_entries(layout))
             return max(self._end, missing or 0)
         return self._end
 
@@ -361,7 +337,7 @@ class LogFrontier:
             and _follow(LogReader(layout), seen.end) == seen.end
         ):
             return seen.end
-        entries = last_entries(layout, all_queues(layout))
+        entries = last_entries(layout)
         if not entries:
             return None
         # It imports pyarrow, which a reader of a few messages does without.

@@ -228,12 +228,6 @@ class LogQueue(Queue):
         """The entry of the last message."""
         return QueueEntry(*self._units[-1].item()) if len(self._units) else None
 
-    @property
-    def last_physical_end(self) -> int | None:
-        """Physical offset at which the last message ends."""
-        entry = self.last_entry
-        return None if entry is None else entry.physical_offset + entry.size
-
     def segments(self) -> Iterator[QueueSegment]:
         """The files that the queue would have."""
         room = self.units_per_file

@@ -8,7 +8,7 @@ from logquarry import text
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import setting
 from logquarry.log.store_files import CHECKPOINT
-from logquarry.read.log_end import all_queues
+from logquarry.read.batch_queue import all_queues
 from logquarry.read.store_sizes import require_own_settings
 
 

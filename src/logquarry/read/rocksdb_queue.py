@@ -216,12 +216,6 @@ class RocksQueue(Queue):
             return self._tail.last_entry
         return self._db.entry(*self._key, self._stop - 1)
 
-    @property
-    def last_physical_end(self) -> int | None:
-        """Physical offset at which the last message ends."""
-        entry = self.last_entry
-        return None if entry is None else entry.physical_offset + entry.size
-
     def segments(self) -> Iterator[QueueSegment]:
         """The whole queue: RocksDB does not cut it into files."""
         yield QueueSegment(self.min_offset, self.max_offset - self.min_offset)

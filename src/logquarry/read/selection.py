@@ -35,8 +35,6 @@ from logquarry.log.walk import DEFAULT_BATCH_BYTES, Event, LogReader
 from logquarry.read.consume_queue import ConsumeQueue, Units, has_message
 from logquarry.read.index import Index
 from logquarry.read.log_end import (
-    all_queues,
-    consume_queues,
     last_entries,
     missing_end,
     sound_bound,
@@ -137,8 +135,8 @@ def plan_read(
             find the log's end (:func:`~logquarry.read.log_end.sound_bound`), which each part needs.
             Without it, damage is the end.
     """
-    queues = consume_queues(layout)
-    entries = last_entries(layout, all_queues(layout))
+    queues = ConsumeQueue.all_of(layout)
+    entries = last_entries(layout)
     known_end = entries[0].physical_offset + entries[0].size if entries else None
     clean = not layout.has_abort
     live = layout.is_live()

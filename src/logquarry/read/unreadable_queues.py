@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UnreadableFile
 from logquarry.log.layout import StoreLayout
-from logquarry.read.log_end import all_queues
+from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_queues import QueueKey
 
 

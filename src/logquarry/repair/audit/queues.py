@@ -25,7 +25,6 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS
 from logquarry.read.consume_queue import ConsumeQueue, Queue, Units, is_written
 from logquarry.read.fence import other_queues
-from logquarry.read.log_end import consume_queues
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.batch_queues import BatchQueuesAudit
 from logquarry.repair.audit.differences import (
@@ -264,7 +263,7 @@ class QueuesAudit:
             checkpoint = None
         known = 0 if checkpoint is None else checkpoint.logics_timestamp
         dispatched = 0
-        for queue in consume_queues(self.layout, self._files):
+        for queue in ConsumeQueue.all_of(self.layout, self._files):
             end = queue.last_physical_end
             if end is not None and end <= log_end:
                 dispatched = max(dispatched, end)

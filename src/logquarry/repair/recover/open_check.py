@@ -41,11 +41,11 @@ from logquarry.log.store_files import (
     TRANSACTION,
 )
 from logquarry.log.walk import DamagedSpan, LogReader, Run
+from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.index import Index
 from logquarry.read.log_end import (
-    all_queues,
     known_damage,
     last_entries,
     last_file_start,

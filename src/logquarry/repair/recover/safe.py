@@ -23,9 +23,9 @@ from logquarry.log.queue_forms import queue_form
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, INDEX
 from logquarry.log.walk import LogReader
-from logquarry.read.batch_queue import BatchQueue
-from logquarry.read.consume_queue import ConsumeQueue
-from logquarry.read.log_end import DamageMap, all_queues
+from logquarry.read.batch_queue import all_queues
+from logquarry.read.consume_queue import FileQueue
+from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.differences import FileFault, file_differences, queue_fault
 from logquarry.repair.audit.first_difference import QueueAudits
@@ -262,7 +262,7 @@ class _Planner:
     # ----------------------------------------------------------------------------------- queues
     def _find_queues(self) -> None:
         """Find the queues whose files can be used; the others are rebuilt."""
-        self._queues: dict[QueueKey, ConsumeQueue | BatchQueue | None] = {}
+        self._queues: dict[QueueKey, FileQueue | None] = {}
         for queue in all_queues(self._layout, self._files, with_stale=True):
             key = queue.topic, queue.queue_id
             form = queue_form(self._config, queue.topic)
