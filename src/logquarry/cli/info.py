@@ -137,8 +137,8 @@ def _show_features(out: Output, store: str, settings: StoreConfig | None, *, as_
 def _document(store: MessageStore, found: Overview, halves: Transactions | None) -> dict[str, Any]:
     """The document of ``info --json``, described in docs/json.md."""
     layout, log = store.layout, store.layout.commit_log
-    queue_files = [f for name in layout.queue_names for f in layout.queue(*name).files]
-    batch_files = [f for n in layout.batch_queue_names for f in layout.batch_queue(*n).files]
+    queue_files = [file for queue in layout.queue_files() for file in queue.files]
+    batch_files = [file for queue in layout.batch_queue_files() for file in queue.files]
     return {
         "store": store.root,
         "broker": store.broker,

@@ -410,9 +410,7 @@ class _Finder:
         # Queues that multi-dispatch fills have no entry in topics.json. They are read first.
         names = dict(sorted(self._layout.queue_names, key=lambda key: key[0] in self._topics))
         for topic, queue_id in names.items():
-            queue = ConsumeQueue(
-                self._layout, topic, queue_id, log_min_offset=log.min_offset, files=files
-            )
+            queue = ConsumeQueue(self._layout, topic, queue_id, files=files)
             entry = queue.last_entry
             if entry is not None:
                 found = log.outcome_at(entry.physical_offset, check_crc=False)

@@ -59,7 +59,7 @@ def find_multi_dispatch(layout: StoreLayout) -> MultiDispatchFound | None:
         is_lmq = topic.startswith(LMQ_PREFIX)
         if path is not None and not is_lmq:
             break
-        queue = ConsumeQueue(layout, topic, queue_id, log_min_offset=log.min_offset, files=files)
+        queue = ConsumeQueue(layout, topic, queue_id, files=files)
         entry = queue.last_entry
         if entry is None or entry.is_filler:
             continue

@@ -265,9 +265,7 @@ def _places(
         offsets = np.array(part.offsets, np.int64)
         sizes = np.zeros(len(offsets), np.int32)
     else:
-        queue = ConsumeQueue(
-            layout, part.topic, part.queue_id, log_min_offset=layout.commit_log.start
-        )
+        queue = ConsumeQueue(layout, part.topic, part.queue_id)
         units = queue.units(part.start, part.stop)
         units = units[has_message(units)]
         offsets = units["physical_offset"].astype(np.int64)

@@ -20,7 +20,7 @@ from logquarry.format import batch_entry, index, java, queue_entry, state_table
 from logquarry.format.index import IndexShape
 from logquarry.format.rows import REACHED_STOP
 from logquarry.log.delay_levels import levels_text
-from logquarry.log.file_sequence import StoreFile, fits_files, shown_sizes, size_of
+from logquarry.log.file_sequence import FileSequence, StoreFile, fits_files, shown_sizes, size_of
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, INDEX
 from logquarry.read.features import find_queue_kinds
@@ -105,7 +105,7 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
         config,
         _usable_sizes(layout),
         layout.commit_log.file_size,
-        _common_size(layout),
+        _common_size(layout.queue_files(), queue_entry.UNIT_SIZE),
         layout,
     )
 
@@ -125,10 +125,9 @@ def _usable_sizes(layout: StoreLayout) -> dict[str, Any]:
 
 
 def _sequences(layout: StoreLayout) -> Iterator[tuple[str, list[tuple[StoreFile, ...]]]]:
-    queues = [layout.queue(*name).files for name in layout.queue_names]
     yield "mapped_file_size_commit_log", [layout.list_commit_log()]
-    yield "mapped_file_size_consume_queue", queues
-    batch = [layout.batch_queue(*name).files for name in layout.batch_queue_names]
+    yield "mapped_file_size_consume_queue", [queue.files for queue in layout.queue_files()]
+    batch = [queue.files for queue in layout.batch_queue_files()]
     yield "mapper_file_size_batch_consume_queue", batch
     yield "tran_state_table_mapped_file_size", [layout.state_table.files]
     yield "tran_redo_log_mapped_file_size", [layout.redo_log.files]
@@ -169,7 +168,7 @@ def _sized(
         or queue_entry.DEFAULT_UNITS_PER_FILE * queue_entry.UNIT_SIZE,
         mapper_file_size_batch_consume_queue=config.batch_queue_file_size
         or kept.get("mapper_file_size_batch_consume_queue")
-        or (layout is not None and _common_size(layout, is_batch=True))
+        or (layout and _common_size(layout.batch_queue_files(), batch_entry.ENTRY_SIZE))
         or batch_entry.DEFAULT_ENTRIES_PER_FILE * batch_entry.ENTRY_SIZE,
         tran_state_table_mapped_file_size=config.state_table_file_size or table_size or None,
         tran_redo_log_mapped_file_size=config.redo_log_file_size or redo_size or None,
@@ -178,17 +177,12 @@ def _sized(
     )
 
 
-def _common_size(layout: StoreLayout, *, is_batch: bool = False) -> int:
+def _common_size(queues: list[FileSequence], entry_size: int) -> int:
     """The most frequent size of a queue file; 0 without files. Single files may be damaged."""
-    names, files_of = layout.queue_names, layout.queue
-    entry_size = queue_entry.UNIT_SIZE
-    if is_batch:
-        names, files_of = layout.batch_queue_names, layout.batch_queue
-        entry_size = batch_entry.ENTRY_SIZE
     sizes = Counter(
         file.size
-        for name in names
-        for file in files_of(*name).files
+        for queue in queues
+        for file in queue.files
         if 0 < file.size <= java.INT_MAX and file.size % entry_size == 0
     )
     return max(sizes, key=lambda size: (sizes[size], size), default=0)
@@ -226,14 +220,16 @@ def require_own_settings(layout: StoreLayout) -> None:
     if config.mapped_file_size_commit_log is not None:
         require_stated_size(layout)
     if config.queue_file_size is not None:
-        queues = [layout.queue(*name).files for name in layout.queue_names]
+        found = layout.queue_files()
+        queues = [queue.files for queue in found]
         sizes = [file.size for files in queues for file in files if file.size]
         # Several files of one size were not all cut short.
         shown = shown_sizes(queues) or (set(sizes) if sizes[1:] and len(set(sizes)) == 1 else set())
         if shown and config.queue_file_size not in shown:
+            common = _common_size(found, queue_entry.UNIT_SIZE)
             raise UsageError(
-                f"{layout.filesystem.full_path(CONSUME_QUEUE)}: its files have "
-                f"{_common_size(layout)} bytes, but mappedFileSizeConsumeQueue in the "
+                f"{layout.filesystem.full_path(CONSUME_QUEUE)}: its files have {common} bytes, but "
+                "mappedFileSizeConsumeQueue in the "
                 f"configuration is {config.mapped_file_size_consume_queue}: leave the setting out"
             )
     stated = config.index_shape

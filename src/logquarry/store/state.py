@@ -239,7 +239,7 @@ def _behind(
 
 
 def _file_bytes(layout: StoreLayout) -> dict[str, int]:
-    queues = (file for name in layout.queue_names for file in layout.queue(*name).files)
+    queues = (file for queue in layout.queue_files() for file in queue.files)
     return {
         "commitlog": sum(file.size for file in layout.commit_log.files),
         "consumequeue": sum(file.size for file in queues),

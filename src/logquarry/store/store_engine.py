@@ -138,7 +138,11 @@ class StoreEngine:
             features = find_features(layout, index=False)
             self._has_property_crc = features.get(PROPERTY_CRC) is not None
             unsupported = refusal(
-                layout, Action.WRITE, mode=config.recovery, may_lack_log=accept_loss is not None
+                layout,
+                Action.WRITE,
+                mode=config.recovery,
+                may_lack_log=accept_loss is not None,
+                found=features,
             )
         if unsupported is not None:
             raise unsupported

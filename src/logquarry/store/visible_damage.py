@@ -31,8 +31,7 @@ def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
     """
     log = layout.commit_log
     yield from _first(_wrong_files(log, "log file"))
-    queues = [layout.queue(*name) for name in layout.queue_names]
-    queues += [layout.batch_queue(*name) for name in layout.batch_queue_names]
+    queues = layout.queue_files() + layout.batch_queue_files()
     yield from _first(fault for files in queues for fault in _wrong_files(files, "queue file"))
     entries = last_entries(layout)
     queued = entries[0].physical_offset + entries[0].size if entries else 0

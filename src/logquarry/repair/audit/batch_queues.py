@@ -124,8 +124,7 @@ class BatchQueuesAudit:
         return seen
 
     def _queue(self, key: QueueKey) -> BatchQueue:
-        start = self._layout.commit_log.start
-        return BatchQueue(self._layout, *key, log_min_offset=start, files=self._files)
+        return BatchQueue(self._layout, *key, files=self._files)
 
     def _compare(self, seen: _Seen, wanted: BatchEntries, starts: Int64, stops: Int64) -> None:
         before = np.append(seen.next_offset, stops[:-1])

@@ -144,10 +144,7 @@ class QueuesAudit:
         return set(self.layout.queue_names)
 
     def _queue(self, key: QueueKey) -> Queue:
-        start = self.layout.commit_log.start
-        return ConsumeQueue(
-            self.layout, *key, log_min_offset=start, files=self._files, with_stale=True
-        )
+        return ConsumeQueue(self.layout, *key, files=self._files, with_stale=True)
 
     def _is_next_part(self, seen: _Seen, part: QueuePart) -> bool:
         """Whether a queue continues with exactly the entries of these messages."""

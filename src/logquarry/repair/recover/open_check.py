@@ -268,7 +268,7 @@ def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
         CorruptFile: if no file has the size of the settings.
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
-    queue_files = tuple(file for name in layout.queue_names for file in layout.queue(*name).files)
+    queue_files = tuple(file for queue in layout.queue_files() for file in queue.files)
     sequences.append((queue_files, config.queue_file_size))
     for files, size in sequences:
         sizes = [file.size for file in files if file.size]
@@ -367,10 +367,9 @@ def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
         NeedsRecovery: if there is such a file.
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
-    queues = (layout.queue(*name).files for name in layout.queue_names)
-    sequences += [(files, config.queue_file_size) for files in queues]
-    batch = (layout.batch_queue(*name).files for name in layout.batch_queue_names)
-    sequences += [(files, config.batch_queue_file_size) for files in batch]
+    sequences += [(queue.files, config.queue_file_size) for queue in layout.queue_files()]
+    batch = layout.batch_queue_files()
+    sequences += [(queue.files, config.batch_queue_file_size) for queue in batch]
     twice = {topic for topic, _ in layout.queue_names} & config.batch_topics
     if twice:
         raise NeedsRecovery(f"topic {min(twice)} has batch queues and other queues")

@@ -112,9 +112,8 @@ class _Verification:
         self.last_sound = 0
         self.stale = False
         self.known = known_damage(layout)
-        names = layout.queue_names
         self.log_bytes = layout.commit_log.end - layout.commit_log.start
-        self.queue_bytes = sum(file.size for name in names for file in layout.queue(*name).files)
+        self.queue_bytes = sum(file.size for queue in layout.queue_files() for file in queue.files)
         index_bytes = sum(file.size for file in layout.index_files)
         self.total_bytes = self.log_bytes + self.queue_bytes + index_bytes
 
