@@ -24,7 +24,7 @@ from logquarry.format import (
 )
 from logquarry.log import kept_settings
 from logquarry.log.delay_levels import levels_of
-from logquarry.log.file_sequence import FileSequence, StoreFile, of_entries, size_of
+from logquarry.log.file_sequence import FileSequence, StoreFile, StoreFolders, of_entries, size_of
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
 from logquarry.log.log_names import (
     LogFile,
@@ -58,7 +58,6 @@ from logquarry.log.store_files import (
     STATE_TABLE,
     TRANSACTION,
 )
-from logquarry.log.store_folders import StoreFolders
 from logquarry.systems import is_locked
 
 logger = logging.getLogger(__name__)
