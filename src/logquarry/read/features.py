@@ -35,8 +35,8 @@ from logquarry.log.store_files import COMPACTED_LOG as COMPACTION_FOLDER
 from logquarry.read import timer_wheel
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
-from logquarry.read.index_tags import ROCKSDB_STORE as INDEX_TAGS_SINCE
-from logquarry.read.index_tags import find_tag_entries
+from logquarry.read.index import ROCKSDB_STORE as INDEX_TAGS_SINCE
+from logquarry.read.index import find_tag_entries
 from logquarry.read.multi_dispatch import names_queue_of
 from logquarry.read.rocksdb_queue import rocksdb_folders
 

@@ -26,7 +26,7 @@ from logquarry.read.features import (
     find_queue_kinds,
     rocksdb_config,
 )
-from logquarry.read.missing_log import require_log
+from logquarry.read.store_sizes import require_log
 
 
 class Action(Enum):

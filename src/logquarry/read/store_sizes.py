@@ -3,7 +3,7 @@
 Each setting comes from the first of these that has it: the user's configuration, the files, the
 record that the store keeps (:mod:`logquarry.log.kept_settings`), RocketMQ's default. A
 configuration that the files contradict is an error, because reading or continuing the files with it
-would lose messages, or entries.
+would lose messages, or entries. So is a log without a byte, if the queues know of messages.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from logquarry import text
 from logquarry.config import DEFAULT_COMMIT_LOG_FILE, DIALECTS, StoreConfig
 from logquarry.errors import UsageError
 from logquarry.format import batch_entry, index, java, queue_entry, state_table
@@ -22,10 +23,11 @@ from logquarry.format.rows import REACHED_STOP
 from logquarry.log.delay_levels import levels_text
 from logquarry.log.file_sequence import FileSequence, StoreFile, fits_files, shown_sizes, size_of
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, INDEX
+from logquarry.log.log_place import setting
+from logquarry.log.store_files import CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, INDEX
+from logquarry.read.batch_queue import all_queues
 from logquarry.read.features import find_queue_kinds
-from logquarry.read.index import Index, kept_shape, likely_shape
-from logquarry.read.index_tags import with_index_tags
+from logquarry.read.index import Index, kept_shape, likely_shape, with_index_tags
 from logquarry.read.multi_dispatch import find_multi_dispatch
 
 logger = logging.getLogger(__name__)
@@ -280,3 +282,42 @@ def _has_message_behind(layout: StoreLayout, file: StoreFile, size: int) -> bool
         if code == REACHED_STOP and end > size:
             return True
     return False
+
+
+def require_log(layout: StoreLayout) -> None:
+    """Refuse a store whose log is not found: its reader would find no message.
+
+    Raises:
+        UnsupportedStore: if the log is elsewhere, or is missing.
+        UsageError: if the configuration gives sizes that the files contradict.
+    """
+    require_own_settings(layout)
+    if any(file.size for file in layout.commit_log.files):
+        return
+    missing = layout.missing_log
+    if missing is None:
+        # A writer that has just begun may have made the first file after the listing.
+        layout.refresh()
+    else:
+        what = "the log's files are empty" if layout.commit_log.files else "the log has no files"
+        reason = f"{what}, but {_known(layout)}: is a disk not mounted?"
+        path = setting(layout.config, "storePathCommitLog")
+        reason = f"storePathCommitLog={path}: {reason}" if path else reason
+        raise dataclasses.replace(missing, reason=reason).error(layout.root)
+
+
+def _known(layout: StoreLayout) -> str:
+    """What the store knows of the log, by the ends of its queues."""
+    messages = 0
+    starts, ends = [], []
+    for queue in all_queues(layout):
+        last, first = queue.last_entry, next(queue.entries(0), None)
+        if last is None or first is None:
+            continue
+        messages += queue.max_offset - first[0]
+        starts.append(first[1].physical_offset)
+        ends.append(last.physical_offset + last.size)
+    if not ends:
+        return f"{CHECKPOINT} knows of messages"
+    size = max(ends) - min(starts)
+    return f"the queues point to {size:,} bytes ({text.plural(messages, 'message')})"

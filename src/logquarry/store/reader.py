@@ -30,7 +30,7 @@ from logquarry.read.fence import OtherQueues, other_queues, require_queue
 from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
 from logquarry.read.log_end import last_entries, log_bound, sound_bound
-from logquarry.read.missing_log import require_log
+from logquarry.read.store_sizes import require_log
 from logquarry.store.read_rules import get_arguments, no_queue
 from logquarry.store.reads import StoreReads
 from logquarry.units import now_ms

@@ -10,7 +10,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import last_entries, missing_end
 from logquarry.read.lost_messages import lost_messages
-from logquarry.read.missing_log import require_log
+from logquarry.read.store_sizes import require_log
 from logquarry.repair.diff.log_diff import Common, LogDiff, compare_queue
 from logquarry.repair.diff.store_diff import LogBounds, QueueDiff, Side, StoreDiff
 from logquarry.units import Progress
