@@ -17,7 +17,6 @@ from logquarry.format import (
     batch_entry,
     broker_config,
     checkpoint,
-    durable_mark,
     java,
     queue_entry,
     state_table,
@@ -439,10 +438,10 @@ class StoreLayout:
     def durable_end(self) -> int | None:
         """The durable offset of the log, None if it is not known.
 
-        See :mod:`logquarry.format.durable_mark`.
+        See :class:`logquarry.format.checkpoint.DurableMark`.
         """
         try:
-            mark = durable_mark.decode(self.filesystem.read(DURABLE))
+            mark = checkpoint.decode_mark(self.filesystem.read(DURABLE))
             found = self.read_checkpoint()
         except (OSError, ValueError):
             return None

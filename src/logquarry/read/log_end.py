@@ -1,6 +1,6 @@
 """Finds where the log of a store ends, and which of its damage a recovery has noted.
 
-A store that this library wrote has a durable offset (:mod:`logquarry.format.durable_mark`). The log
+A store that this library wrote has a durable offset (:mod:`logquarry.format.checkpoint`). The log
 reaches at least up to it, also after a crash, and a break before it is damage.
 
 A store without a durable offset that was shut down cleanly (no ``abort``) has dispatched every

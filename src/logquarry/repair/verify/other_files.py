@@ -8,7 +8,7 @@ from typing import Final
 from logquarry.dialect31.recovery import TransactionCheck
 from logquarry.dialect31.unit_files import transaction_frames
 from logquarry.errors import CorruptFile, UnreadableFile
-from logquarry.format import broker_config, durable_mark, fastjson
+from logquarry.format import broker_config, checkpoint, fastjson
 from logquarry.format.rocksdb_config import FOLDERS_V1
 from logquarry.log import kept_settings
 from logquarry.log.layout import StoreLayout
@@ -100,7 +100,7 @@ def check_sidecar(
         reason = "a load was interrupted; open the store for writing to finish it"
         report.add("unfinished_load", f"{LOADS}/{INTENT}", 0, reason)
     try:
-        mark = durable_mark.decode(files.read(DURABLE))
+        mark = checkpoint.decode_mark(files.read(DURABLE))
     except (FileNotFoundError, UnreadableFile):
         return
     except OSError as error:
