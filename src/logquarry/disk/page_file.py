@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from logquarry.disk.disk import Disk
-from logquarry.disk.lifetime import abandon_in_children
+from logquarry.disk.service import abandon_in_children
 from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint
 from logquarry.format.checkpoint import Checkpoint, DurableMark, encode_mark
@@ -116,7 +116,7 @@ class PageFile:
             self._disk.let_go(descriptor)
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.disk.lifetime`."""
+        """See :mod:`logquarry.disk.service`."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
