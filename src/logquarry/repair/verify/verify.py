@@ -34,8 +34,8 @@ from logquarry.repair.verify.other_files import (
     check_config,
     check_sidecar,
     check_transactions,
+    misnamed_queue_files,
 )
-from logquarry.repair.verify.queue_names import misnamed_queue_files
 from logquarry.repair.verify.sound_parts import SoundParts, SoundRun
 from logquarry.units import Progress
 
