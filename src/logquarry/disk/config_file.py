@@ -17,8 +17,8 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreNotFound
 from logquarry.format import broker_config, fastjson
-from logquarry.log import rocksdb_config
 from logquarry.log.layout import StoreLayout
+from logquarry.log.rocksdb import place_of, read_config
 from logquarry.log.store_files import CONFIG, quarantine
 
 logger = logging.getLogger(__name__)
@@ -363,11 +363,9 @@ def consumer_offsets(
 def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, int]] | None:
     """The same of a broker that keeps them in RocksDB; None if it does not."""
     name = broker_config.CONSUMER_OFFSET_FILE
-    if rocksdb_config.place_of(layout.filesystem, name) is None:
+    if place_of(layout.filesystem, name) is None:
         return None
-    return broker_config.decode_consumer_offsets(
-        rocksdb_config.read_config(layout.filesystem, name)
-    )
+    return broker_config.decode_consumer_offsets(read_config(layout.filesystem, name))
 
 
 def delay_offsets(layout: StoreLayout, level: int = logging.WARNING) -> dict[int, int] | None:

@@ -36,7 +36,7 @@ from logquarry.log.log_names import (
 )
 from logquarry.log.log_place import LogFolders, LogPlace, find_log_folders, find_missing_log
 from logquarry.log.near_store import not_a_store
-from logquarry.log.rocksdb_config import read_config
+from logquarry.log.rocksdb import read_config
 from logquarry.log.store_files import (
     ABORT,
     BATCH_QUEUE,

@@ -27,8 +27,7 @@ from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import is_on, setting
-from logquarry.log.rocksdb import CURRENT
-from logquarry.log.rocksdb_config import read_config
+from logquarry.log.rocksdb import CURRENT, read_config
 from logquarry.log.store_files import BATCH_QUEUE as BATCH_FOLDER
 from logquarry.log.store_files import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, SIDECAR
 from logquarry.log.store_files import COMPACTED_LOG as COMPACTION_FOLDER

@@ -18,7 +18,7 @@ from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.errors import StoreUnavailable, UnreadableFile
 from logquarry.format import broker_config, fastjson
 from logquarry.log.layout import StoreLayout
-from logquarry.log.rocksdb_config import tables_in_rocksdb
+from logquarry.log.rocksdb import tables_in_rocksdb
 from logquarry.log.store_files import CONFIG, SIDECAR
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.fence import Action, require

@@ -23,8 +23,7 @@ from logquarry.format.rocksdb_config import FOLDERS_V1
 from logquarry.log import kept_settings
 from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import StoreLayout
-from logquarry.log.rocksdb import is_installed
-from logquarry.log.rocksdb_config import place_of, read_config
+from logquarry.log.rocksdb import is_installed, place_of, read_config
 from logquarry.log.store_files import (
     CHECKPOINT,
     CONFIG,
