@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
-from logquarry.disk.keep_settings import keep_settings
 from logquarry.disk.locks import AbortFile, alone_in, lock_folder
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import queue_entry
