@@ -156,8 +156,8 @@ def _section(out: Output, title: str, lines: list[str]) -> None:
 @click.command()
 @options.stores
 @options.into(
-    "Write the files into DIR and only read STORE. With several stores, each gets its own folder in "
-    "DIR."
+    "Write the files into DIR and only read STORE. With several stores, each gets its own folder "
+    "in DIR."
 )
 @click.option(
     "--in-place",
