@@ -2,7 +2,7 @@
 
 `dist/` gets the wheel, the source archive, an SBOM (CycloneDX) and a licence list for each set of
 extras, and `SHA256SUMS`. Each artifact is built twice; the two builds must have equal bytes. The
-wheel is installed into an environment of its own, outside of the source tree, and runs there.
+wheel is installed into a new environment outside of the source tree, and runs there.
 
 With LOGQUARRY_COMPILED=1 in the environment a second wheel is built with that variable set, for a
 backend that compiles modules then. A platform wheel is compared and checked like the pure one.

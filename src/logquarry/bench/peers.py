@@ -3,7 +3,7 @@
 =========  =====================================================================================
 lmdb       a transaction for each message, ``sync=False``
 rocksdict  RocksDB: a put into the write-ahead log and the memtable
-sqlite3    an insert with a transaction of its own, WAL, ``synchronous=OFF``
+sqlite3    a transaction for each insert, WAL, ``synchronous=OFF``
 =========  =====================================================================================
 
 A message is stored under its number. The stores keep no topics, queues, times or checksums, so they

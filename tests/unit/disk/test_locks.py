@@ -189,7 +189,7 @@ FORK = """
     queue._change.acquire(); queue._flushing.acquire(); file._sync_lock.acquire()
     child = os.fork()
     if child == 0:
-        # Memory of its own where the maps were.
+        # The child's memory, where the maps were.
         mine = [mmap.mmap(-1, 1 << 20) for _ in range(200)]
         for question in (
             lambda: queue.last_file(create=True), lambda: queue.select(0),
