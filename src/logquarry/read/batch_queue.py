@@ -11,7 +11,8 @@ below the end of an earlier entry, are skipped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
+from logquarry.errors import UnreadableFile
 from logquarry.format import batch_entry, java
 from logquarry.format.batch_entry import ENTRY_SIZE
 from logquarry.format.queue_entry import QueueEntry
@@ -32,6 +34,7 @@ from logquarry.read.consume_queue import (
     StoreTime,
     Units,
 )
+from logquarry.read.log_queues import QueueKey
 
 BATCH_DTYPE: Final = batch_entry.LAYOUT.dtype()
 BatchEntries = npt.NDArray[np.void]
@@ -325,3 +328,17 @@ def open_queue(
         if (topic, queue_id) in kind.names(layout):
             return kind(layout, topic, queue_id, log_min_offset=log_min_offset, files=files)
     return None
+
+
+def unreadable_queues(layout: StoreLayout) -> Mapping[QueueKey, str]:
+    """The queues with unreadable bytes, each with the file, the offset and the reason.
+
+    Reads all entries of all queues.
+    """
+    found = {}
+    for queue in all_queues(layout, OpenFiles(layout, is_strict=True)):
+        try:
+            deque(queue.runs(*queue.bounds()), maxlen=0)
+        except UnreadableFile as error:
+            found[queue.topic, queue.queue_id] = str(error)
+    return found
