@@ -25,6 +25,7 @@ from logquarry.log import kept_settings
 from logquarry.log.delay_levels import levels_of
 from logquarry.log.file_sequence import FileSequence, StoreFile, StoreFolders, of_entries, size_of
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
+from logquarry.log.location import not_a_store
 from logquarry.log.log_names import (
     LogFile,
     LogNames,
@@ -35,7 +36,6 @@ from logquarry.log.log_names import (
     right_path,
 )
 from logquarry.log.log_place import LogFolders, LogPlace, find_log_folders, find_missing_log
-from logquarry.log.near_store import not_a_store
 from logquarry.log.rocksdb import read_config
 from logquarry.log.store_files import (
     ABORT,

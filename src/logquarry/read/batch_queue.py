@@ -34,7 +34,6 @@ from logquarry.read.consume_queue import (
     StoreTime,
     Units,
 )
-from logquarry.read.log_queues import QueueKey
 
 BATCH_DTYPE: Final = batch_entry.LAYOUT.dtype()
 BatchEntries = npt.NDArray[np.void]
@@ -330,7 +329,7 @@ def open_queue(
     return None
 
 
-def unreadable_queues(layout: StoreLayout) -> Mapping[QueueKey, str]:
+def unreadable_queues(layout: StoreLayout) -> Mapping[tuple[str, int], str]:
     """The queues with unreadable bytes, each with the file, the offset and the reason.
 
     Reads all entries of all queues.

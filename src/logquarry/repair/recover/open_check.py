@@ -26,8 +26,8 @@ from logquarry.format.frame import Frame
 from logquarry.format.properties import INNER_MULTI_QUEUE_OFFSET
 from logquarry.log.columns import rows_with_property
 from logquarry.log.layout import StoreLayout
+from logquarry.log.location import not_a_store
 from logquarry.log.log_place import LogFolders
-from logquarry.log.near_store import not_a_store
 from logquarry.log.store_files import (
     ABORT,
     CHECKPOINT,
