@@ -1,4 +1,7 @@
-"""Where a store or an output is: a local path, a ``file:`` URL, or a URL of another file system."""
+"""Where a store or an output is: a local path, a ``file:`` URL, or a URL of another file system.
+
+A wrong path gets a hint: :func:`not_a_store` names the store one level above or below it.
+"""
 
 from __future__ import annotations
 
