@@ -12,7 +12,7 @@ Memory does not grow with the log.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -28,16 +28,13 @@ from logquarry.read.fence import other_queues
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.batch_queues import BatchQueuesAudit
 from logquarry.repair.audit.differences import (
-    MOST_GAPS,
-    Bools,
     Difference,
     EntryGroup,
-    FileFault,
     Int64,
     LostSpans,
+    SeenMessages,
     TagsRule,
-    file_differences,
-    queue_name,
+    queue_file_differences,
     same_entries,
 )
 from logquarry.repair.audit.spare_entries import SpareEntries
@@ -48,35 +45,20 @@ _COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "stor
 
 
 @dataclass(slots=True)
-class _Seen:
-    """The messages of one queue that the log has shown so far, since its topic was last recreated.
+class _Seen(SeenMessages[Queue]):
+    """The messages of a queue.
 
-    ``gaps`` are queue offsets between the first and the last message that no message has.
     ``missing_from`` is the place of the first message after the queue's end, ``missing_since`` its
     store time.
     """
 
-    queue: Queue | None
-    next_offset: int
-    first_offset: int
-    messages: int = 0
-    epoch_start: int | None = None
     missing_from: int | None = None
     missing_since: int = 0
-    groups: dict[str, EntryGroup] = field(default_factory=dict)
-    gaps: list[tuple[int, int]] = field(default_factory=list)
 
     def advance(self, count: int) -> None:
         """Count messages that have the right entries."""
         self.next_offset += count
         self.messages += count
-
-    def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
-        found = np.flatnonzero(which)
-        if len(found):
-            first = int(offsets[found[0]])
-            group = self.groups.setdefault(kind, EntryGroup(kind, first, reason))
-            group.count += len(found)
 
 
 class QueuesAudit:
@@ -164,12 +146,8 @@ class QueuesAudit:
         starts = [0, *falls.tolist(), len(offsets)]
         for number, (start, stop) in enumerate(pairwise(starts)):
             if number:
-                seen.groups.clear()
-                seen.gaps.clear()
-                seen.messages = 0
+                seen.restart(int(offsets[start]), int(values["physical_offset"][start]))
                 seen.missing_from = None
-                seen.first_offset = int(offsets[start])
-                seen.epoch_start = int(values["physical_offset"][start])
             if stop > start:
                 part = {name: column[start:stop] for name, column in values.items()}
                 self._compare_epoch(key, seen, offsets[start:stop], part)
@@ -179,12 +157,7 @@ class QueuesAudit:
     ) -> None:
         before = np.append(seen.next_offset - 1, offsets[:-1])
         for at in np.flatnonzero(offsets - before > 1).tolist():
-            gap = int(before[at]) + 1, int(offsets[at])
-            if len(seen.gaps) < MOST_GAPS:
-                seen.gaps.append(gap)
-            else:
-                # The entries between the two gaps are checked twice, with the same result.
-                seen.gaps[-1] = seen.gaps[-1][0], gap[1]
+            seen.add_gap(int(before[at]) + 1, int(offsets[at]))
         seen.next_offset = int(offsets[-1]) + 1
         seen.messages += len(offsets)
         places: Int64 = values["physical_offset"]
@@ -233,12 +206,12 @@ class QueuesAudit:
         self, log_end: int, lost: LostSpans, *, is_explained: bool
     ) -> Iterator[Difference]:
         for key in sorted({*self._seen, *self._names}):
+            folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
             if key[0] in self.batch.topics:
-                folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
                 reason = "the topic has batch queues: a broker does not start on this folder"
                 yield Difference("queue_misplaced", folder, 0, reason)
                 continue
-            yield from self._file_differences(key)
+            yield from queue_file_differences(folder, self.layout.queue(*key))
             seen = self._seen.get(key)
             if seen is None:
                 queue = self._queue(key)
@@ -279,11 +252,7 @@ class QueuesAudit:
     def _queue_differences(
         self, key: QueueKey, seen: _Seen, log_end: int, lost: LostSpans, *, is_explained: bool
     ) -> Iterator[Difference]:
-        if seen.epoch_start is not None:
-            at = seen.epoch_start
-            file = self.layout.commit_log.at(at)
-            reason = f"{queue_name(key)} starts again at {seen.first_offset}"
-            yield Difference("new_epoch", "commitlog" if file is None else file.path, at, reason)
+        yield from seen.new_epoch(self.layout, key)
         queue = seen.queue
         if queue is None:
             yield from self._missing(key, seen.messages, is_explained=is_explained)
@@ -327,17 +296,6 @@ class QueuesAudit:
 
     def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
         return group.at(*self._place(queue, group.number), UNIT_SIZE)
-
-    def _file_differences(self, key: QueueKey) -> Iterator[Difference]:
-        sequence = self.layout.queue(*key)
-        for found in file_differences(sequence.files, sequence.file_size):
-            if found.fault is FileFault.GAP:
-                name = f"{found.missing.start:0{NAME_DIGITS}d}"
-                missing = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}/{name}"
-                reason = f"the next file is {found.file.path}"
-                yield Difference("queue_file_missing", missing, 0, reason)
-            elif found.fault is not FileFault.PLACE:
-                yield found.size_difference(0)
 
 
 def has_entries(queue: Queue, part: QueuePart) -> bool:
