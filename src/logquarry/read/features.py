@@ -36,7 +36,6 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.index import ROCKSDB_STORE as INDEX_TAGS_SINCE
 from logquarry.read.index import find_tag_entries
-from logquarry.read.multi_dispatch import names_queue_of
 from logquarry.read.rocksdb_queue import rocksdb_folders
 
 QueueKind = Literal["simple", "batch", "rocksdb"]
@@ -386,7 +385,7 @@ class _Finder:
                 crc, evidence = True, place
             if found.sys_flag & (sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP):
                 batches = place
-            if topic is not None and names_queue_of(found, topic):
+            if topic is not None and found.is_copied_to(topic):
                 copies.add(topic)
         if crc:
             self._add(PROPERTY_CRC, (evidence,), "frames carry a CRC over all their bytes")

@@ -181,7 +181,6 @@ class RetainedCounter:
                 break
 
 
-MULTI_SEPARATOR: Final = ","
 LMQ_PREFIX: Final = "%LMQ%"
 _SYSTEM_PREFIXES: Final = ("%RETRY%", "rmq_sys_")
 _MOST_DIGITS: Final = 18
@@ -351,8 +350,8 @@ def named_copies(
     properties: Mapping[str, str], queue_id: int, config: StoreConfig
 ) -> Iterator[tuple[QueueKey, int]]:
     """The other queues of a message, from its properties and its queue id."""
-    names = properties.get(props.INNER_MULTI_DISPATCH, "").split(MULTI_SEPARATOR)
-    offsets = properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(MULTI_SEPARATOR)
+    names = properties.get(props.INNER_MULTI_DISPATCH, "").split(props.MULTI_SEPARATOR)
+    offsets = properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(props.MULTI_SEPARATOR)
     if len(names) != len(offsets):
         return
     for name, offset in zip(names, offsets, strict=True):

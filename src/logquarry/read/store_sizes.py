@@ -4,6 +4,10 @@ Each setting comes from the first of these that has it: the user's configuration
 record that the store keeps (:mod:`logquarry.log.kept_settings`), RocketMQ's default. A
 configuration that the files contradict is an error, because reading or continuing the files with it
 would lose messages, or entries. So is a log without a byte, if the queues know of messages.
+
+With ``enableMultiDispatch`` a broker writes the further queues of a message into its frame
+(INNER_MULTI_DISPATCH), with the queue offset in each (INNER_MULTI_QUEUE_OFFSET). If an entry of a
+queue points to a frame that names the queue, and has another topic, the setting was on.
 """
 
 from __future__ import annotations
@@ -12,12 +16,15 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from logquarry import text
 from logquarry.config import DEFAULT_COMMIT_LOG_FILE, DIALECTS, StoreConfig
+from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UsageError
 from logquarry.format import batch_entry, index, java, queue_entry, state_table
+from logquarry.format.frame import Frame
 from logquarry.format.index import IndexShape
 from logquarry.format.rows import REACHED_STOP
 from logquarry.log.delay_levels import levels_text
@@ -26,11 +33,15 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import setting
 from logquarry.log.store_files import CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, INDEX
 from logquarry.read.batch_queue import all_queues
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.features import find_queue_kinds
 from logquarry.read.index import Index, kept_shape, likely_shape, with_index_tags
-from logquarry.read.multi_dispatch import find_multi_dispatch
+from logquarry.read.log_queues import LMQ_PREFIX
 
 logger = logging.getLogger(__name__)
+_MOST_QUEUES: Final = 256
+"""Maximum number of queues to read. Stores with LMQ have many, and any of them shows it."""
 
 
 def with_entry_rules(layout: StoreLayout) -> StoreLayout:
@@ -321,3 +332,51 @@ def _known(layout: StoreLayout) -> str:
         return f"{CHECKPOINT} knows of messages"
     size = max(ends) - min(starts)
     return f"the queues point to {size:,} bytes ({text.plural(messages, 'message')})"
+
+
+@dataclass(frozen=True, slots=True)
+class MultiDispatchFound:
+    """Multi-dispatch and LMQ, as the queues of a store show them.
+
+    Attributes:
+        path: folder of a queue that multi-dispatch fills.
+        has_lmq: whether queues named ``%LMQ%...`` all have queue id 0; None if no queue shows it.
+    """
+
+    path: str
+    has_lmq: bool | None
+
+
+def find_multi_dispatch(layout: StoreLayout) -> MultiDispatchFound | None:
+    """Find a queue that multi-dispatch fills; None if no queue shows that it is on.
+
+    Reads the last entry of up to 256 queues, and the frame that it points to.
+    """
+    if layout.other_log is not None or not layout.commit_log.files:
+        return None
+    files = OpenFiles(layout)
+    log = CommitLog(layout, files=files)
+    topics = layout.read_topics()
+    # Queues of multi-dispatch usually have no entry in topics.json: read these first.
+    names = sorted(
+        layout.queue_names,
+        key=lambda key: (not key[0].startswith(LMQ_PREFIX), key[0] in topics),
+    )
+    path: str | None = None
+    has_lmq: bool | None = None
+    for topic, queue_id in names[:_MOST_QUEUES]:
+        is_lmq = topic.startswith(LMQ_PREFIX)
+        if path is not None and not is_lmq:
+            break
+        queue = ConsumeQueue(layout, topic, queue_id, files=files)
+        entry = queue.last_entry
+        if entry is None or entry.is_filler:
+            continue
+        frame = log.outcome_at(entry.physical_offset, check_crc=False)
+        if not isinstance(frame, Frame) or not frame.is_copied_to(topic):
+            continue
+        path = path or f"{CONSUME_QUEUE}/{topic}/{queue_id}"
+        if is_lmq and (queue_id or frame.queue_id):
+            has_lmq = not queue_id
+            break
+    return None if path is None else MultiDispatchFound(path, has_lmq)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import properties as props
 from logquarry.format import rows as r
+from logquarry.format.properties import MULTI_SEPARATOR
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import columns
 from logquarry.log.follow import Followed
@@ -32,7 +33,7 @@ from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS
 from logquarry.log.walk import Run
 from logquarry.read.consume_queue import ConsumeQueue, Queue, Units, has_message, is_written
 from logquarry.read.fence import other_queues
-from logquarry.read.log_queues import MULTI_SEPARATOR, QueueKey
+from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.batch_queues import BatchQueuesAudit
 from logquarry.repair.audit.differences import (
     MOST_STRETCHES,
