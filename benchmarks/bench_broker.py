@@ -1,6 +1,6 @@
 """Sends of pipelined clients to a broker: ``python -m benchmarks.bench_broker [COUNT] [RATE]``.
 
-The broker runs in a process of its own. The result counts the processor time of that process, so it
+The broker runs in a separate process. The result counts the processor time of that process, so it
 does not depend on what the client costs.
 """
 

@@ -56,7 +56,7 @@ for finding in report.findings:
     print(finding.kind, finding.file, finding.offset)
 
 # %% [markdown]
-# A page with charts, to look at or to send to somebody (needs `logquarry[report]`):
+# Write a page with charts, which you can open or send (needs `logquarry[report]`):
 
 # %%
 command = [sys.executable, "-m", "logquarry", "report", store, "--html", home / "report.html"]

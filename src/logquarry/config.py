@@ -1,22 +1,25 @@
 """Settings of a store (``MessageStoreConfig``, ``broker.conf``): file sizes, formats, tuning.
 
 Names are ``MessageStoreConfig``'s in snake_case. RocketMQ's own spellings (``broker.conf``, JSON)
-are parsed here and nowhere else. Configurations are frozen; to change one, make a new object
-(:func:`dataclasses.replace`).
+are parsed here only. RocketMQ ignores a name that it does not know; here a typing error could cause
+a read with wrong sizes, so :func:`check_names` finds it. Configurations are frozen; to change one,
+make a new object (:func:`dataclasses.replace`).
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from logquarry import arguments
-from logquarry.config_names import check_names
 from logquarry.errors import UsageError
 from logquarry.format import delay
 from logquarry.layout_config import LayoutConfig
@@ -84,6 +87,9 @@ _ABOVE_ZERO: Final = (
     "transaction_check_interval",
     "check_transaction_message_timer_interval",
 )
+_TYPING_ERROR: Final = 0.9
+"""Similarity from which an unknown name counts as a typing error: one or two wrong letters."""
+_NEAR: Final = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -441,3 +447,40 @@ def _converted(name: str, kind: str, value: Any) -> Any:
     if isinstance(value, (bool, int, float, str)):
         return str(value)
     raise UsageError(f"{name} takes text, not {value!r}")
+
+
+@cache
+def broker_names() -> frozenset[str]:
+    """All settings of RocketMQ's broker, 4.9 to 5.5."""
+    data = files("logquarry").joinpath("data", "broker_settings.txt")
+    return frozenset(data.read_text("ascii").split())
+
+
+def check_names(names: Iterable[str], used: Collection[str]) -> list[str]:
+    """Check the names that are no setting of ours.
+
+    A ``broker.conf`` is full of settings that logquarry does not use: they are accepted.
+
+    Args:
+        names: the names.
+        used: the settings that logquarry uses, as RocketMQ spells them.
+
+    Returns:
+        A warning for each name that neither RocketMQ nor logquarry knows.
+
+    Raises:
+        UsageError: if a name is probably a typing error of a used setting.
+    """
+    warnings = []
+    for name in names:
+        if name in broker_names():
+            continue
+        meant = difflib.get_close_matches(name, used, 1, _TYPING_ERROR)
+        if meant:
+            raise UsageError(
+                f"there is no setting {name}. Did you mean {meant[0]}? If not, remove the line"
+            )
+        near = difflib.get_close_matches(name, [*used, *broker_names()], 1, _NEAR)
+        hint = f"; the nearest is {near[0]}" if near else ""
+        warnings.append(f"neither RocketMQ nor logquarry has a setting {name}{hint}")
+    return warnings

@@ -56,7 +56,7 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
     command = getattr(fcntl, "F_OFD_GETLK", None)
     try:
         if fcntl is None:
-            # On Windows nobody else can read the byte that a process has locked.
+            # On Windows a process cannot read the byte that another process has locked.
             read_at(descriptor, 1, 0)
             return False
         if command is None:

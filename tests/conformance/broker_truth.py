@@ -169,7 +169,7 @@ def differences_of_queues(store: lq.MessageStore, truth: Truth, *, below: int) -
                 break
             offset = answer.next_offset
         found = [message for message in found if message.physical_offset < below]
-        # Queues of multi-dispatch have no route, and 5.1.4 protects topics of its own.
+        # Queues of multi-dispatch have no route, and 5.1.4 protects its system topics.
         if name not in truth.pulled:
             mine: Rows = [[0, m.physical_offset] for m in found]
             wanted = [[0, row[1]] for row in truth.got[name]]

@@ -14,7 +14,7 @@ from logquarry.errors import UnsupportedStore, UsageError
 from logquarry.format.delay import SCHEDULE_TOPIC
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CONSUME_QUEUE
-from logquarry.read.log_end import consume_queues
+from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.salvage.salvage import salvage
@@ -65,7 +65,7 @@ def queues(root: Path, log: Path | None = None) -> dict[tuple[str, int], list[tu
     layout = StoreLayout.open(root)
     start = StoreLayout.open(log or root).commit_log.start
     found: dict[tuple[str, int], list[tuple[int, ...]]] = {}
-    for queue in consume_queues(layout):
+    for queue in ConsumeQueue.all_of(layout):
         entries: list[tuple[int, ...]] = [
             (number, *entry)
             for number, entry in queue.entries(0, queue.max_offset)

@@ -22,7 +22,7 @@ LAYERS = (
     "errors units compiled uncompiled documents text arguments cache signals systems",
     "format",
     "protocol",
-    "config_names layout_config config message_call message",
+    "layout_config config message_call message",
     "log",
     "disk",
     "read",

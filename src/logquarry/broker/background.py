@@ -1,4 +1,4 @@
-"""A broker in a thread of its own, for programs and tests without asyncio."""
+"""Runs a broker in a thread, for programs and tests without asyncio."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ class Sending:
     def message_of(
         self, request: Request, topic: str, queue_id: int, body: bytes | None, text: str
     ) -> Message:
-        """The message of a send; with a body of its own if it is a batch."""
+        """The message of a send; ``body`` is None unless the send is a batch."""
         fields = request.fields
         # In the order of Message's fields. They have the right types, so they need no check.
         return Message.of_checked(

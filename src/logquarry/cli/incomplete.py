@@ -28,7 +28,7 @@ def read_store(
     Returns:
         The result, and the queues that were left out, with their reasons.
     """
-    from logquarry.read.unreadable_queues import unreadable_queues
+    from logquarry.read.batch_queue import unreadable_queues
     from logquarry.store.message_store import MessageStore
 
     left_out: Mapping[QueueKey, str] = {}

@@ -230,9 +230,9 @@ class MessageReader:
 
     def _likely_end(self) -> int:
         """The log's end according to the queues: the files may have much empty space after it."""
-        from logquarry.read.log_end import all_queues, last_entries
+        from logquarry.read.log_end import last_entries
 
-        entries = last_entries(self.layout, all_queues(self.layout))
+        entries = last_entries(self.layout)
         if not entries:
             return self.layout.commit_log.end
         return entries[0].physical_offset + entries[0].size

@@ -50,7 +50,7 @@ def after_verify(report: VerifyReport, store: str, config: str | None) -> str | 
         store: the store's path as the user typed it.
         config: the value of ``--config``.
     """
-    from logquarry.repair.verify.advice import next_step
+    from logquarry.repair.verify.findings import next_step
 
     found = next_step(report)
     if found is None:

@@ -101,6 +101,11 @@ _FILTERS = (
 )
 
 
+def into(text: str) -> Callable[[_Command], _Command]:
+    """The option ``--into``, with its help."""
+    return click.option("--into", metavar="DIR", type=LocalFolder(), help=text)
+
+
 class LocalFolder(click.ParamType):  # type: ignore[type-arg]
     """The type of an option that names a local folder to write."""
 

@@ -155,12 +155,9 @@ def _section(out: Output, title: str, lines: list[str]) -> None:
 # ------------------------------------------------------------------------------------------ rebuild
 @click.command()
 @options.stores
-@click.option(
-    "--into",
-    metavar="DIR",
-    type=options.LocalFolder(),
-    help="Write the files into DIR and only read STORE. With several stores, each gets its own "
-    "folder in DIR.",
+@options.into(
+    "Write the files into DIR and only read STORE. With several stores, each gets its own folder "
+    "in DIR."
 )
 @click.option(
     "--in-place",

@@ -24,12 +24,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @options.stores
-@click.option(
-    "--into",
-    metavar="DIR",
-    type=options.LocalFolder(),
-    help="Make the new store in DIR, which must be empty or missing. With several stores, each "
-    "gets its own folder in DIR.  [default: write nothing, only report]",
+@options.into(
+    "Make the new store in DIR, which must be empty or missing. With several stores, each gets its "
+    "own folder in DIR.  [default: write nothing, only report]"
 )
 @click.option(
     "--include-stale",
@@ -221,12 +218,9 @@ def _notes(found: Salvaged) -> list[str]:
 # ------------------------------------------------------------------------------------------ convert
 @click.command()
 @options.store
-@click.option(
-    "--into",
-    metavar="DIR",
-    type=options.LocalFolder(),
-    help="Make the plain store in DIR, which must be empty or missing.  [default: write nothing, "
-    "only report]",
+@options.into(
+    "Make the plain store in DIR, which must be empty or missing.  [default: write nothing, only "
+    "report]"
 )
 @options.as_json
 @options.config

@@ -3,6 +3,8 @@
 RocketMQ's ``ConfigManager`` writes such a file without a sync, in several steps. Here a rename
 replaces the file after its bytes are on the disk, and keeps the previous document as ``.bak``,
 which RocketMQ reads too. So after any power cut one of the two is readable.
+
+:func:`keep_settings` records the settings of a store in the store.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
-from logquarry.errors import StoreNotFound
+from logquarry.errors import StoreNotFound, StoreUnavailable
 from logquarry.format import broker_config, fastjson
-from logquarry.log import rocksdb_config
+from logquarry.log import kept_settings
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import CONFIG, quarantine
+from logquarry.log.rocksdb import place_of, read_config
+from logquarry.log.store_files import CONFIG, SETTINGS, quarantine
 
 logger = logging.getLogger(__name__)
 
@@ -363,11 +367,9 @@ def consumer_offsets(
 def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, int]] | None:
     """The same of a broker that keeps them in RocksDB; None if it does not."""
     name = broker_config.CONSUMER_OFFSET_FILE
-    if rocksdb_config.place_of(layout.filesystem, name) is None:
+    if place_of(layout.filesystem, name) is None:
         return None
-    return broker_config.decode_consumer_offsets(
-        rocksdb_config.read_config(layout.filesystem, name)
-    )
+    return broker_config.decode_consumer_offsets(read_config(layout.filesystem, name))
 
 
 def delay_offsets(layout: StoreLayout, level: int = logging.WARNING) -> dict[int, int] | None:
@@ -391,3 +393,25 @@ def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: i
         except (ValueError, TypeError) as error:
             logger.log(level, "%s: %s", layout.filesystem.full_path(path), error)
     return None
+
+
+def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
+    """Record the settings of a store, unless the record says the same.
+
+    Args:
+        disk: the disk that the store is on.
+        root: the store's folder.
+        config: the settings, with all sizes.
+    """
+    path, data = root / SETTINGS, kept_settings.encode(config)
+    try:
+        if path.read_bytes() == data:
+            return
+    except OSError:
+        pass
+    try:
+        disk.replace(path, data)
+    except StoreUnavailable as error:
+        # A full disk, for example. The files show most settings.
+        disk.health.require_writable()
+        logger.warning("the settings of the store are not recorded: %s", error)

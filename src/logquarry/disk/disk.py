@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from logquarry.disk.lifetime import abandon_in_children
-from logquarry.disk.service import Health
+from logquarry.disk.service import Health, abandon_in_children
 from logquarry.errors import StoreUnavailable
 from logquarry.log.readable import WatchedMap
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.disk.disk import Disk
-from logquarry.disk.lifetime import abandon_in_children
+from logquarry.disk.service import abandon_in_children
 from logquarry.errors import StoreUnavailable
 from logquarry.log.store_files import ABORT, LOCK
 from logquarry.systems import fcntl, require_writing
@@ -166,7 +166,7 @@ class StoreLock:
             self._disk.let_go(descriptor)
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.disk.lifetime`. The parent keeps the lock."""
+        """See :mod:`logquarry.disk.service`. The parent keeps the lock."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):

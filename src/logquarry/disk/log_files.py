@@ -1,18 +1,34 @@
-"""Opens the files of a store's log for writing, in one folder or several."""
+"""Opens the files of a store's log for writing, in one folder or several.
+
+:class:`AllocateMappedFileService` creates the log's next file ahead of its first write. A put that
+reaches the end of a file then finds the next one created, allocated, durable and, by option, warm.
+At shutdown the service deletes the file that was not used, as RocketMQ does.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.disk import Disk
+from logquarry.disk.mapped_file import MappedFile, TransientStorePool
 from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.service import Clock, Done, Service, monotonic_ms
+from logquarry.errors import StoreUnavailable
 from logquarry.log.log_place import LogFolders
+
+logger = logging.getLogger(__name__)
 
 _FULL: Final = 0.85
 """Share of a disk above which its folder gets no new file (``getDiskSpaceCleanForciblyRatio``)."""
+
+WAIT_TIMEOUT_MS: Final = 5_000
+_SLOW_MS: Final = 500
 
 
 def log_paths(root: Path, folders: LogFolders) -> tuple[Path, ...]:
@@ -54,3 +70,165 @@ def full_folders(folders: Sequence[Path]) -> list[Path]:
         if use.used > _FULL * use.total:
             found.append(folder)
     return found
+
+
+class _Request:
+    """A file to create. After ``done`` it has ``file`` or ``error``."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.size = size
+        self.is_begun = False
+        self.done = Done()
+        self.file: MappedFile | None = None
+        self.error: StoreUnavailable | None = None
+
+
+class AllocateMappedFileService(Service):
+    """Creates the files of commit logs, one ahead.
+
+    Args:
+        disk: the store's disk.
+        pool: in transient mode, the buffers that puts write to first.
+        warm: load the pages of each file into memory (``warmMapedFileEnable``).
+        fast_fail: create no file while no buffer is free (``fastFailIfNoBufferInStorePool``);
+            otherwise puts write a file without a buffer through its map.
+        timeout_ms: how long :meth:`take` waits.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        pool: TransientStorePool | None = None,
+        warm: bool = False,
+        fast_fail: bool = False,
+        timeout_ms: int = WAIT_TIMEOUT_MS,
+        clock: Clock = monotonic_ms,
+    ) -> None:
+        super().__init__("allocate", disk.health, interval_ms=None)
+        self._disk = disk
+        self._pool = pool
+        self._warm = warm
+        self._fast_fail = fast_fail
+        self._timeout_ms = timeout_ms
+        self._clock = clock
+        self._change = threading.Lock()
+        self._requests: dict[Path, _Request] = {}
+        # The last file that was taken; the next call of take replaces it.
+        self._handed: _Request | None = None
+
+    def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
+        """Take the file at ``path``, and request ``following`` next.
+
+        Returns:
+            None if it was not created in time (a later call gets it), or with ``fast_fail`` if no
+            buffer is free.
+
+        Raises:
+            StoreUnavailable: if it cannot be created (the next call tries again: there may be room
+                by then), or the service was stopped.
+        """
+        self.health.require_writable()
+        if self.is_stopping:
+            raise StoreUnavailable(f"{path}: the store is being closed")
+        handed = self._handed
+        if handed is not None:
+            if handed.path == path:
+                # An interrupt (Ctrl-C) arrived after the last take, before the queue had the file.
+                return handed.file
+            self._requests.pop(handed.path, None)
+        with self._change:
+            request = self._requests.get(path)
+            if request is not None and request.error is not None:
+                # Creating it ahead failed; try again.
+                request = None
+            if request is None:
+                if self._fast_fail and self._pool is not None and not self._pool.available:
+                    logger.warning("%s: no buffer of the transient store pool is free", path)
+                    return None
+                request = self._ask_for(path, size)
+            if following is not None and following not in self._requests and self._may_go_ahead():
+                self._ask_for(following, size)
+        self.wakeup()
+        if not request.done.wait(self._timeout_ms / 1000):
+            logger.warning("%s: not created within %d ms", path, self._timeout_ms)
+            return None
+        if request.error is None:
+            self._handed = request
+        with self._change:
+            self._requests.pop(path, None)
+        if request.error is not None:
+            raise request.error
+        return request.file
+
+    def _ask_for(self, path: Path, size: int) -> _Request:
+        # A single statement, so that Ctrl-C cannot leave half a request.
+        request = self._requests[path] = _Request(path, size)
+        return request
+
+    def _not_begun(self) -> list[_Request]:
+        return [request for request in self._requests.values() if not request.is_begun]
+
+    def _may_go_ahead(self) -> bool:
+        if not self._fast_fail or self._pool is None:
+            return True
+        return self._pool.available > len(self._not_begun())
+
+    def run_once(self) -> None:
+        """Create the requested files."""
+        while not self.is_stopping:
+            with self._change:
+                request = next(iter(self._not_begun()), None)
+                if request is None:
+                    return
+                request.is_begun = True
+            started = self._clock()
+            try:
+                request.file = MappedFile(
+                    self._disk,
+                    request.path,
+                    int(request.path.name),
+                    request.size,
+                    pool=self._pool,
+                    exclusive=True,
+                )
+                if self._warm:
+                    request.file.warm()
+            except StoreUnavailable as error:
+                logger.warning("%s: cannot be created: %s", request.path, error)
+                request.error = error
+            except Exception as error:
+                request.error = self.health.poison(f"{request.path}: cannot be created: {error!r}")
+                raise
+            finally:
+                request.done.set()
+            if (spent := self._clock() - started) > _SLOW_MS:
+                logger.warning("%s: creating it took %d ms", request.path, spent)
+
+    def run_last(self) -> None:
+        """Delete the files that were not used."""
+        self.discard()
+
+    def discard(self) -> None:
+        """Delete the files that were not used, and drop all requests."""
+        with self._change:
+            requests = [r for r in self._requests.values() if r is not self._handed]
+            self._handed = None
+            not_begun = self._not_begun()
+            self._requests.clear()
+        for request in requests:
+            if request in not_begun:
+                request.error = StoreUnavailable(f"{request.path}: it is not needed any more")
+                request.done.set()
+            # The service is creating this file now; wait for it.
+            elif not request.done.wait(self._timeout_ms / 1000):
+                logger.warning("%s: left in place, creating it takes too long", request.path)
+            if request.file is None:
+                continue
+            if request.file.is_named():
+                with contextlib.suppress(StoreUnavailable):
+                    # In a poisoned store the empty file stays.
+                    request.file.delete()
+            else:
+                request.file.close()

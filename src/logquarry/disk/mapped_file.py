@@ -30,7 +30,7 @@ import numpy.typing as npt
 from logquarry.disk import open_files
 from logquarry.disk.disk import Disk
 from logquarry.disk.file_place import FilePlace
-from logquarry.disk.lifetime import abandon_in_children, stays
+from logquarry.disk.service import abandon_in_children, stays
 from logquarry.errors import StoreUnavailable, UnreadableFile
 from logquarry.log.lost_pages import lost
 from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable
@@ -490,7 +490,7 @@ class MappedFile(FilePlace):
         self._disk.remove(self.path)
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.disk.lifetime`. A forked child has no map, and unmaps none."""
+        """See :mod:`logquarry.disk.service`. A forked child has no map, and unmaps none."""
         open_files.leave_mapped(self._map)
         self.buffer = self._view = self._readable = _NO_BYTES
         self.address = self._map_address = 0

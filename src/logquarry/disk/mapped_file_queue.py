@@ -36,7 +36,7 @@ _CHECK_EVERY: Final = 1.0
 
 
 class Allocator(Protocol):
-    """Makes the files of a queue ahead of their use; see :mod:`logquarry.disk.allocate`."""
+    """Makes the files of a queue ahead of their use; see :mod:`logquarry.disk.log_files`."""
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
         """The file at ``path``; None if it was not made in time. ``following`` is made next."""

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from logquarry.disk.disk import Disk
-from logquarry.disk.lifetime import abandon_in_children
+from logquarry.disk.service import abandon_in_children
 from logquarry.errors import StoreUnavailable
-from logquarry.format import checkpoint, durable_mark
-from logquarry.format.checkpoint import Checkpoint
-from logquarry.format.durable_mark import DurableMark
+from logquarry.format import checkpoint
+from logquarry.format.checkpoint import Checkpoint, DurableMark, encode_mark
+from logquarry.format.fields import PAGE_SIZE
 from logquarry.log.store_files import quarantine
 
 
@@ -116,7 +116,7 @@ class PageFile:
             self._disk.let_go(descriptor)
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.disk.lifetime`."""
+        """See :mod:`logquarry.disk.service`."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -156,9 +156,9 @@ class CheckpointFile:
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk = disk
         self._writing = threading.Lock()
-        self._file = PageFile(disk, path, checkpoint.FILE_SIZE, path.parent)
+        self._file = PageFile(disk, path, PAGE_SIZE, path.parent)
         with self._file.opening():
-            data = self._file.read(checkpoint.FILE_SIZE)
+            data = self._file.read(PAGE_SIZE)
             found = checkpoint.decode(data)
         self.offsets = checkpoint.decode_offsets(data)
         self.physic_timestamp, self.logics_timestamp, self.index_timestamp = found
@@ -192,7 +192,7 @@ class CheckpointFile:
 
 
 # --------------------------------------------------------------------------------------------------
-# The durable offset (:mod:`logquarry.format.durable_mark`)
+# The durable offset (:class:`logquarry.format.checkpoint.DurableMark`)
 #
 # Each sync of the log raises the durable offset; the file itself is synced only before the
 # checkpoint is written. So after a power cut the durable offset may be too low, but never too high.
@@ -217,9 +217,9 @@ class DurableFile:
         self.path = path
         self._writing = threading.Lock()
         self._mark = DurableMark(offset, checkpoint, checkpoint)
-        self._file = PageFile(disk, path, durable_mark.FILE_SIZE, path.parent.parent)
+        self._file = PageFile(disk, path, PAGE_SIZE, path.parent.parent)
         with self._file.opening():
-            self._file.write(durable_mark.encode(self._mark))
+            self._file.write(encode_mark(self._mark))
             self._file.sync()
 
     @property
@@ -237,7 +237,7 @@ class DurableFile:
                 return
             before, self._mark = self._mark, self._mark._replace(offset=offset)
             try:
-                self._file.write(durable_mark.encode(self._mark))
+                self._file.write(encode_mark(self._mark))
             except OSError as error:
                 self._mark = before
                 logger.warning(
@@ -262,7 +262,7 @@ class DurableFile:
         """
         with self._writing:
             self._mark = self._mark._replace(before=before, after=after)
-            self._file.write_durably(durable_mark.encode(self._mark))
+            self._file.write_durably(encode_mark(self._mark))
 
     def close(self) -> None:
         """Close the file."""

@@ -1,4 +1,4 @@
-"""The health and the refusals of a store, and the base class of its threads (``ServiceThread``).
+"""The life of an open store: health, refusals, threads (``ServiceThread``), forks and exit.
 
 - :class:`RunningFlags`: reasons why the store takes no messages now. Reads continue.
 - :class:`Health`: whether the store may still be written and read. After a failed sync, the
@@ -10,17 +10,26 @@
   then the other thread waits for ever.
 - :class:`Service`: a thread of the store that runs at an interval or when woken
   (``ServiceThread``).
+- :func:`abandon_in_children`: a forked child has the store's objects, but neither its maps
+  (``MADV_DONTFORK``) nor its threads, and only the parent may write the files. So the child
+  abandons the store: every call raises StoreUnavailable, and the descriptors are closed. Among them
+  is the lock's descriptor: the child would hold the lock as long as it lives.
+- :func:`close_at_exit`: stores that are still open when the interpreter exits are closed, so that
+  the next opening needs no recovery.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
+from typing import Final, Protocol
 
 from logquarry.disk.file_place import HealthReason, Refusals
 from logquarry.errors import StoreUnavailable
@@ -105,7 +114,7 @@ class Health(HealthReason):
         self.is_gone = True
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.disk.lifetime`."""
+        """See :func:`abandon_in_children`."""
         self.is_forked = True
         self.end("the store belongs to the process that this one was forked from")
 
@@ -186,7 +195,7 @@ class Service(ABC):
     """A thread that runs at an interval, or when it is woken.
 
     :meth:`run_once` is the work, and can be called without a thread. The thread is a daemon: the
-    interpreter ends it through the store's close (:mod:`logquarry.disk.lifetime`).
+    interpreter ends it through the store's close (:func:`close_at_exit`).
 
     Args:
         name: the thread's name.
@@ -274,3 +283,67 @@ class Service(ABC):
 
     def ended(self) -> None:  # noqa: B027
         """Called in the thread when it ends, for any reason."""
+
+
+class Abandonable(Protocol):
+    """An object that must not be used in a forked child."""
+
+    def abandon_in_child(self) -> None:
+        """Release the parent's resources in the child. Must take no locks and not raise."""
+
+
+class Closable(Protocol):
+    """An object to close at exit."""
+
+    def close(self) -> None:
+        """Close it; further calls do nothing."""
+
+
+_NOT_IN_CHILDREN: Final[weakref.WeakSet[Abandonable]] = weakref.WeakSet()
+_OPEN: Final[dict[int, Closable]] = {}
+
+
+def abandon_in_children(thing: Abandonable) -> None:
+    """Abandon ``thing`` in each child that this process forks. Holds only a weak reference."""
+    _NOT_IN_CHILDREN.add(thing)
+
+
+def stays(thing: Abandonable) -> None:
+    """Undo :func:`abandon_in_children`."""
+    _NOT_IN_CHILDREN.discard(thing)
+
+
+def close_at_exit(thing: Closable) -> None:
+    """Close ``thing`` at interpreter exit, last registered first.
+
+    Keeps ``thing`` alive until :func:`was_closed`.
+    """
+    _OPEN[id(thing)] = thing
+
+
+def was_closed(thing: Closable) -> None:
+    """Undo :func:`close_at_exit`: ``thing`` is closed."""
+    _OPEN.pop(id(thing), None)
+
+
+def _close_all() -> None:
+    while _OPEN:
+        _, thing = _OPEN.popitem()
+        try:
+            thing.close()
+        except Exception:
+            # The other stores must be closed too, and there is no caller to raise to.
+            logger.exception("a store could not be closed cleanly at exit")
+
+
+def _abandon_all() -> None:
+    # The child's exit must not close the parent's stores.
+    _OPEN.clear()
+    for thing in list(_NOT_IN_CHILDREN):
+        thing.abandon_in_child()
+    _NOT_IN_CHILDREN.clear()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)

@@ -1,10 +1,17 @@
 """The checkpoint file (``StoreCheckpoint``): 4,096 bytes that start with three times.
 
 RocketMQ 5 has three offsets after them, which are 0 in the file of a 4.9 broker.
+
+:class:`DurableMark` is the log's durable offset, in ``.logquarry/durable``, unknown to RocketMQ.
+Damage before the durable offset is rot: the bytes were good once. Damage after it may come from a
+crash. The content fits one sector, so a power cut leaves either the old or the new content. A
+RocketMQ that opens the store rewrites the checkpoint, and the durable offset is then stale. So the
+file records the content of the checkpoint before and after the checkpoint's next write.
 """
 
 from __future__ import annotations
 
+import zlib
 from typing import Final, NamedTuple
 
 from logquarry.format.fields import Field, Layout
@@ -21,8 +28,23 @@ OFFSETS = Layout(
     Field("confirm", "q", "physical offset of the last message of the log at its last recovery"),
     Field("logics_physical", "q", "physical offset of the last message synced in the queues (5.5)"),
 )
-FILE_SIZE: Final = 4096
 assert LAYOUT.size == 24
+
+MARK_MAGIC: Final = 0x4C51_4D41_524B_0001
+MARK: Final = Layout(
+    "durable mark",
+    Field("magic", "q", "MARK_MAGIC"),
+    Field("offset", "q", "physical offset: the log is synced up to here"),
+    Field("physic_before", "q", "checkpoint before its next write: physic"),
+    Field("logics_before", "q", "logics"),
+    Field("index_before", "q", "index"),
+    Field("physic_after", "q", "checkpoint after its next write: physic"),
+    Field("logics_after", "q", "logics"),
+    Field("index_after", "q", "index"),
+)
+MARK_SIZE: Final = MARK.size + 4
+"""With the CRC-32 after the fields."""
+assert MARK.size == 64
 
 
 class Checkpoint(NamedTuple):
@@ -55,7 +77,7 @@ def decode_offsets(data: bytes) -> Offsets:
 
 def encode(checkpoint: Checkpoint) -> bytes:
     """Encode the whole file."""
-    return LAYOUT.struct.pack(*checkpoint).ljust(FILE_SIZE, b"\0")
+    return LAYOUT.page(checkpoint)
 
 
 def decode(data: bytes) -> Checkpoint:
@@ -64,6 +86,33 @@ def decode(data: bytes) -> Checkpoint:
     Raises:
         ValueError: if there are fewer than 24 bytes.
     """
-    if len(data) < LAYOUT.size:
-        raise ValueError(f"{len(data)} bytes instead of the {LAYOUT.size} of a checkpoint")
-    return Checkpoint(*LAYOUT.struct.unpack_from(data, 0))
+    return Checkpoint(*LAYOUT.values(data))
+
+
+class DurableMark(NamedTuple):
+    """The durable offset and the checkpoints that it is valid for."""
+
+    offset: int
+    before: Checkpoint
+    after: Checkpoint
+
+    def speaks_of(self, checkpoint: Checkpoint) -> bool:
+        """Whether the durable offset is valid for a store with this checkpoint."""
+        return checkpoint in (self.before, self.after)
+
+
+def encode_mark(mark: DurableMark) -> bytes:
+    """Encode the content of ``.logquarry/durable``, without padding."""
+    data = MARK.struct.pack(MARK_MAGIC, mark.offset, *mark.before, *mark.after)
+    return data + zlib.crc32(data).to_bytes(4, "big")
+
+
+def decode_mark(data: bytes) -> DurableMark | None:
+    """Decode the content; None if it is torn or foreign."""
+    if len(data) < MARK_SIZE:
+        return None
+    magic, offset, *times = MARK.struct.unpack_from(data, 0)
+    crc = int.from_bytes(data[MARK.size : MARK_SIZE], "big")
+    if magic != MARK_MAGIC or crc != zlib.crc32(data[: MARK.size]) or offset < 0:
+        return None
+    return DurableMark(offset, Checkpoint(*times[:3]), Checkpoint(*times[3:]))

@@ -6,11 +6,15 @@ A :class:`Layout` is a list of big-endian :class:`Field` objects.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import numpy as np
+
+PAGE_SIZE: Final = 4096
+"""Bytes of the small files that RocketMQ maps as a page (``MappedFile.OS_PAGE_SIZE``)."""
 
 _WIDTHS = {"b": 1, "h": 2, "i": 4, "I": 4, "q": 8}
 _DTYPES = {"b": "i1", "h": ">i2", "i": ">i4", "I": ">u4", "q": ">i8"}
@@ -49,6 +53,20 @@ class Layout:
         for field in fields:
             self.offsets[field.name] = position
             position += field.width
+
+    def page(self, values: Iterable[int]) -> bytes:
+        """A file of one page that begins with the fields."""
+        return self.struct.pack(*values).ljust(PAGE_SIZE, b"\0")
+
+    def values(self, data: bytes) -> tuple[int, ...]:
+        """The fields at the beginning of a file.
+
+        Raises:
+            ValueError: if there are fewer bytes.
+        """
+        if len(data) < self.size:
+            raise ValueError(f"{len(data)} bytes instead of the {self.size} of a {self.name}")
+        return self.struct.unpack_from(data, 0)
 
     def dtype(self) -> np.dtype[np.void]:
         """The layout as a packed big-endian NumPy dtype."""

@@ -27,6 +27,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from logquarry.format import java, message_id, sys_flag
+from logquarry.format import properties as props
 from logquarry.format.fields import Field, Layout
 
 MAGIC_V1: Final = 0xDAA320A7
@@ -145,6 +146,14 @@ class Frame:
         return fixed_size(self.magic, self.sys_flag) + (
             len(self.body) + len(self.topic) + len(self.properties)
         )
+
+    def is_copied_to(self, topic: str) -> bool:
+        """Whether multi-dispatch puts the frame of another topic into a queue of ``topic``."""
+        if self.topic.decode("utf-8", java.UTF8_ERRORS) == topic:
+            return False
+        found = props.decode_bytes(self.properties)
+        named = found.get(props.INNER_MULTI_DISPATCH, "").split(props.MULTI_SEPARATOR)
+        return topic in named and props.INNER_MULTI_QUEUE_OFFSET in found
 
     def with_crc(self) -> Frame:
         """The same frame with the CRC of its body."""

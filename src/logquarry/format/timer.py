@@ -58,7 +58,6 @@ assert CHECK.size == 56
 
 SLOTS: Final = 2 * 7 * 24 * 3600
 WHEEL_SIZE: Final = SLOTS * SLOT.size
-CHECK_SIZE: Final = 4096
 LOG_FILE_SIZE: Final = 100 << 20
 """Bytes of a file of the timer log (``mappedFileSizeTimerLog``)."""
 NONE: Final = -1
@@ -95,7 +94,7 @@ class TimerCheck(NamedTuple):
 
 def encode_check(check: TimerCheck) -> bytes:
     """Encode the whole file."""
-    return CHECK.struct.pack(*check).ljust(CHECK_SIZE, b"\0")
+    return CHECK.page(check)
 
 
 def decode_check(data: bytes) -> TimerCheck:
@@ -104,9 +103,7 @@ def decode_check(data: bytes) -> TimerCheck:
     Raises:
         ValueError: if there are fewer than 56 bytes.
     """
-    if len(data) < CHECK.size:
-        raise ValueError(f"{len(data)} bytes instead of {CHECK.size}: the broker does not start")
-    return TimerCheck(*CHECK.struct.unpack_from(data, 0))
+    return TimerCheck(*CHECK.values(data))
 
 
 def slot_time(deliver_at: int, precision_ms: int = PRECISION_MS) -> int:

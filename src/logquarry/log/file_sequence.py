@@ -1,10 +1,25 @@
-"""Files that form one offset space: those of the log, of a queue or of a table of 3.x."""
+"""Lists the folders of a store: files that form one offset space, queues, and stray names.
+
+The log, a queue or a table of 3.x is a :class:`FileSequence`.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+from logquarry.format import java
+from logquarry.log.filesystem import Entry, FileSystem
+from logquarry.log.log_names import is_offset_name
+from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, INDEX, LARGEST_BASE
+
+logger = logging.getLogger(__name__)
+
+_QUEUE_ID = re.compile("0|-?[1-9][0-9]{0,9}")
+_LISTINGS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +109,95 @@ def size_of(files: tuple[StoreFile, ...]) -> int:
     steps = [b.base - a.base for a, b in pairwise(files)]
     # Two neighbours give the exact size; a gap between files gives only a multiple.
     return min(steps) if steps and any(f.size == min(steps) for f in files) else largest
+
+
+class StoreFolders:
+    """The folders of one store. Each call lists them again.
+
+    Args:
+        filesystem: the store's folder.
+        by_names: whether other names in the log's folder count as stray.
+
+    Attributes:
+        ignored: names in the store's folders that are no store files, as found so far.
+    """
+
+    def __init__(self, filesystem: FileSystem, *, by_names: bool) -> None:
+        self.filesystem = filesystem
+        self.ignored: list[str] = []
+        self._goes_by_names = by_names
+
+    def queue_names(self, root: str = CONSUME_QUEUE) -> tuple[tuple[str, int], ...]:
+        """(topic, queue id) of each queue in a folder, sorted."""
+        names: list[tuple[str, int]] = []
+        topics = self.filesystem.list(root)
+        if any(topic.name == "CURRENT" and not topic.is_dir for topic in topics):
+            # The queues are in RocksDB (storeType=defaultRocksDB): its files are not stray files.
+            topics = [topic for topic in topics if topic.is_dir]
+        for topic in topics:
+            folder = f"{root}/{topic.name}"
+            queues = self.filesystem.list(folder) if topic.is_dir else []
+            for queue in queues:
+                if queue.is_dir and _is_queue_id(queue.name):
+                    names.append((topic.name, int(queue.name)))
+                else:
+                    self.ignore(f"{folder}/{queue.name}")
+            if not topic.is_dir:
+                self.ignore(folder)
+        return tuple(sorted(names))
+
+    def index_files(self) -> tuple[Entry, ...]:
+        """The index files by name, oldest first."""
+        found: list[Entry] = []
+        for entry in self.filesystem.list(INDEX):
+            if not entry.is_dir and entry.name.isascii() and entry.name.isdigit():
+                found.append(entry)
+            else:
+                self.ignore(f"{INDEX}/{entry.name}")
+        return tuple(found)
+
+    def numbered(self, folder: str) -> tuple[StoreFile, ...]:
+        """The files of a folder whose names are offsets, sorted by offset."""
+        files: dict[int, StoreFile] = {}
+        for _ in range(_LISTINGS):
+            # A listing taken while a broker creates files may miss one in the middle.
+            files |= {file.base: file for file in self._list_numbered(folder)}
+            found = [files[base] for base in sorted(files)]
+            steps = {b.base - a.base for a, b in pairwise(found)}
+            if len(steps) <= 1:
+                break
+        return tuple(files[base] for base in sorted(files))
+
+    def _list_numbered(self, folder: str) -> list[StoreFile]:
+        files: list[StoreFile] = []
+        hidden: list[str] = []
+        for entry in self.filesystem.list(folder):
+            name = entry.name
+            numbered = is_offset_name(name)
+            # Offset arithmetic from any accepted base stays within 64 bits.
+            if numbered and not entry.is_dir and int(name) <= LARGEST_BASE:
+                files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
+                continue
+            if numbered and entry.is_dir and folder == COMMIT_LOG:
+                hidden.append(name)
+            if folder != COMMIT_LOG or self._goes_by_names:
+                self.ignore(f"{folder}/{name}")
+        if files and folder == COMMIT_LOG:
+            # A folder, or a link to a disk that is not mounted, has the name of a file of the log:
+            # its messages are lost, not expired.
+            hidden += filter(is_offset_name, self.filesystem.broken_links(folder))
+            names = [name for name in hidden if int(name) <= LARGEST_BASE]
+            files += [StoreFile(int(name), 0, f"{folder}/{name}") for name in names]
+        return files
+
+    def ignore(self, path: str) -> None:
+        """Note a stray file."""
+        # A stray file makes RocketMQ refuse to start; here it only causes a warning.
+        if path not in self.ignored:
+            self.ignored.append(path)
+            logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))
+
+
+def _is_queue_id(name: str) -> bool:
+    # Only the spelling that RocketMQ writes: a folder 00 is not the queue of a folder 0.
+    return _QUEUE_ID.fullmatch(name) is not None and java.INT_MIN <= int(name) <= java.INT_MAX

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logquarry import arguments
 from logquarry.errors import StoreNotFound, UnreadableFile
-from logquarry.log.location import arrow_folder, without_file_scheme
-from logquarry.log.near_store import not_a_store
+from logquarry.log.location import arrow_folder, not_a_store, without_file_scheme
 from logquarry.log.readable import (
     UNREADABLE,
     ReadableMap,

@@ -6,10 +6,10 @@ import copy
 import json
 import logging
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import CorruptFile, StoreNotFound
@@ -17,15 +17,15 @@ from logquarry.format import (
     batch_entry,
     broker_config,
     checkpoint,
-    durable_mark,
     java,
     queue_entry,
     state_table,
 )
 from logquarry.log import kept_settings
 from logquarry.log.delay_levels import levels_of
-from logquarry.log.file_sequence import FileSequence, StoreFile, of_entries, size_of
+from logquarry.log.file_sequence import FileSequence, StoreFile, StoreFolders, of_entries, size_of
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
+from logquarry.log.location import not_a_store
 from logquarry.log.log_names import (
     LogFile,
     LogNames,
@@ -36,8 +36,7 @@ from logquarry.log.log_names import (
     right_path,
 )
 from logquarry.log.log_place import LogFolders, LogPlace, find_log_folders, find_missing_log
-from logquarry.log.near_store import not_a_store
-from logquarry.log.rocksdb_config import read_config
+from logquarry.log.rocksdb import read_config
 from logquarry.log.store_files import (
     ABORT,
     BATCH_QUEUE,
@@ -58,10 +57,38 @@ from logquarry.log.store_files import (
     STATE_TABLE,
     TRANSACTION,
 )
-from logquarry.log.store_folders import StoreFolders
 from logquarry.systems import is_locked
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class _Listing:
+    """The contents of a store's folders, as one layout found them; each is listed once."""
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self.layout = layout
+        self.found: dict[str, Any] = {}
+
+
+class _listed(Generic[_T]):  # noqa: N801
+    """A property of a layout that is kept until :meth:`StoreLayout.refresh`."""
+
+    def __init__(self, find: Callable[[StoreLayout], _T]) -> None:
+        self._find = find
+        self.__doc__ = find.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, layout: StoreLayout, owner: type) -> _T:
+        listing = layout._listing
+        try:
+            found: _T = listing.found[self._name]
+        except KeyError:
+            found = listing.found[self._name] = self._find(listing.layout)
+        return found
 
 
 class StoreLayout:
@@ -160,7 +187,7 @@ class StoreLayout:
 
     def use_commit_log(self, files: FileSequence) -> None:
         """Use these files as the commit log, until the next refresh."""
-        self._listing.commit_log = files
+        self._listing.found["commit_log"] = files
 
     def open_file(self, path: str) -> FileView:
         """Open a file below the root; see :meth:`FileSystem.open`.
@@ -175,7 +202,7 @@ class StoreLayout:
             self.require_right_names(path)
         return view
 
-    @property
+    @_listed
     def commit_log(self) -> FileSequence:
         """The files of the commit log.
 
@@ -184,14 +211,6 @@ class StoreLayout:
             MisnamedFile: if the first or the last file, or one beside a gap, has a wrong name. The
                 names of the others are checked when they are opened.
         """
-        return self._listing.commit_log
-
-    @cached_property
-    def log_folders(self) -> LogFolders:
-        """The folders of the log."""
-        return find_log_folders(self.filesystem, self._names, self.config, lambda: self.durable_end)
-
-    def _find_commit_log(self) -> FileSequence:
         files, folders = self.list_commit_log(), self.log_folders
         self._require_log_here()
         # DLedger has its own setting for the size of its files.
@@ -206,6 +225,11 @@ class StoreLayout:
         # RocketMQ's file size is an int, and positions in a file are 32 bits wide here too: bytes
         # beyond that are no part of a log.
         return FileSequence(files, min(size, java.INT_MAX), folders.has_heads)
+
+    @cached_property
+    def log_folders(self) -> LogFolders:
+        """The folders of the log."""
+        return find_log_folders(self.filesystem, self._names, self.config, lambda: self.durable_end)
 
     def _require_log_here(self) -> None:
         if self.log_folders.missing is not None:
@@ -257,10 +281,10 @@ class StoreLayout:
         ]
         return tuple(sorted(files, key=lambda file: file.base))
 
-    @property
+    @_listed
     def log_names(self) -> LogNames:
         """The files of the log by their content, with those that have wrong names."""
-        return self._listing.log_names
+        return self._find_log_names()
 
     def _find_log_names(self) -> LogNames:
         named = self._files_by_name()
@@ -296,12 +320,28 @@ class StoreLayout:
     @property
     def queue_names(self) -> tuple[tuple[str, int], ...]:
         """(topic, queue id) of each consume queue, sorted."""
-        return tuple(name for name in self._listing.queue_names if name not in self.left_out)
+        return tuple(name for name in self._queue_names if name not in self.left_out)
 
     @property
     def batch_queue_names(self) -> tuple[tuple[str, int], ...]:
         """(topic, queue id) of each batch queue of RocketMQ 5, sorted."""
-        return tuple(name for name in self._listing.batch_queue_names if name not in self.left_out)
+        return tuple(name for name in self._batch_queue_names if name not in self.left_out)
+
+    @_listed
+    def _queue_names(self) -> tuple[tuple[str, int], ...]:
+        return self._folders.queue_names()
+
+    @_listed
+    def _batch_queue_names(self) -> tuple[tuple[str, int], ...]:
+        return self._folders.queue_names(BATCH_QUEUE)
+
+    def queue_files(self) -> list[FileSequence]:
+        """The files of each consume queue."""
+        return [self.queue(*name) for name in self.queue_names]
+
+    def batch_queue_files(self) -> list[FileSequence]:
+        """The files of each batch queue."""
+        return [self.batch_queue(*name) for name in self.batch_queue_names]
 
     def queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a consume queue; none if there is no such queue."""
@@ -333,25 +373,25 @@ class StoreLayout:
         """Whether the store has the transactions of 3.x."""
         return TRANSACTION in self.folders
 
-    @property
+    @_listed
     def state_table(self) -> FileSequence:
         """The files of the transaction state table."""
-        return self._listing.state_table
+        return self._of_3_x(STATE_TABLE, state_table.UNIT_SIZE, self.config.state_table_file_size)
 
-    @property
+    @_listed
     def redo_log(self) -> FileSequence:
         """The files of the transaction redo log."""
-        return self._listing.redo_log
+        return self._of_3_x(REDO_LOG, queue_entry.UNIT_SIZE, self.config.redo_log_file_size)
 
     def _of_3_x(self, folder: str, entry_size: int, stated: int | None) -> FileSequence:
         return of_entries(
             self._folders.numbered(folder) if self.has_state_table else (), entry_size, stated
         )
 
-    @property
+    @_listed
     def index_files(self) -> tuple[Entry, ...]:
         """The index files by name, oldest first."""
-        return self._listing.index_files
+        return self._folders.index_files()
 
     @cached_property
     def delay_levels_ms(self) -> tuple[int, ...]:
@@ -394,13 +434,20 @@ class StoreLayout:
             logger.warning("%s: %s: %s", self.root, SETTINGS, error)
             return {}
 
-    @property
+    @_listed
     def durable_end(self) -> int | None:
         """The durable offset of the log, None if it is not known.
 
-        See :mod:`logquarry.format.durable_mark`.
+        See :class:`logquarry.format.checkpoint.DurableMark`.
         """
-        return self._listing.durable_end
+        try:
+            mark = checkpoint.decode_mark(self.filesystem.read(DURABLE))
+            found = self.read_checkpoint()
+        except (OSError, ValueError):
+            return None
+        if mark is None or found is None or not mark.speaks_of(found):
+            return None
+        return mark.offset
 
     def is_sure_of(self, bound: int | None) -> bool:
         """Whether no break before ``bound`` ends the log: each is damage, and the log goes on.
@@ -417,16 +464,6 @@ class StoreLayout:
             return True
         return self.has_abort and self.writer_end is None
 
-    def _find_durable_end(self) -> int | None:
-        try:
-            mark = durable_mark.decode(self.filesystem.read(DURABLE))
-            found = self.read_checkpoint()
-        except (OSError, ValueError):
-            return None
-        if mark is None or found is None or not mark.speaks_of(found):
-            return None
-        return mark.offset
-
     @property
     def cut_end(self) -> int | None:
         """The log's end by the last recovery; None if nothing shows that the log still ends there.
@@ -434,10 +471,11 @@ class StoreLayout:
         RocketMQ's rules leave the bytes and the queue entries after that end in the files. The note
         is void once a writer moves the durable offset on, or another program writes the checkpoint.
         """
-        cut = self._listing.cut_end
+        cut = self._noted_end
         return None if cut is None or self.has_abort else cut
 
-    def _find_cut_end(self) -> int | None:
+    @_listed
+    def _noted_end(self) -> int | None:
         try:
             noted = json.loads(self.filesystem.read(DAMAGE))["log_end"]
             return self.durable_end if noted == self.durable_end else None
@@ -455,51 +493,3 @@ class StoreLayout:
         except (CorruptFile, ValueError, TypeError) as error:
             logger.warning("%s: %s: %s", self.root, broker_config.TOPICS_FILE, error)
             return {}
-
-
-class _Listing:
-    """The contents of a store's folders; each folder is listed once, when it is first needed.
-
-    :meth:`StoreLayout.refresh` replaces the whole listing.
-    """
-
-    def __init__(self, layout: StoreLayout) -> None:
-        self._layout = layout
-
-    @cached_property
-    def commit_log(self) -> FileSequence:
-        return self._layout._find_commit_log()
-
-    @cached_property
-    def log_names(self) -> LogNames:
-        return self._layout._find_log_names()
-
-    @cached_property
-    def queue_names(self) -> tuple[tuple[str, int], ...]:
-        return self._layout._folders.queue_names()
-
-    @cached_property
-    def batch_queue_names(self) -> tuple[tuple[str, int], ...]:
-        return self._layout._folders.queue_names(BATCH_QUEUE)
-
-    @cached_property
-    def state_table(self) -> FileSequence:
-        size = self._layout.config.state_table_file_size
-        return self._layout._of_3_x(STATE_TABLE, state_table.UNIT_SIZE, size)
-
-    @cached_property
-    def redo_log(self) -> FileSequence:
-        size = self._layout.config.redo_log_file_size
-        return self._layout._of_3_x(REDO_LOG, queue_entry.UNIT_SIZE, size)
-
-    @cached_property
-    def index_files(self) -> tuple[Entry, ...]:
-        return self._layout._folders.index_files()
-
-    @cached_property
-    def durable_end(self) -> int | None:
-        return self._layout._find_durable_end()
-
-    @cached_property
-    def cut_end(self) -> int | None:
-        return self._layout._find_cut_end()

@@ -8,7 +8,7 @@ The log ends at the end of the unbroken chain, or at ``bound`` if that is larger
 shut down cleanly. Sound frames after the end are stale: an earlier recovery truncated the log.
 Without a bound (after a crash, or beside a live writer) every sound frame counts.
 
-If the durable offset (:mod:`logquarry.format.durable_mark`) is at or above the bound, or the bound
+If the durable offset (:mod:`logquarry.format.checkpoint`) is at or above the bound, or the bound
 comes from a store that crashed, no break before the bound ends the log: the walk reports damage and
 continues after it.
 

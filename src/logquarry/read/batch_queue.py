@@ -11,7 +11,8 @@ below the end of an earlier entry, are skipped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,19 +20,22 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
+from logquarry.errors import UnreadableFile
 from logquarry.format import batch_entry, java
 from logquarry.format.batch_entry import ENTRY_SIZE
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.read.consume_queue import (
+    NO_CODE,
     UNIT_DTYPE,
     ConsumeQueue,
-    Queue,
+    FileQueue,
     QueueSegment,
     StoreTime,
     Units,
 )
+from logquarry.read.rocksdb_queue import RocksQueue, rocksdb_queues
 
 BATCH_DTYPE: Final = batch_entry.LAYOUT.dtype()
 BatchEntries = npt.NDArray[np.void]
@@ -39,9 +43,6 @@ BatchEntries = npt.NDArray[np.void]
 Bools = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
 
-NO_CODE: Final = java.LONG_MIN
-"""Tags code of a unit whose frame holds several messages, each with its own tags: as an address
-into ConsumeQueueExt, it does not determine the tag."""
 _MOST_UNITS: Final = 1 << 16
 _LARGEST_CHUNK: Final = 1 << 16
 _MOST_KEPT: Final = 4
@@ -131,68 +132,26 @@ class Spans:
             at = cut
 
 
-class BatchQueue(Queue):
-    """A batch queue in its files. Making the object reads nothing.
+class BatchQueue(FileQueue):
+    """A batch queue in its files; see :class:`FileQueue` for the arguments."""
 
-    Args:
-        layout: the store's files.
-        topic: the topic, as its folder is named.
-        queue_id: the queue, as its folder is named.
-        log_min_offset: physical offset of the log's first byte.
-        files: reads them (default: a new :class:`OpenFiles`).
-    """
-
+    entry_size = ENTRY_SIZE
     # A queue offset does not determine the file, so a ``get`` does not end at one.
     units_per_file = 1 << 62
     is_batch = True
 
-    def __init__(
-        self,
-        layout: StoreLayout,
-        topic: str,
-        queue_id: int,
-        *,
-        log_min_offset: int,
-        files: OpenFiles | None = None,
-    ) -> None:
-        self._layout = layout
-        self._reader = files or OpenFiles(layout)
-        self.topic = topic
-        self.queue_id = queue_id
-        self._begin(topic, queue_id, self._listed(), log_min_offset)
-
-    def _begin(self, topic: str, queue_id: int, files: FileSequence, log_min_offset: int) -> None:
-        self.topic = topic
-        self.queue_id = queue_id
-        self.log_min_offset = log_min_offset
-        self._tail: tuple[int, int] | None = None
-        self._spans: dict[int, Spans] = {}
-        self._firsts: dict[int, int | None] = {}
-        self._use(files)
+    @staticmethod
+    def names(layout: StoreLayout) -> tuple[tuple[str, int], ...]:
+        """See :attr:`StoreLayout.batch_queue_names`."""
+        return layout.batch_queue_names
 
     def _listed(self) -> FileSequence:
         return self._layout.batch_queue(self.topic, self.queue_id)
 
     def _use(self, sequence: FileSequence) -> None:
-        files = tuple(file for file in sequence.files if file.base % ENTRY_SIZE == 0)
-        self.sequence = FileSequence(files, sequence.file_size)
-
-    def refresh(self) -> None:
-        """List the files again, and find the end from the last known entry on."""
-        known = self._tail
-        before = self.files
-        base = before[known[0]].base if known is not None and before else None
-        self._use(self._listed())
-        for file in set(self.files) ^ set(before):
-            self._reader.forget(file.path)
-        self._spans, self._firsts, self._tail = {}, {}, None
-        if known is not None:
-            self._tail = self._find_tail(base, known[1])
-
-    @property
-    def files(self) -> tuple[StoreFile, ...]:
-        """The files, by the byte offset in the queue at which they start."""
-        return self.sequence.files
+        super()._use(sequence)
+        self._spans: dict[int, Spans] = {}
+        self._firsts: dict[int, int | None] = {}
 
     @property
     def min_offset(self) -> int:
@@ -223,12 +182,6 @@ class BatchQueue(Queue):
         last = spans.entries[-1]
         return QueueEntry(int(last["physical_offset"]), int(last["size"]), int(last["tags_code"]))
 
-    @property
-    def last_physical_end(self) -> int | None:
-        """Physical offset at which the last frame ends."""
-        entry = self.last_entry
-        return None if entry is None else entry.physical_offset + entry.size
-
     def segments(self) -> Iterator[QueueSegment]:
         """The queue offsets of each file."""
         for index in range(len(self.files)):
@@ -255,14 +208,6 @@ class BatchQueue(Queue):
             yield spans
             if len(spans.starts) and int(spans.stops[-1]) >= stop:
                 return
-
-    @property
-    def entry_end(self) -> int:
-        """See :attr:`Queue.entry_end`."""
-        if not self.files:
-            return 0
-        tail, count = self._tail_position()
-        return self.files[tail].base // ENTRY_SIZE + count
 
     def positions(self, start: int, stop: int) -> BatchEntries:
         """The written entries at some positions, counted in entries from position 0."""
@@ -330,28 +275,15 @@ class BatchQueue(Queue):
             found = self._spans[index] = Spans.of(self._written(index))
         return found
 
-    def _tail_position(self) -> tuple[int, int]:
-        if self._tail is None:
-            self._tail = self._find_tail(None, 0)
-        return self._tail
-
-    def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
-        """(file, entries in it) of the last file with a written entry.
-
-        ``count`` entries of the file with the base ``known`` are known to be written.
-        """
-        for index in range(len(self.files) - 1, -1, -1):
-            entries = self._all(index)
-            at = min(count, len(entries)) if self.files[index].base == known else 0
-            while at < len(entries):
-                there = is_batch_written(entries[at : at + _LARGEST_CHUNK])
-                if not there.all():
-                    at += int(there.argmin())
-                    break
-                at += len(there)
-            if at:
-                return index, at
-        return 0, 0
+    def _written_prefix(self, index: int, start: int) -> int:
+        entries = self._all(index)
+        at = min(start, len(entries))
+        while at < len(entries):
+            there = is_batch_written(entries[at : at + _LARGEST_CHUNK])
+            if not there.all():
+                return at + int(there.argmin())
+            at += len(there)
+        return at
 
     def _written(self, index: int) -> BatchEntries:
         tail, count = self._tail_position()
@@ -362,23 +294,24 @@ class BatchQueue(Queue):
     def _all(self, index: int, most: int | None = None) -> BatchEntries:
         """The whole entries of one file within its room, at most some of them."""
         file = self.files[index]
-        room = self.sequence.file_size
-        if index + 1 < len(self.files):
-            room = min(room, self.files[index + 1].base - file.base)
+        room = self._room_of(index)
         if most is not None:
             room = min(room, most * ENTRY_SIZE)
         data = self._reader.read(file.path, 0, room)
         return np.frombuffer(data, BATCH_DTYPE, len(data) // ENTRY_SIZE)
 
 
-def batch_queues(layout: StoreLayout, files: OpenFiles | None = None) -> list[BatchQueue]:
-    """All batch queues that have files."""
+def all_queues(
+    layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
+) -> list[FileQueue | RocksQueue]:
+    """All queues that have files, of both kinds, and the queues in RocksDB."""
     files = files or OpenFiles(layout)
-    start = layout.commit_log.start
-    return [
-        BatchQueue(layout, topic, queue_id, log_min_offset=start, files=files)
-        for topic, queue_id in layout.batch_queue_names
+    found: list[FileQueue | RocksQueue] = [
+        queue
+        for kind in (ConsumeQueue, BatchQueue)
+        for queue in kind.all_of(layout, files, with_stale=with_stale)
     ]
+    return [*found, *rocksdb_queues(layout, is_strict=files.is_strict)]
 
 
 def open_queue(
@@ -388,11 +321,23 @@ def open_queue(
     *,
     log_min_offset: int | None = None,
     files: OpenFiles | None = None,
-) -> ConsumeQueue | BatchQueue | None:
+) -> FileQueue | None:
     """One queue of either kind; None if it has no files. Only listed names become paths."""
-    start = layout.commit_log.start if log_min_offset is None else log_min_offset
-    if (topic, queue_id) in layout.batch_queue_names:
-        return BatchQueue(layout, topic, queue_id, log_min_offset=start, files=files)
-    if (topic, queue_id) in layout.queue_names:
-        return ConsumeQueue(layout, topic, queue_id, log_min_offset=start, files=files)
+    for kind in (BatchQueue, ConsumeQueue):
+        if (topic, queue_id) in kind.names(layout):
+            return kind(layout, topic, queue_id, log_min_offset=log_min_offset, files=files)
     return None
+
+
+def unreadable_queues(layout: StoreLayout) -> Mapping[tuple[str, int], str]:
+    """The queues with unreadable bytes, each with the file, the offset and the reason.
+
+    Reads all entries of all queues.
+    """
+    found = {}
+    for queue in all_queues(layout, OpenFiles(layout, is_strict=True)):
+        try:
+            deque(queue.runs(*queue.bounds()), maxlen=0)
+        except UnreadableFile as error:
+            found[queue.topic, queue.queue_id] = str(error)
+    return found

@@ -14,8 +14,8 @@ from logquarry.log.columns import Decoding
 from logquarry.log.filters import MessageFilter, names, tag_expression
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import Run
-from logquarry.read.missing_log import require_log
 from logquarry.read.selection import Selection, plan_read, read_in_order
+from logquarry.read.store_sizes import require_log
 
 if TYPE_CHECKING:
     import pyarrow as pa

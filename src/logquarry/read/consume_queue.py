@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
 
+NO_CODE: Final = java.LONG_MIN
+"""Tags code of a unit whose frame holds several messages, each with its own tags: as an address
+into ConsumeQueueExt, it does not determine the tag."""
 UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
 Units = npt.NDArray[np.void]
 """Entries as on the disk: fields physical_offset, size and tags_code, big-endian."""
@@ -92,13 +95,15 @@ class Queue(ABC):
 
     @property
     @abstractmethod
-    def last_physical_end(self) -> int | None:
-        """Physical offset at which the last message ends, by its entry; None without a message."""
-
-    @property
-    @abstractmethod
     def last_entry(self) -> QueueEntry | None:
         """The last entry that names a message."""
+
+    @property
+    def last_physical_end(self) -> int | None:
+        """Physical offset at which the last message ends (``maxPhysicOffset``), by its entry;
+        None without a message."""
+        entry = self.last_entry
+        return None if entry is None else entry.physical_offset + entry.size
 
     @abstractmethod
     def segments(self) -> Iterator[QueueSegment]:
@@ -172,10 +177,8 @@ class Queue(ABC):
             low = int(np.searchsorted(there, low))
             found = _bisect(units[there], low, timestamp, store_time, log_min_offset)
             found = int(there[found]) if found is not None and found >= 0 else found
-        if found is None:
-            return 0
         # QUIRK: without any message -1 byte is added, and the quotient cut towards zero.
-        return max(0, chosen.start + found)
+        return 0 if found is None else max(0, chosen.start + found)
 
     def _segment_by_time(
         self, timestamp: int, store_time: StoreTime, log_min_offset: int
@@ -189,34 +192,37 @@ class Queue(ABC):
 
     def _last_time(self, segment: QueueSegment, store_time: StoreTime, log_min_offset: int) -> int:
         units = self.units(segment.start, segment.start + segment.count)
-        # Usually the last entry has a message.
-        for stop in range(len(units), 0, -_LARGEST_CHUNK):
-            some = units[max(0, stop - _LARGEST_CHUNK) : stop]
-            if stop == len(units) and (last := _time_of(some[-1], store_time, log_min_offset)) >= 0:
-                return last
+        for stop in range(len(units), 0, -_FIRST_CHUNK):
+            some = units[max(0, stop - _FIRST_CHUNK) : stop]
             there = is_written(some) & (some["physical_offset"] >= log_min_offset)
-            for at in np.flatnonzero(there)[::-1].tolist():
-                found = _time_of(some[at], store_time, log_min_offset)
+            for physical_offset, size, _ in some[there][::-1].tolist():
+                found = store_time(physical_offset, size)
                 if found >= 0:
                     return found
         return _NO_MESSAGE_TIME
 
 
-class ConsumeQueue(Queue):
-    """A queue in its files.
+class FileQueue(Queue):
+    """A queue whose entries are in numbered files: a consume queue or a batch queue.
 
     Making the object reads nothing. The last file is read when the queue's end is needed, other
     files when their entries are needed.
 
     Args:
         layout: the store's files.
-        topic: the topic, as its folder is named.
-        queue_id: the queue, as its folder is named.
-        log_min_offset: physical offset of the log's first byte.
+        topic: its topic, as the folder is named.
+        queue_id: its number, as the folder is named.
+        log_min_offset: physical offset of the log's first byte (default: as listed in the layout).
         files: reads them (default: a new :class:`OpenFiles`).
-        with_stale: whether the queue includes the entries behind the end at which the last recovery
-            cut the log (:attr:`StoreLayout.cut_end`).
+        with_stale: whether a consume queue includes the entries behind the end at which the last
+            recovery cut the log (:attr:`StoreLayout.cut_end`).
+
+    Attributes:
+        entry_size: bytes of an entry.
+        sequence: the files.
     """
+
+    entry_size: int
 
     def __init__(
         self,
@@ -224,43 +230,115 @@ class ConsumeQueue(Queue):
         topic: str,
         queue_id: int,
         *,
-        log_min_offset: int,
+        log_min_offset: int | None = None,
         files: OpenFiles | None = None,
         with_stale: bool = False,
     ) -> None:
-        self.topic = topic
-        self.queue_id = queue_id
-        self.log_min_offset = log_min_offset
+        if log_min_offset is None:
+            log_min_offset = layout.commit_log.start
         self._layout = layout
         self._with_stale = with_stale
         self._reader = files or OpenFiles(layout)
-        self._tail: tuple[int, int] | None = None
-        self._min_offset: int | None = None
-        self._use(layout.queue(topic, queue_id))
+        self.topic, self.queue_id, self.log_min_offset = topic, queue_id, log_min_offset
+        self._use(self._listed())
+
+    @staticmethod
+    @abstractmethod
+    def names(layout: StoreLayout) -> tuple[tuple[str, int], ...]:
+        """(topic, queue id) of each queue of this kind, sorted."""
+
+    @classmethod
+    def all_of(
+        cls, layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
+    ) -> list[Self]:
+        """All queues of this kind that have files."""
+        files, start = files or OpenFiles(layout), layout.commit_log.start
+        return [
+            cls(layout, *name, log_min_offset=start, files=files, with_stale=with_stale)
+            for name in cls.names(layout)
+        ]
+
+    @abstractmethod
+    def _listed(self) -> FileSequence:
+        """List the queue's files."""
 
     def _use(self, sequence: FileSequence) -> None:
         # A name that is no multiple of an entry's size does not determine queue offsets.
-        files = tuple(file for file in sequence.files if file.base % UNIT_SIZE == 0)
+        files = tuple(file for file in sequence.files if file.base % self.entry_size == 0)
         self.sequence = FileSequence(files, sequence.file_size)
-        self.units_per_file = sequence.file_size // UNIT_SIZE
+        self._tail: tuple[int, int] | None = None
 
     def refresh(self) -> None:
         """List the files again, and find the end from the last known entry on."""
-        known = self.files[self._tail[0]] if self._tail is not None and self.files else None
-        count = self._tail[1] if self._tail is not None else 0
-        before = set(self.files)
-        self._use(self._layout.queue(self.topic, self.queue_id))
-        for file in set(self.files) ^ before:
+        known, before = self._tail, self.files
+        base = before[known[0]].base if known is not None and before else None
+        self._use(self._listed())
+        for file in set(self.files) ^ set(before):
             self._reader.forget(file.path)
-        self._min_offset = None
-        self._tail = None
         if known is not None:
-            self._tail = self._find_tail(known, count)
+            self._tail = self._find_tail(base, known[1])
 
     @property
     def files(self) -> tuple[StoreFile, ...]:
         """The files, by the byte offset in the queue at which they start."""
         return self.sequence.files
+
+    @property
+    def entry_end(self) -> int:
+        """The position after the last written entry, counted in entries from position 0."""
+        if not self.files:
+            return 0
+        index, count = self._tail_position()
+        return self.files[index].base // self.entry_size + count
+
+    max_offset = entry_end
+
+    def _tail_position(self) -> tuple[int, int]:
+        if self._tail is None:
+            self._tail = self._find_tail(None, 0)
+        return self._tail
+
+    def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
+        """(file, entries in it) of the last file that has a written entry.
+
+        ``count`` entries of the file with the base ``known`` are known to be written.
+        """
+        for index in range(len(self.files) - 1, -1, -1):
+            is_known = self.files[index].base == known
+            written = self._written_prefix(index, count if is_known else 0)
+            if written:
+                return index, written
+        return 0, 0
+
+    @abstractmethod
+    def _written_prefix(self, index: int, start: int) -> int:
+        """Number of entries of a file before the first unwritten one; ``start`` are known."""
+
+    def _room_of(self, index: int) -> int:
+        """Bytes of a file before the next file begins."""
+        room = self.sequence.file_size
+        if index + 1 < len(self.files):
+            room = min(room, self.files[index + 1].base - self.files[index].base)
+        return room
+
+
+class ConsumeQueue(FileQueue):
+    """A consume queue in its files; see :class:`FileQueue` for the arguments."""
+
+    entry_size = UNIT_SIZE
+
+    @staticmethod
+    def names(layout: StoreLayout) -> tuple[tuple[str, int], ...]:
+        """See :attr:`StoreLayout.queue_names`."""
+        return layout.queue_names
+
+    def _listed(self) -> FileSequence:
+        return self._layout.queue(self.topic, self.queue_id)
+
+    def _use(self, sequence: FileSequence) -> None:
+        super()._use(sequence)
+        self.units_per_file = sequence.file_size // UNIT_SIZE
+        self._min_offset: int | None = None
 
     @property
     def min_offset(self) -> int:
@@ -288,29 +366,13 @@ class ConsumeQueue(Queue):
         return 0
 
     @property
-    def max_offset(self) -> int:
-        """One past the last written entry."""
-        if not self.files:
-            return 0
-        index, count = self._tail_position()
-        return self.files[index].base // UNIT_SIZE + count
-
-    @property
     def last_entry(self) -> QueueEntry | None:
         """The last written entry, unless it only pads the file."""
-        if not self.files:
-            return None
         index, count = self._tail_position()
         if count == 0:
             return None
         entry = QueueEntry(*self._read_units(index, count - 1, count)[0].item())
         return None if entry.is_filler else entry
-
-    @property
-    def last_physical_end(self) -> int | None:
-        """``maxPhysicOffset``, by the last written entry."""
-        entry = self.last_entry
-        return None if entry is None else entry.physical_offset + entry.size
 
     def segments(self) -> Iterator[QueueSegment]:
         """The queue's files."""
@@ -333,27 +395,10 @@ class ConsumeQueue(Queue):
             if len(units):
                 yield first, units
 
-    # ------------------------------------------------------------------------------------ files
-    def _tail_position(self) -> tuple[int, int]:
-        if self._tail is None:
-            self._tail = self._find_tail(None, 0)
-        return self._tail
-
-    def _find_tail(self, known: StoreFile | None, count: int) -> tuple[int, int]:
-        """(file, entries in it) of the last file that has a written entry.
-
-        ``count`` entries of the file ``known`` are known to be written.
-        """
-        cut = None if self._with_stale else self._layout.cut_end
-        for index in range(len(self.files) - 1, -1, -1):
-            is_known = known is not None and self.files[index].base == known.base
-            written = self._written_prefix(index, count if is_known else 0)
-            if written and cut is not None:
-                written = self._kept_prefix(index, written, cut)
-            if written:
-                return index, written
+    def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
+        index, written = super()._find_tail(known, count)
         # ConsumeQueue.recover() begins at the third-last file, and finds no entry there.
-        return max(0, len(self.files) - 3), 0
+        return (index, written) if written else (max(0, len(self.files) - 3), 0)
 
     def _written(self, index: int) -> int:
         """Written entries of a file; each file before the last one that has any is full."""
@@ -363,16 +408,17 @@ class ConsumeQueue(Queue):
         return self._room(index) if index < tail else 0
 
     def _written_prefix(self, index: int, start: int) -> int:
-        """Number of entries of a file before the first unwritten one; ``start`` are known."""
         room = self._room(index)
         at, chunk = min(start, room), _FIRST_CHUNK
         while at < room:
             gaps = ~is_written(self._read_units(index, at, min(at + chunk, room)))
             first = int(gaps.argmax())
             if gaps[first]:
-                return at + first
+                at += first
+                break
             at, chunk = at + len(gaps), min(4 * chunk, _LARGEST_CHUNK)
-        return at
+        cut = None if self._with_stale else self._layout.cut_end
+        return at if cut is None else self._kept_prefix(index, at, cut)
 
     def _kept_prefix(self, index: int, written: int, cut: int) -> int:
         """Number of entries up to the last one that points before the end of a cut log."""
@@ -388,12 +434,8 @@ class ConsumeQueue(Queue):
 
     def _room(self, index: int) -> int:
         """Number of whole entries of one file within its room."""
-        file = self.files[index]
-        room = self.sequence.file_size
-        if index + 1 < len(self.files):
-            room = min(room, self.files[index + 1].base - file.base)
-        view = self._reader.view(file.path)
-        return 0 if view is None else max(0, min(room, view.size)) // UNIT_SIZE
+        view = self._reader.view(self.files[index].path)
+        return 0 if view is None else max(0, min(self._room_of(index), view.size)) // UNIT_SIZE
 
     def _read_units(self, index: int, start: int, stop: int) -> Units:
         """Some entries of one file; fewer if the file ends before."""
@@ -410,14 +452,6 @@ class ConsumeQueue(Queue):
             return True
         file = self.files[index]
         return self._reader.reaches(file.path, stop * UNIT_SIZE - file.base)
-
-
-def _time_of(unit: np.void, store_time: StoreTime, log_min_offset: int) -> int:
-    """The store time of an entry's message; -1 if it is not in the log."""
-    physical_offset, size, _ = unit.item()
-    if physical_offset < log_min_offset or size <= 0:
-        return -1
-    return store_time(physical_offset, size)
 
 
 def _bisect(

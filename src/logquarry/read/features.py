@@ -27,17 +27,15 @@ from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import is_on, setting
-from logquarry.log.rocksdb import CURRENT
-from logquarry.log.rocksdb_config import read_config
+from logquarry.log.rocksdb import CURRENT, read_config
 from logquarry.log.store_files import BATCH_QUEUE as BATCH_FOLDER
 from logquarry.log.store_files import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, REBUILD, SIDECAR
 from logquarry.log.store_files import COMPACTED_LOG as COMPACTION_FOLDER
 from logquarry.read import timer_wheel
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
-from logquarry.read.index_tags import ROCKSDB_STORE as INDEX_TAGS_SINCE
-from logquarry.read.index_tags import find_tag_entries
-from logquarry.read.multi_dispatch import names_queue_of
+from logquarry.read.index import ROCKSDB_STORE as INDEX_TAGS_SINCE
+from logquarry.read.index import find_tag_entries
 from logquarry.read.rocksdb_queue import rocksdb_folders
 
 QueueKind = Literal["simple", "batch", "rocksdb"]
@@ -389,7 +387,7 @@ class _Finder:
                 crc, evidence = True, place
             if found.sys_flag & (sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP):
                 batches = place
-            if topic is not None and names_queue_of(found, topic):
+            if topic is not None and found.is_copied_to(topic):
                 copies.add(topic)
         if crc:
             self._add(PROPERTY_CRC, (evidence,), "frames carry a CRC over all their bytes")
@@ -412,9 +410,7 @@ class _Finder:
         # Queues that multi-dispatch fills have no entry in topics.json. They are read first.
         names = dict(sorted(self._layout.queue_names, key=lambda key: key[0] in self._topics))
         for topic, queue_id in names.items():
-            queue = ConsumeQueue(
-                self._layout, topic, queue_id, log_min_offset=log.min_offset, files=files
-            )
+            queue = ConsumeQueue(self._layout, topic, queue_id, files=files)
             entry = queue.last_entry
             if entry is not None:
                 found = log.outcome_at(entry.physical_offset, check_crc=False)

@@ -26,7 +26,7 @@ from logquarry.read.features import (
     find_queue_kinds,
     rocksdb_config,
 )
-from logquarry.read.missing_log import require_log
+from logquarry.read.store_sizes import require_log
 
 
 class Action(Enum):
@@ -126,7 +126,12 @@ def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
 
 
 def refusal(
-    layout: StoreLayout, action: Action, *, mode: str = "safe", may_lack_log: bool = False
+    layout: StoreLayout,
+    action: Action,
+    *,
+    mode: str = "safe",
+    may_lack_log: bool = False,
+    found: StoreFeatures | None = None,
 ) -> UnsupportedStore | None:
     """The error of :func:`require`, None if the store allows the action.
 
@@ -135,6 +140,7 @@ def refusal(
         action: the action of the caller.
         mode: ``rocketmq`` if the recovery is to be RocketMQ's own.
         may_lack_log: whether the action is allowed if all files of the log are missing.
+        found: the store's features, if the caller knows them.
 
     Raises:
         MisnamedFile: if a file of the log has a wrong name, and the caller relies on names.
@@ -149,8 +155,9 @@ def refusal(
             layout.require_right_names()
     except UnsupportedStore as error:
         return error
-    # The settings show later whether the index has tags.
-    found = find_features(layout, index=False)
+    if found is None:
+        # The settings show later whether the index has tags.
+        found = find_features(layout, index=False)
     for feature in _forbidding(found, layout.config, action):
         return _error(layout.root, feature, action)
     # Opening a store for writing recovers it if it was not shut down cleanly.

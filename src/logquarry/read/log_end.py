@@ -1,6 +1,6 @@
 """Finds where the log of a store ends, and which of its damage a recovery has noted.
 
-A store that this library wrote has a durable offset (:mod:`logquarry.format.durable_mark`). The log
+A store that this library wrote has a durable offset (:mod:`logquarry.format.checkpoint`). The log
 reaches at least up to it, also after a crash, and a break before it is damage.
 
 A store without a durable offset that was shut down cleanly (no ``abort``) has dispatched every
@@ -38,7 +38,6 @@ from heapq import nlargest
 from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
-from logquarry.disk.open_files import OpenFiles
 from logquarry.format import frame
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
@@ -47,9 +46,9 @@ from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import DAMAGE
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
-from logquarry.read.batch_queue import BatchQueue, batch_queues
-from logquarry.read.consume_queue import ConsumeQueue, Queue
-from logquarry.read.rocksdb_queue import RocksQueue, rocksdb_queues
+from logquarry.read.batch_queue import all_queues
+from logquarry.read.consume_queue import Queue
+from logquarry.read.rocksdb_queue import RocksQueue
 
 logger = logging.getLogger(__name__)
 
@@ -114,32 +113,8 @@ def known_damage(layout: StoreLayout) -> DamageMap:
     return DamageMap(sorted(spans) if layout.durable_end is not None else ())
 
 
-def consume_queues(
-    layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
-) -> list[ConsumeQueue]:
-    """All queues that have files; ``with_stale`` as in :class:`ConsumeQueue`."""
-    files = files or OpenFiles(layout)
-    start = layout.commit_log.start
-    return [
-        ConsumeQueue(
-            layout, topic, queue_id, log_min_offset=start, files=files, with_stale=with_stale
-        )
-        for topic, queue_id in layout.queue_names
-    ]
-
-
-def all_queues(
-    layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
-) -> list[ConsumeQueue | BatchQueue | RocksQueue]:
-    """As :func:`consume_queues`, with the batch queues and the queues in RocksDB."""
-    files = files or OpenFiles(layout)
-    simple = consume_queues(layout, files, with_stale=with_stale)
-    in_rocksdb = rocksdb_queues(layout, is_strict=files.is_strict)
-    return [*simple, *batch_queues(layout, files), *in_rocksdb]
-
-
-def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntry]:
-    """The last entry of each queue, the one that reaches furthest in the log first.
+def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> list[QueueEntry]:
+    """The last entry of each queue (default: all), the one that reaches furthest first.
 
     An entry that ends more than a file after the log's last file is left out, unless the entry
     before it is there too: one entry may be rot, two show that files of the log are missing. This
@@ -149,7 +124,7 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntr
     log = layout.commit_log
     limit = log.end + log.file_size
     sane = []
-    known = list(queues)
+    known = list(all_queues(layout) if queues is None else queues)
     in_rocksdb = [queue for queue in known if isinstance(queue, RocksQueue)]
     furthest = nlargest(_MOST_OF_ROCKSDB, in_rocksdb, key=attrgetter("last_place"))
     for queue in (*(one for one in known if not isinstance(one, RocksQueue)), *furthest):
@@ -214,7 +189,7 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
     durable = layout.durable_end
     if durable is not None:
         return durable
-    entries = last_entries(layout, all_queues(layout) if queues is None else queues)
+    entries = last_entries(layout, queues)
     if layout.has_abort:
         return missing_end(layout, entries)
     return _end(entries[0]) if entries else None
@@ -335,7 +310,7 @@ class LogFrontier:
                 return closed_end
         self._end = self._chain_end(layout, max(known or 0, self._end), is_live=is_live)
         if layout.has_abort and not is_live and not (self._skips_damage and self._is_loss_known):
-            missing = missing_end(layout, last_entries(layout, all_queues(layout)))
+            missing = missing_end(layout, last_entries(layout))
             return self._with_lost_files(layout, self._end, missing or 0)
         return self._end
 
@@ -371,7 +346,7 @@ class LogFrontier:
             and _follow(LogReader(layout), seen.end) == seen.end
         ):
             return seen.end
-        entries = last_entries(layout, all_queues(layout))
+        entries = last_entries(layout)
         if not entries:
             return None
         # It imports pyarrow, which a reader of a few messages does without.

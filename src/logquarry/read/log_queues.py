@@ -27,8 +27,14 @@ from logquarry.format.rows import SIZE
 from logquarry.log.inner_batches import message_counts
 from logquarry.log.walk import Event, LogEnd, Run
 from logquarry.message import StoredMessage
-from logquarry.read.batch_queue import NO_CODE
-from logquarry.read.consume_queue import UNIT_DTYPE, Queue, QueueSegment, Units, has_message
+from logquarry.read.consume_queue import (
+    NO_CODE,
+    UNIT_DTYPE,
+    Queue,
+    QueueSegment,
+    Units,
+    has_message,
+)
 
 _CHUNK: Final = 1 << 20
 """Entries that are summed at once."""
@@ -181,7 +187,6 @@ class RetainedCounter:
                 break
 
 
-MULTI_SEPARATOR: Final = ","
 LMQ_PREFIX: Final = "%LMQ%"
 _SYSTEM_PREFIXES: Final = ("%RETRY%", "rmq_sys_")
 _MOST_DIGITS: Final = 18
@@ -227,12 +232,6 @@ class LogQueue(Queue):
     def last_entry(self) -> QueueEntry | None:
         """The entry of the last message."""
         return QueueEntry(*self._units[-1].item()) if len(self._units) else None
-
-    @property
-    def last_physical_end(self) -> int | None:
-        """Physical offset at which the last message ends."""
-        entry = self.last_entry
-        return None if entry is None else entry.physical_offset + entry.size
 
     def segments(self) -> Iterator[QueueSegment]:
         """The files that the queue would have."""
@@ -357,8 +356,8 @@ def named_copies(
     properties: Mapping[str, str], queue_id: int, config: StoreConfig
 ) -> Iterator[tuple[QueueKey, int]]:
     """The other queues of a message, from its properties and its queue id."""
-    names = properties.get(props.INNER_MULTI_DISPATCH, "").split(MULTI_SEPARATOR)
-    offsets = properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(MULTI_SEPARATOR)
+    names = properties.get(props.INNER_MULTI_DISPATCH, "").split(props.MULTI_SEPARATOR)
+    offsets = properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(props.MULTI_SEPARATOR)
     if len(names) != len(offsets):
         return
     for name, offset in zip(names, offsets, strict=True):

@@ -152,7 +152,7 @@ def read_message(
 def frames_of(messages: Sequence[StoredMessage]) -> bytes:
     """The frames of messages as the log has them, one after the other.
 
-    A message of an inner batch of RocketMQ 5 gets a frame of its own.
+    Each message of an inner batch of RocketMQ 5 gets a separate frame.
     """
     if isinstance(messages, GotMessages):
         return messages.frames

@@ -260,12 +260,6 @@ class RocksQueue(Queue):
             return self._tail.last_entry
         return self._entry(self._stop - 1)
 
-    @property
-    def last_physical_end(self) -> int | None:
-        """Physical offset at which the last message ends."""
-        entry = self.last_entry
-        return None if entry is None else entry.physical_offset + entry.size
-
     def segments(self) -> Iterator[QueueSegment]:
         """Parts of the queue: RocksDB does not cut it into files."""
         start, stop = self.bounds()

@@ -35,8 +35,6 @@ from logquarry.log.walk import DEFAULT_BATCH_BYTES, Event, LogReader
 from logquarry.read.consume_queue import ConsumeQueue, Units, has_message
 from logquarry.read.index import Index
 from logquarry.read.log_end import (
-    all_queues,
-    consume_queues,
     last_entries,
     missing_end,
     sound_bound,
@@ -137,8 +135,8 @@ def plan_read(
             find the log's end (:func:`~logquarry.read.log_end.sound_bound`), which each part needs.
             Without it, damage is the end.
     """
-    queues = consume_queues(layout)
-    entries = last_entries(layout, all_queues(layout))
+    queues = ConsumeQueue.all_of(layout)
+    entries = last_entries(layout)
     known_end = entries[0].physical_offset + entries[0].size if entries else None
     clean = not layout.has_abort
     live = layout.is_live()
@@ -267,9 +265,7 @@ def _places(
         offsets = np.array(part.offsets, np.int64)
         sizes = np.zeros(len(offsets), np.int32)
     else:
-        queue = ConsumeQueue(
-            layout, part.topic, part.queue_id, log_min_offset=layout.commit_log.start
-        )
+        queue = ConsumeQueue(layout, part.topic, part.queue_id)
         units = queue.units(part.start, part.stop)
         units = units[has_message(units)]
         offsets = units["physical_offset"].astype(np.int64)

@@ -3,7 +3,11 @@
 Each setting comes from the first of these that has it: the user's configuration, the files, the
 record that the store keeps (:mod:`logquarry.log.kept_settings`), RocketMQ's default. A
 configuration that the files contradict is an error, because reading or continuing the files with it
-would lose messages, or entries.
+would lose messages, or entries. So is a log without a byte, if the queues know of messages.
+
+With ``enableMultiDispatch`` a broker writes the further queues of a message into its frame
+(INNER_MULTI_DISPATCH), with the queue offset in each (INNER_MULTI_QUEUE_OFFSET). If an entry of a
+queue points to a frame that names the queue, and has another topic, the setting was on.
 """
 
 from __future__ import annotations
@@ -12,23 +16,32 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
+from logquarry import text
 from logquarry.config import DEFAULT_COMMIT_LOG_FILE, DIALECTS, StoreConfig
+from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UsageError
 from logquarry.format import batch_entry, index, java, queue_entry, state_table
+from logquarry.format.frame import Frame
 from logquarry.format.index import IndexShape
 from logquarry.format.rows import REACHED_STOP
 from logquarry.log.delay_levels import levels_text
-from logquarry.log.file_sequence import StoreFile, fits_files, shown_sizes, size_of
+from logquarry.log.file_sequence import FileSequence, StoreFile, fits_files, shown_sizes, size_of
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, INDEX
+from logquarry.log.log_place import setting
+from logquarry.log.store_files import CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, INDEX
+from logquarry.read.batch_queue import all_queues
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.features import find_queue_kinds
-from logquarry.read.index import Index, kept_shape, likely_shape
-from logquarry.read.index_tags import with_index_tags
-from logquarry.read.multi_dispatch import find_multi_dispatch
+from logquarry.read.index import Index, kept_shape, likely_shape, with_index_tags
+from logquarry.read.log_queues import LMQ_PREFIX
 
 logger = logging.getLogger(__name__)
+_MOST_QUEUES: Final = 256
+"""Maximum number of queues to read. Stores with LMQ have many, and any of them shows it."""
 
 
 def with_entry_rules(layout: StoreLayout) -> StoreLayout:
@@ -105,7 +118,7 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
         config,
         _usable_sizes(layout),
         layout.commit_log.file_size,
-        _common_size(layout),
+        _common_size(layout.queue_files(), queue_entry.UNIT_SIZE),
         layout,
     )
 
@@ -125,10 +138,9 @@ def _usable_sizes(layout: StoreLayout) -> dict[str, Any]:
 
 
 def _sequences(layout: StoreLayout) -> Iterator[tuple[str, list[tuple[StoreFile, ...]]]]:
-    queues = [layout.queue(*name).files for name in layout.queue_names]
     yield "mapped_file_size_commit_log", [layout.list_commit_log()]
-    yield "mapped_file_size_consume_queue", queues
-    batch = [layout.batch_queue(*name).files for name in layout.batch_queue_names]
+    yield "mapped_file_size_consume_queue", [queue.files for queue in layout.queue_files()]
+    batch = [queue.files for queue in layout.batch_queue_files()]
     yield "mapper_file_size_batch_consume_queue", batch
     yield "tran_state_table_mapped_file_size", [layout.state_table.files]
     yield "tran_redo_log_mapped_file_size", [layout.redo_log.files]
@@ -169,7 +181,7 @@ def _sized(
         or queue_entry.DEFAULT_UNITS_PER_FILE * queue_entry.UNIT_SIZE,
         mapper_file_size_batch_consume_queue=config.batch_queue_file_size
         or kept.get("mapper_file_size_batch_consume_queue")
-        or (layout is not None and _common_size(layout, is_batch=True))
+        or (layout and _common_size(layout.batch_queue_files(), batch_entry.ENTRY_SIZE))
         or batch_entry.DEFAULT_ENTRIES_PER_FILE * batch_entry.ENTRY_SIZE,
         tran_state_table_mapped_file_size=config.state_table_file_size or table_size or None,
         tran_redo_log_mapped_file_size=config.redo_log_file_size or redo_size or None,
@@ -178,17 +190,12 @@ def _sized(
     )
 
 
-def _common_size(layout: StoreLayout, *, is_batch: bool = False) -> int:
+def _common_size(queues: list[FileSequence], entry_size: int) -> int:
     """The most frequent size of a queue file; 0 without files. Single files may be damaged."""
-    names, files_of = layout.queue_names, layout.queue
-    entry_size = queue_entry.UNIT_SIZE
-    if is_batch:
-        names, files_of = layout.batch_queue_names, layout.batch_queue
-        entry_size = batch_entry.ENTRY_SIZE
     sizes = Counter(
         file.size
-        for name in names
-        for file in files_of(*name).files
+        for queue in queues
+        for file in queue.files
         if 0 < file.size <= java.INT_MAX and file.size % entry_size == 0
     )
     return max(sizes, key=lambda size: (sizes[size], size), default=0)
@@ -226,14 +233,16 @@ def require_own_settings(layout: StoreLayout) -> None:
     if config.mapped_file_size_commit_log is not None:
         require_stated_size(layout)
     if config.queue_file_size is not None:
-        queues = [layout.queue(*name).files for name in layout.queue_names]
+        found = layout.queue_files()
+        queues = [queue.files for queue in found]
         sizes = [file.size for files in queues for file in files if file.size]
         # Several files of one size were not all cut short.
         shown = shown_sizes(queues) or (set(sizes) if sizes[1:] and len(set(sizes)) == 1 else set())
         if shown and config.queue_file_size not in shown:
+            common = _common_size(found, queue_entry.UNIT_SIZE)
             raise UsageError(
-                f"{layout.filesystem.full_path(CONSUME_QUEUE)}: its files have "
-                f"{_common_size(layout)} bytes, but mappedFileSizeConsumeQueue in the "
+                f"{layout.filesystem.full_path(CONSUME_QUEUE)}: its files have {common} bytes, but "
+                "mappedFileSizeConsumeQueue in the "
                 f"configuration is {config.mapped_file_size_consume_queue}: leave the setting out"
             )
     stated = config.index_shape
@@ -284,3 +293,90 @@ def _has_message_behind(layout: StoreLayout, file: StoreFile, size: int) -> bool
         if code == REACHED_STOP and end > size:
             return True
     return False
+
+
+def require_log(layout: StoreLayout) -> None:
+    """Refuse a store whose log is not found: its reader would find no message.
+
+    Raises:
+        UnsupportedStore: if the log is elsewhere, or is missing.
+        UsageError: if the configuration gives sizes that the files contradict.
+    """
+    require_own_settings(layout)
+    if any(file.size for file in layout.commit_log.files):
+        return
+    missing = layout.missing_log
+    if missing is None:
+        # A writer that has just begun may have made the first file after the listing.
+        layout.refresh()
+    else:
+        what = "the log's files are empty" if layout.commit_log.files else "the log has no files"
+        reason = f"{what}, but {_known(layout)}: is a disk not mounted?"
+        path = setting(layout.config, "storePathCommitLog")
+        reason = f"storePathCommitLog={path}: {reason}" if path else reason
+        raise dataclasses.replace(missing, reason=reason).error(layout.root)
+
+
+def _known(layout: StoreLayout) -> str:
+    """What the store knows of the log, by the ends of its queues."""
+    messages = 0
+    starts, ends = [], []
+    for queue in all_queues(layout):
+        last, first = queue.last_entry, next(queue.entries(0), None)
+        if last is None or first is None:
+            continue
+        messages += queue.max_offset - first[0]
+        starts.append(first[1].physical_offset)
+        ends.append(last.physical_offset + last.size)
+    if not ends:
+        return f"{CHECKPOINT} knows of messages"
+    size = max(ends) - min(starts)
+    return f"the queues point to {size:,} bytes ({text.plural(messages, 'message')})"
+
+
+@dataclass(frozen=True, slots=True)
+class MultiDispatchFound:
+    """Multi-dispatch and LMQ, as the queues of a store show them.
+
+    Attributes:
+        path: folder of a queue that multi-dispatch fills.
+        has_lmq: whether queues named ``%LMQ%...`` all have queue id 0; None if no queue shows it.
+    """
+
+    path: str
+    has_lmq: bool | None
+
+
+def find_multi_dispatch(layout: StoreLayout) -> MultiDispatchFound | None:
+    """Find a queue that multi-dispatch fills; None if no queue shows that it is on.
+
+    Reads the last entry of up to 256 queues, and the frame that it points to.
+    """
+    if layout.other_log is not None or not layout.commit_log.files:
+        return None
+    files = OpenFiles(layout)
+    log = CommitLog(layout, files=files)
+    topics = layout.read_topics()
+    # Queues of multi-dispatch usually have no entry in topics.json: read these first.
+    names = sorted(
+        layout.queue_names,
+        key=lambda key: (not key[0].startswith(LMQ_PREFIX), key[0] in topics),
+    )
+    path: str | None = None
+    has_lmq: bool | None = None
+    for topic, queue_id in names[:_MOST_QUEUES]:
+        is_lmq = topic.startswith(LMQ_PREFIX)
+        if path is not None and not is_lmq:
+            break
+        queue = ConsumeQueue(layout, topic, queue_id, files=files)
+        entry = queue.last_entry
+        if entry is None or entry.is_filler:
+            continue
+        frame = log.outcome_at(entry.physical_offset, check_crc=False)
+        if not isinstance(frame, Frame) or not frame.is_copied_to(topic):
+            continue
+        path = path or f"{CONSUME_QUEUE}/{topic}/{queue_id}"
+        if is_lmq and (queue_id or frame.queue_id):
+            has_lmq = not queue_id
+            break
+    return None if path is None else MultiDispatchFound(path, has_lmq)

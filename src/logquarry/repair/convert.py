@@ -15,7 +15,7 @@ from logquarry.disk.disk import Disk
 from logquarry.errors import UsageError
 from logquarry.format import dledger
 from logquarry.log.layout import StoreLayout
-from logquarry.read.missing_log import require_log
+from logquarry.read.store_sizes import require_log
 from logquarry.repair.salvage.salvage import Salvaged, salvage
 from logquarry.units import Bars
 

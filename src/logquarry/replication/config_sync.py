@@ -17,8 +17,7 @@ from typing import Final, NamedTuple, Self
 
 from logquarry import arguments
 from logquarry.disk.config_file import ConfigTables
-from logquarry.disk.lifetime import abandon_in_children, stays
-from logquarry.disk.service import Flag
+from logquarry.disk.service import Flag, abandon_in_children, stays
 from logquarry.errors import LogquarryError, ProtocolViolation, StoreError, UsageError
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, encode
 from logquarry.protocol.remoting_codes import ResponseCode
@@ -223,7 +222,7 @@ class ConfigSync:
         self.close()
 
     def abandon_in_child(self) -> None:
-        """Close the socket in a forked child; see :mod:`logquarry.disk.lifetime`."""
+        """Close the socket in a forked child; see :mod:`logquarry.disk.service`."""
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(OSError):

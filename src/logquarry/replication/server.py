@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, Self, TypeVar
 
 from logquarry import arguments
-from logquarry.disk.lifetime import abandon_in_children, stays
+from logquarry.disk.service import abandon_in_children, stays
 from logquarry.errors import LogquarryError, ReplicationError, UsageError
 from logquarry.replication.wire import Surroundings, Waits, Wire, address_text, drive
 
@@ -212,7 +212,7 @@ class Server(ABC, Generic[P]):
         self.close()
 
     def abandon_in_child(self) -> None:
-        """Close the sockets in a forked child; see :mod:`logquarry.disk.lifetime`.
+        """Close the sockets in a forked child; see :mod:`logquarry.disk.service`.
 
         Otherwise a peer would not see the end of its connection while the child lives.
         """

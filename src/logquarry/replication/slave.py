@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
 from logquarry import arguments
-from logquarry.disk.lifetime import abandon_in_children, stays
-from logquarry.disk.service import Done, Flag
+from logquarry.disk.service import Done, Flag, abandon_in_children, stays
 from logquarry.errors import (
     LogquarryError,
     LogsDiverged,
@@ -240,7 +239,7 @@ class HaSlave:
         self.close()
 
     def abandon_in_child(self) -> None:
-        """Close the socket in a forked child; see :mod:`logquarry.disk.lifetime`.
+        """Close the socket in a forked child; see :mod:`logquarry.disk.service`.
 
         Otherwise the master would not see the end of the connection while the child lives.
         """

@@ -21,7 +21,6 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import LogSplit
 from logquarry.log.store_names import broker_names, find_stores
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, Event, ExpiredSpan, LogEnd
-from logquarry.read.missing_log import require_log
 from logquarry.read.selection import (
     Part,
     PlaceList,
@@ -31,6 +30,7 @@ from logquarry.read.selection import (
     plan_read,
     read_part,
 )
+from logquarry.read.store_sizes import require_log
 from logquarry.spark.options import OffsetLimit, ReadOptions
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.quarantine import Quarantine

@@ -22,7 +22,6 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.index import Index
 from logquarry.read.log_queues import UnitCount, count_units
-from logquarry.read.multi_dispatch import names_queue_of
 from logquarry.store.reads import StoreReads
 from logquarry.store.state import State, condition
 from logquarry.store.visible_damage import visible_damage
@@ -153,7 +152,7 @@ def _sum_queues(
         stranger = _stranger(log, queue) if row.messages else None
         if stranger is not None:
             copies.append(row.topic)
-            if found.state != "live" and not names_queue_of(stranger, queue.topic):
+            if found.state != "live" and not stranger.is_copied_to(queue.topic):
                 path = f"consumequeue/{queue.topic}/{queue.queue_id}"
                 found.signs.append(f"{path}: its entries name messages of another queue")
             row.bytes = None

@@ -23,15 +23,15 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_names import absolute
 from logquarry.message import Message
-from logquarry.read.batch_queue import BatchQueue, open_queue
+from logquarry.read.batch_queue import open_queue
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue, Queue
+from logquarry.read.consume_queue import FileQueue, Queue
 from logquarry.read.fence import OtherQueues, other_queues, require_queue
 from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
 from logquarry.read.log_end import last_entries, log_bound, sound_bound
-from logquarry.read.missing_log import require_log
 from logquarry.read.rocksdb_queue import derived_queues, rocksdb_queues
+from logquarry.read.store_sizes import require_log
 from logquarry.store.read_rules import get_arguments, no_queue
 from logquarry.store.reads import StoreReads
 from logquarry.units import now_ms
@@ -61,7 +61,7 @@ class BaseReader(StoreReads):
 
     def __init__(self, layout: StoreLayout, *, broker: str) -> None:
         self._files = OpenFiles(layout, is_strict=True)
-        self._queues: dict[tuple[str, int], ConsumeQueue | BatchQueue] = {}
+        self._queues: dict[tuple[str, int], FileQueue] = {}
         log = CommitLog(layout, files=self._files, last_entries=self._last_entries)
         super().__init__(layout, log, broker=broker)
         self._index = Index(layout, files=self._files)
@@ -177,7 +177,7 @@ class BaseReader(StoreReads):
             require_queue(self.layout, self._found.other_queues, topic)
         return self.queue(topic, queue_id)
 
-    def _file_queue(self, topic: str, queue_id: int) -> ConsumeQueue | BatchQueue | None:
+    def _file_queue(self, topic: str, queue_id: int) -> FileQueue | None:
         found = self._queues.get((topic, queue_id))
         if found is None:
             start = self._log.min_offset
@@ -188,7 +188,7 @@ class BaseReader(StoreReads):
                 self._queues[topic, queue_id] = found
         return found
 
-    def _file_queues(self) -> Iterator[ConsumeQueue | BatchQueue]:
+    def _file_queues(self) -> Iterator[FileQueue]:
         """The queues that have files."""
         for topic, queue_id in {*self.layout.queue_names, *self.layout.batch_queue_names}:
             if (queue := self._file_queue(topic, queue_id)) is not None:
@@ -239,7 +239,7 @@ class BaseReader(StoreReads):
         """Whether a writer may have added an offset since the files were listed."""
         if queue is None:
             return True
-        if offset < queue.max_offset or not isinstance(queue, ConsumeQueue | BatchQueue):
+        if offset < queue.max_offset or not isinstance(queue, FileQueue):
             return False
         self._getter.release()
         queue.refresh()

@@ -242,8 +242,7 @@ def _behind(
 
 def file_bytes(layout: StoreLayout) -> dict[str, int]:
     """Bytes of the files of log, queues and index, by folder."""
-    queues = (file for name in layout.queue_names for file in layout.queue(*name).files)
-    batch = (file for name in layout.batch_queue_names for file in layout.batch_queue(*name).files)
+    queues = (file for queue in layout.queue_files() for file in queue.files)
     found = {
         COMMIT_LOG: sum(file.size for file in layout.commit_log.files),
         CONSUME_QUEUE: sum(file.size for file in queues),
@@ -252,6 +251,7 @@ def file_bytes(layout: StoreLayout) -> dict[str, int]:
         files = (entry for entry in layout.filesystem.list(folder) if not entry.is_dir)
         found[folder] = found.get(folder, 0) + sum(entry.size for entry in files)
     if layout.batch_queue_names:
+        batch = (file for queue in layout.batch_queue_files() for file in queue.files)
         found[BATCH_QUEUE] = sum(file.size for file in batch)
     return found | {INDEX: sum(entry.size for entry in layout.index_files)}
 

@@ -26,8 +26,8 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import scratch_of
+from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
-from logquarry.disk.keep_settings import keep_settings
 from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.queue_folders import NameGuard
@@ -139,7 +139,11 @@ class StoreEngine:
             features = find_features(layout, index=False)
             self._has_property_crc = features.get(PROPERTY_CRC) is not None
             unsupported = refusal(
-                layout, Action.WRITE, mode=config.recovery, may_lack_log=accept_loss is not None
+                layout,
+                Action.WRITE,
+                mode=config.recovery,
+                may_lack_log=accept_loss is not None,
+                found=features,
             )
         if unsupported is not None:
             raise unsupported

@@ -13,7 +13,7 @@ from typing import Final
 from logquarry.log.file_sequence import FileSequence
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT
-from logquarry.read.log_end import Noted, all_queues, known_damage, last_entries
+from logquarry.read.log_end import Noted, known_damage, last_entries
 from logquarry.read.lost_messages import lost_messages
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.text import plural
@@ -31,10 +31,9 @@ def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
     """
     log = layout.commit_log
     yield from _first(_wrong_files(log, "log file"))
-    queues = [layout.queue(*name) for name in layout.queue_names]
-    queues += [layout.batch_queue(*name) for name in layout.batch_queue_names]
+    queues = layout.queue_files() + layout.batch_queue_files()
     yield from _first(fault for files in queues for fault in _wrong_files(files, "queue file"))
-    entries = last_entries(layout, all_queues(layout))
+    entries = last_entries(layout)
     queued = entries[0].physical_offset + entries[0].size if entries else 0
     if queued > log_end:
         yield f"the log ends at {log_end}, and the queues point to messages up to {queued}"

@@ -90,7 +90,7 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
             accept_loss: the bytes of messages that a recovery may lose.
         """
         from logquarry.disk.disk import LocalDisk
-        from logquarry.disk.lifetime import close_at_exit
+        from logquarry.disk.service import close_at_exit
         from logquarry.store.store_engine import StoreEngine
 
         # A program may change its working folder while the store is open.
@@ -295,7 +295,7 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         Raises:
             UsageError: if a listener of the store or a callback of a put calls it.
         """
-        from logquarry.disk.lifetime import was_closed
+        from logquarry.disk.service import was_closed
 
         if not self._health.is_forked:
             # Raise before any part has ended, and before any thread waits for the caller.

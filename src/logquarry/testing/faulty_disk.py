@@ -22,8 +22,7 @@ from types import FrameType
 from typing import Final
 
 from logquarry.disk.disk import LocalDisk
-from logquarry.disk.lifetime import abandon_in_children
-from logquarry.disk.service import Health
+from logquarry.disk.service import Health, abandon_in_children
 from logquarry.log.readable import WatchedMap
 from logquarry.testing.disk_state import (
     PAGE,

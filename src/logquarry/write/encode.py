@@ -24,7 +24,7 @@ from logquarry.format import delay, frame, java, property_crc, sys_flag, timer
 from logquarry.format import properties as props
 from logquarry.format.java import crc32
 from logquarry.message import Message
-from logquarry.read.log_queues import MULTI_SEPARATOR, QueueKey, copy_key, named_copies
+from logquarry.read.log_queues import QueueKey, copy_key, named_copies
 from logquarry.write.host_fields import HostFields, host_fields, too_large
 from logquarry.write.message_rules import (
     LONGEST_NAME,
@@ -170,7 +170,7 @@ class Copies:
             MessageRejected: if the offsets make the message too large: UNKNOWN_ERROR, as in
                 RocketMQ.
         """
-        return self._encode(MULTI_SEPARATOR.join(map(str, offsets or [queue_offset])))
+        return self._encode(props.MULTI_SEPARATOR.join(map(str, offsets or [queue_offset])))
 
 
 def check_widths(numbers: Numbers) -> None:
@@ -399,7 +399,7 @@ class MessageEncoder:
         self, changed: PropertyMap, queue_id: int, make: Callable[[bytes], bytearray]
     ) -> Copies:
         # String.split drops only empty parts at the end.
-        names = changed.values[_COPIES].rstrip(MULTI_SEPARATOR).split(MULTI_SEPARATOR)
+        names = changed.values[_COPIES].rstrip(props.MULTI_SEPARATOR).split(props.MULTI_SEPARATOR)
         for name in names:
             fault = name_fault(name, "store", longest=LONGEST_NAME)
             if fault is not None:
@@ -420,7 +420,7 @@ def _stored_copies(named: Mapping[QueueKey, int], data: bytearray) -> Copies:
     """The further queues of a message whose property string is written unchanged."""
 
     def encode(offsets: str) -> bytearray:
-        stated = MULTI_SEPARATOR.join(map(str, named.values()))
+        stated = props.MULTI_SEPARATOR.join(map(str, named.values()))
         if offsets != stated:
             names = ", ".join(name for name, _ in named)
             raise refusal(

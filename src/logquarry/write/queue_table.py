@@ -18,8 +18,7 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
 from logquarry.log.queue_forms import queue_form
 from logquarry.log.store_files import quarantine
-from logquarry.read.live_batch_queue import LiveBatchQueue
-from logquarry.read.live_read import LiveQueue
+from logquarry.read.live_read import LiveBatchQueue, LiveQueue
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.dispatcher import QueueWriters
 from logquarry.write.queue_writer import Mending

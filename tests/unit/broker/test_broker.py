@@ -292,7 +292,7 @@ def test_tags_and_sql_filter_messages(tmp_path: Path) -> None:
         assert (none.code, none.ext_fields["nextBeginOffset"]) == (20, "12")
         wrong = await client.pull("t", subscription="n > >", expressionType="SQL92")
         assert wrong.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
-        # Without a subscription of its own, a pull has that of its group's heartbeat.
+        # A pull without a subscription uses the one in its group's heartbeat.
         unknown = await client.pull("t", sysFlag=0)
         assert unknown.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
         await client.heartbeat(group="group", subString="n = 3", expressionType="SQL92")

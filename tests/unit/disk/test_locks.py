@@ -160,7 +160,7 @@ FORK = """
     import gc, mmap, os, sys
     from pathlib import Path
     from logquarry.errors import StoreUnavailable
-    from logquarry.disk import lifetime
+    from logquarry.disk.service import close_at_exit, was_closed
     from logquarry.disk.disk import LocalDisk
     from logquarry.disk.page_file import CheckpointFile
     from logquarry.write.flush import GroupCommitService
@@ -184,12 +184,12 @@ FORK = """
             print("closed by", os.getpid() == parent, flush=True)
     parent = os.getpid()
     store = Store()
-    lifetime.close_at_exit(store)
+    close_at_exit(store)
     # As if another thread was in the middle of things.
     queue._change.acquire(); queue._flushing.acquire(); file._sync_lock.acquire()
     child = os.fork()
     if child == 0:
-        # Memory of its own where the maps were.
+        # The child's memory, where the maps were.
         mine = [mmap.mmap(-1, 1 << 20) for _ in range(200)]
         for question in (
             lambda: queue.last_file(create=True), lambda: queue.select(0),
@@ -259,8 +259,8 @@ def test_the_end_of_the_interpreter_closes_and_does_not_hang(tmp_path: Path) -> 
         """
         import sys
         from pathlib import Path
-        from logquarry.disk import lifetime
-        from logquarry.disk.allocate import AllocateMappedFileService
+        from logquarry.disk.service import close_at_exit, was_closed
+        from logquarry.disk.log_files import AllocateMappedFileService
         from logquarry.disk.disk import LocalDisk
         from logquarry.write.flush import FlushRealTimeService
         from logquarry.write.flush import GroupCommitService
@@ -280,19 +280,19 @@ def test_the_end_of_the_interpreter_closes_and_does_not_hang(tmp_path: Path) -> 
                                  FlushRealTimeService(self.queue, disk.health)]
                 for service in self.services:
                     service.start()
-                lifetime.close_at_exit(self)
+                close_at_exit(self)
             def close(self):
                 for service in self.services:
                     assert service.stop()
                 self.queue.close()
                 self.abort.remove()
                 self.lock.release()
-                lifetime.was_closed(self)
+                was_closed(self)
         class Broken:
             def close(self):
                 raise ZeroDivisionError
         store = Store()
-        lifetime.close_at_exit(Broken())
+        close_at_exit(Broken())
         store.queue.last_file(create=True).append(b"text")
         """,
         tmp_path,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.disk.allocate import AllocateMappedFileService
+from logquarry.disk.log_files import AllocateMappedFileService
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreUnavailable

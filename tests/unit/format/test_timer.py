@@ -23,5 +23,5 @@ def test_timercheck() -> None:
     assert len(data) == 4_096 and timer.decode_check(data) == check
     assert check.enqueued == 44, "the broker continues at the smaller one"
     assert data[:8].hex() == "000001a203def0" + "c0"
-    with pytest.raises(ValueError, match="55 bytes instead of 56"):
+    with pytest.raises(ValueError, match="55 bytes instead of the 56"):
         timer.decode_check(data[:55])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreNotFound
-from logquarry.format import checkpoint, durable_mark, frame, java
+from logquarry.format import checkpoint, frame, java
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import Frame
 from logquarry.log.columns import Decoding, record_batch
@@ -249,7 +249,7 @@ def test_a_mark_that_moves_is_seen_after_a_refresh(tmp_path: Path) -> None:
     times = Checkpoint(1, 2, 3)
     (tmp_path / "checkpoint").write_bytes(checkpoint.encode(times))
     for offset in (700, 900):
-        mark = durable_mark.DurableMark(offset, times, times)
-        (tmp_path / DURABLE).write_bytes(durable_mark.encode(mark))
+        mark = checkpoint.DurableMark(offset, times, times)
+        (tmp_path / DURABLE).write_bytes(checkpoint.encode_mark(mark))
         layout.refresh()
         assert layout.durable_end == offset

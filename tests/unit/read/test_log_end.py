@@ -11,9 +11,9 @@ import logquarry as lq
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.log.layout import StoreLayout
+from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import (
     LogFrontier,
-    consume_queues,
     last_entries,
     log_bound,
     sound_bound,
@@ -33,7 +33,7 @@ def test_the_furthest_message_counts(maker: StoreMaker, tmp_path: Path) -> None:
     layout = StoreLayout.open(maker.write(tmp_path))
     last = maker.frames[-1]
     assert log_bound(layout) == last.physical_offset + last.size
-    entries = last_entries(layout, consume_queues(layout))
+    entries = last_entries(layout, ConsumeQueue.all_of(layout))
     assert len(entries) == 6
     ends = [entry.physical_offset + entry.size for entry in entries]
     assert ends == sorted(ends, reverse=True)

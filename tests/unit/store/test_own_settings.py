@@ -11,7 +11,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import UsageError
 from logquarry.log.layout import StoreLayout
-from logquarry.read import features, index_tags
+from logquarry.read import features, index
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.salvage.salvage import salvage
@@ -203,12 +203,12 @@ def test_the_index_tags_are_found_once(tmp_path: Path, monkeypatch: pytest.Monke
     root = made(tmp_path / "s", lq.Message("t", b"1", keys="k", tags="a"))
     calls = []
 
-    def counted(layout: StoreLayout) -> index_tags.TagEntries | None:
+    def counted(layout: StoreLayout) -> index.TagEntries | None:
         calls.append(layout)
         return find(layout)
 
-    find = index_tags.find_tag_entries
-    for module in (index_tags, features):
+    find = index.find_tag_entries
+    for module in (index, features):
         monkeypatch.setattr(module, "find_tag_entries", counted)
     lq.MessageStore.open(root, mode="rw").close()
     assert len(calls) == 1

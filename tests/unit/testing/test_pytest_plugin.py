@@ -1,4 +1,4 @@
-"""The fixture logquarry_broker, in a session of pytest of its own."""
+"""The fixture logquarry_broker, in a separate session of pytest."""
 
 from __future__ import annotations
 

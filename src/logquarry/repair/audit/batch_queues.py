@@ -10,7 +10,7 @@ Memory does not grow with the log.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -31,15 +31,12 @@ from logquarry.read.batch_queue import (
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.differences import (
-    MOST_GAPS,
     Bools,
     Difference,
-    EntryGroup,
-    FileFault,
     Int64,
     LostSpans,
-    file_differences,
-    queue_name,
+    SeenMessages,
+    queue_file_differences,
     within,
 )
 
@@ -48,26 +45,10 @@ _NAMES: Final = {"tags_code": "tags code", "store_timestamp": "store time", "cou
 
 
 @dataclass(slots=True)
-class _Seen:
-    """The frames of one queue that the log has shown so far, since its topic was last recreated.
+class _Seen(SeenMessages[BatchQueue]):
+    """The messages of a batch queue; the queue offset of the first one after its end."""
 
-    ``gaps`` are queue offsets between the first and the last message that no message has.
-    """
-
-    queue: BatchQueue | None
-    first_offset: int
-    next_offset: int
-    messages: int = 0
-    epoch_start: int | None = None
     behind_from: int | None = None
-    groups: dict[str, EntryGroup] = field(default_factory=dict)
-    gaps: list[tuple[int, int]] = field(default_factory=list)
-
-    def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
-        if which.any():
-            first = int(offsets[int(which.argmax())])
-            group = self.groups.setdefault(kind, EntryGroup(kind, first, reason))
-            group.count += int(which.sum())
 
 
 class BatchQueuesAudit:
@@ -107,12 +88,8 @@ class BatchQueuesAudit:
         falls = np.flatnonzero(starts < np.append(seen.next_offset, stops[:-1]))
         for number, (at, stop) in enumerate(pairwise([0, *falls.tolist(), len(starts)])):
             if number:
-                seen.groups.clear()
-                seen.gaps.clear()
-                seen.messages = 0
-                seen.behind_from = None
-                seen.first_offset = seen.next_offset = int(starts[at])
-                seen.epoch_start = int(entries["physical_offset"][at])
+                seen.restart(int(starts[at]), int(entries["physical_offset"][at]))
+                seen.next_offset, seen.behind_from = seen.first_offset, None
             if at < stop:
                 self._compare(seen, entries[at:stop], starts[at:stop], stops[at:stop])
 
@@ -124,17 +101,12 @@ class BatchQueuesAudit:
         return seen
 
     def _queue(self, key: QueueKey) -> BatchQueue:
-        start = self._layout.commit_log.start
-        return BatchQueue(self._layout, *key, log_min_offset=start, files=self._files)
+        return BatchQueue(self._layout, *key, files=self._files)
 
     def _compare(self, seen: _Seen, wanted: BatchEntries, starts: Int64, stops: Int64) -> None:
         before = np.append(seen.next_offset, stops[:-1])
         for at in np.flatnonzero(starts > before).tolist():
-            gap = int(before[at]), int(starts[at])
-            if len(seen.gaps) < MOST_GAPS:
-                seen.gaps.append(gap)
-            else:
-                seen.gaps[-1] = seen.gaps[-1][0], gap[1]
+            seen.add_gap(int(before[at]), int(starts[at]))
         seen.next_offset = int(stops[-1])
         seen.messages += int((stops - starts).sum())
         queue = seen.queue
@@ -169,7 +141,8 @@ class BatchQueuesAudit:
                 it.
         """
         for key in sorted({*self._seen, *self._names}):
-            yield from self._file_differences(key)
+            folder = f"{BATCH_QUEUE}/{key[0]}/{key[1]}"
+            yield from queue_file_differences(folder, self._layout.batch_queue(*key))
             seen = self._seen.get(key)
             if seen is None:
                 queue = self._queue(key)
@@ -179,10 +152,7 @@ class BatchQueuesAudit:
     def _queue_differences(
         self, key: QueueKey, seen: _Seen, log_end: int, lost: LostSpans, is_crash: bool
     ) -> Iterator[Difference]:
-        if seen.epoch_start is not None:
-            at = seen.epoch_start
-            reason = f"{queue_name(key)} starts again at {seen.first_offset}"
-            yield Difference("new_epoch", self._layout.log_file(at), at, reason)
+        yield from seen.new_epoch(self._layout, key)
         queue = seen.queue
         if queue is None:
             folder = f"{BATCH_QUEUE}/{key[0]}/{key[1]}"
@@ -198,16 +168,6 @@ class BatchQueuesAudit:
             where = place_of(queue, seen.behind_from)
             yield Difference("queue_behind", *where, reason, is_explained=is_crash)
         yield from _Spare(self._layout, self._files, queue, seen, log_end, lost).differences()
-
-    def _file_differences(self, key: QueueKey) -> Iterator[Difference]:
-        sequence = self._layout.batch_queue(*key)
-        for found in file_differences(sequence.files, sequence.file_size):
-            if found.fault is FileFault.GAP:
-                missing = f"{BATCH_QUEUE}/{key[0]}/{key[1]}/{found.missing.start:020d}"
-                reason = f"the next file is {found.file.path}"
-                yield Difference("queue_file_missing", missing, 0, reason)
-            elif found.fault is not FileFault.PLACE:
-                yield found.size_difference(0)
 
 
 class _Spare:

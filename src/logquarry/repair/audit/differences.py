@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,11 @@ from logquarry.format import java
 from logquarry.format.delay import SCHEDULE_TOPIC
 from logquarry.format.index import IndexHeader
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.log.file_sequence import StoreFile
+from logquarry.log.file_sequence import FileSequence, StoreFile
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import NAME_DIGITS
 from logquarry.log.walk import DamagedSpan, ExpiredSpan
-from logquarry.read.consume_queue import Units
+from logquarry.read.consume_queue import Queue, Units
 from logquarry.read.log_end import Span
 from logquarry.read.log_queues import QueueKey
 
@@ -90,6 +92,61 @@ class EntryGroup:
         """
         text = f"entry {self.number} {self.reason}{and_more(self.count)}"
         return Difference(self.kind, file, position, text, self.count * entry_size)
+
+
+_Queue = TypeVar("_Queue", bound=Queue)
+
+
+@dataclass(slots=True)
+class SeenMessages(Generic[_Queue]):
+    """The messages of one queue that the log has shown so far, since its topic was last recreated.
+
+    Attributes:
+        queue: the queue; None if the disk has nothing of it.
+        first_offset: queue offset of the first message.
+        next_offset: queue offset after the last one.
+        messages: their number.
+        epoch_start: physical offset at which the topic was recreated; None if it was not.
+        groups: the entries that differ, by kind.
+        gaps: queue offsets between the first and the last message that no message has.
+    """
+
+    queue: _Queue | None
+    first_offset: int
+    next_offset: int
+    messages: int = 0
+    epoch_start: int | None = None
+    groups: dict[str, EntryGroup] = field(default_factory=dict)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
+        """Note the entries that differ in one way; ``reason`` is that of the first one."""
+        if which.any():
+            first = int(offsets[int(which.argmax())])
+            group = self.groups.setdefault(kind, EntryGroup(kind, first, reason))
+            group.count += int(which.sum())
+
+    def add_gap(self, start: int, stop: int) -> None:
+        """Note queue offsets without a message."""
+        if len(self.gaps) < MOST_GAPS:
+            self.gaps.append((start, stop))
+        else:
+            # The entries between the two gaps are checked twice, with the same result.
+            self.gaps[-1] = self.gaps[-1][0], stop
+
+    def restart(self, first: int, place: int) -> None:
+        """Forget the messages before: the topic was recreated with the message at ``place``."""
+        self.groups.clear()
+        self.gaps.clear()
+        self.messages = 0
+        self.first_offset, self.epoch_start = first, place
+
+    def new_epoch(self, layout: StoreLayout, key: QueueKey) -> Iterator[Difference]:
+        """The difference of a topic that was recreated."""
+        if self.epoch_start is not None:
+            at = self.epoch_start
+            reason = f"{queue_name(key)} starts again at {self.first_offset}"
+            yield Difference("new_epoch", layout.log_file(at), at, reason)
 
 
 def and_more(count: int) -> str:
@@ -220,6 +277,18 @@ def file_differences(files: Sequence[StoreFile], size: int) -> Iterator[FileDiff
         if before is not None and file.base != before.base + size:
             yield FileDifference(FileFault.GAP, file, before, size)
         before = file
+
+
+def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Difference]:
+    """The missing files of a queue in a folder, and those of a wrong size."""
+    for found in file_differences(files.files, files.file_size):
+        if found.fault is FileFault.GAP:
+            missing = f"{folder}/{found.missing.start:0{NAME_DIGITS}d}"
+            yield Difference(
+                "queue_file_missing", missing, 0, f"the next file is {found.file.path}"
+            )
+        elif found.fault is not FileFault.PLACE:
+            yield found.size_difference(0)
 
 
 def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:

@@ -44,6 +44,7 @@ from logquarry.repair.audit.index_entries import (
 )
 
 _CHUNK: Final = 1 << 22
+_SLOT: Final = SLOT.dtype()
 
 Slots = npt.NDArray[np.int32]
 
@@ -219,7 +220,7 @@ class IndexAudit:
         self, file: IndexFile, shape: IndexShape, entries: Entries
     ) -> tuple[_Chains, Slots, Slots]:
         data = self._files.read(file.path, HEADER.size, shape.slots * SLOT.size)
-        slots = np.frombuffer(data, SLOT.dtype())["newest"]
+        slots = np.frombuffer(data, _SLOT)["newest"]
         kernels = codec.kernels()
         if kernels is None:
             newest, found = _chains_reference(entries, slots)

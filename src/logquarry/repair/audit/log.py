@@ -44,7 +44,7 @@ from logquarry.log.walk import (
 )
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
-from logquarry.read.index_tags import ROCKSDB_STORE
+from logquarry.read.index import ROCKSDB_STORE
 from logquarry.read.log_end import last_entries
 
 

@@ -11,73 +11,207 @@ Memory does not grow with the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
+from logquarry.format import properties as props
+from logquarry.format import rows as r
+from logquarry.format.properties import MULTI_SEPARATOR
 from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.log import columns
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
+from logquarry.log.places import runs_at
 from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS
-from logquarry.read.consume_queue import ConsumeQueue, Queue, Units, is_written
+from logquarry.log.walk import Run
+from logquarry.read.consume_queue import ConsumeQueue, Queue, Units, has_message, is_written
 from logquarry.read.fence import other_queues
-from logquarry.read.log_end import consume_queues
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.batch_queues import BatchQueuesAudit
 from logquarry.repair.audit.differences import (
-    MOST_GAPS,
+    MOST_STRETCHES,
     Bools,
     Difference,
     EntryGroup,
-    FileFault,
     Int64,
     LostSpans,
+    SeenMessages,
     TagsRule,
-    file_differences,
-    queue_name,
+    queue_file_differences,
     same_entries,
+    within,
 )
-from logquarry.repair.audit.spare_entries import SpareEntries
 from logquarry.write.dispatcher import queue_name_fault
 from logquarry.write.queue_writer import QueuePart, is_batch, units_of
 
+
+class SpareEntries:
+    """Checks entries of one queue against the frames that they point to.
+
+    Args:
+        layout: the store's files.
+        queue: the queue.
+        log_end: physical offset of the log's end.
+        lost: parts of the log that hold no readable message.
+
+    Attributes:
+        entries: number of entries that were compared with frames.
+    """
+
+    def __init__(self, layout: StoreLayout, queue: Queue, log_end: int, lost: LostSpans) -> None:
+        self.entries = 0
+        self._layout = layout
+        self._queue = queue
+        self._topic = queue.topic.encode("utf-8", "surrogateescape")
+        self._log_end = log_end
+        self._lost = lost
+        self._groups: dict[str, EntryGroup] = {}
+        self._stretches: list[EntryGroup] = []
+        self._begin = 0
+        # How the previous entry was misplaced, and by how many entries.
+        self._last = (_FITS, 0)
+
+    def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
+        """The wrong entries in some ascending ranges of queue offsets.
+
+        Fillers before ``begin`` are right: they pad the queue's first file.
+        """
+        self._begin = begin
+        for first, stop in ranges:
+            self._last = _FITS, 0
+            for start, entries in self._queue.runs(first, stop):
+                for at in range(0, len(entries), _CHUNK):
+                    self._check(start + at, entries[at : at + _CHUNK])
+        return [*self._groups.values(), *self._stretches]
+
+    def _check(self, start: int, entries: Units) -> None:
+        places = entries["physical_offset"].astype(np.int64)
+        named = has_message(entries)
+        fillers = is_written(entries) & ~named
+        fillers &= start + np.arange(len(entries)) >= self._begin
+        self._note("queue_filler", start, fillers, "is a filler: its message is lost")
+        damaged = named & within(places, self._lost)
+        self._note_places("queue_in_damage", start, places, damaged, "in a damaged part of the log")
+        named &= ~damaged
+        ahead = named & (places >= self._log_end)
+        end = f"and the log ends at {self._log_end}"
+        self._note_places("queue_ahead", start, places, ahead, end)
+        inside = np.flatnonzero(named & ~ahead & (places >= self._layout.commit_log.start))
+        if len(inside):
+            self.entries += len(inside)
+            self._check_frames(start, places, entries["size"].astype(np.int32), inside)
+
+    def _check_frames(
+        self, start: int, places: Int64, sizes: npt.NDArray[np.int32], inside: Int64
+    ) -> None:
+        order = inside[np.argsort(places[inside], kind="stable")]
+        bad: list[int] = []
+        frames: list[tuple[Int64, Int64, Int64]] = []
+        for event in runs_at(self._layout, places[order], sizes[order], check_crc=False):
+            if isinstance(event, Run):
+                frames.append(self._read(event))
+            else:
+                bad.append(event.offset)
+        dangling = np.zeros(len(places), np.bool_)
+        dangling[inside] = np.isin(places[inside], np.array(bad, np.int64))
+        self._note_places("queue_entry_dangling", start, places, dangling, "where no frame starts")
+        framed = inside[~dangling[inside]]
+        if not len(framed):
+            return
+        offsets, queue_offsets, owners = map(np.concatenate, zip(*frames, strict=True))
+        at = np.searchsorted(offsets, places[framed])
+        self._check_places(start + framed, places[framed], queue_offsets[at], owners[at])
+
+    def _read(self, run: Run) -> tuple[Int64, Int64, Int64]:
+        """Physical offset, queue offset and owner of each frame of a run."""
+        rows = run.rows
+        fields = columns.fixed_fields(run.window, rows, ("queue_id", "queue_offset"))
+        ids, topics = columns.topic_ids(run.window, rows)
+        own = np.array([topic == self._queue.topic for topic in topics], np.bool_)[ids]
+        own &= fields["queue_id"] == self._queue.queue_id
+        owners = np.where(own, _OWN, _FOREIGN)
+        foreign = np.flatnonzero(~own)
+        for number, row in zip(foreign.tolist(), rows[foreign].tolist(), strict=True):
+            at = row[r.POSITION] + row[r.PROPS_AT]
+            text = run.window.data[at : at + row[r.PROPS_LENGTH]].tobytes()
+            names = (match[1].split(_SEPARATOR) for match in _COPIES.finditer(text))
+            if any(self._topic in some for some in names):
+                owners[number] = _COPY
+        places = rows[:, r.POSITION].astype(np.int64) + run.window.base
+        return places, fields["queue_offset"].astype(np.int64), owners
+
+    def _check_places(
+        self, index: Int64, places: Int64, queue_offsets: Int64, owners: Int64
+    ) -> None:
+        """Compare the ascending queue offsets of entries with those of their messages.
+
+        The frame of a copy holds the queue offset in its topic, not the one in this queue.
+        """
+        shifts = np.where(owners == _OWN, queue_offsets - index, 0)
+        ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))
+        # A stretch ends where entries are misplaced in another way, or by another number.
+        changes = ways != np.append(self._last[0], ways[:-1])
+        changes |= shifts != np.append(self._last[1], shifts[:-1])
+        self._last = int(ways[-1]), int(shifts[-1])
+        bounds = [0, *np.flatnonzero(changes).tolist(), len(ways)]
+        for number, (at, stop) in enumerate(pairwise(bounds)):
+            if at == stop or ways[at] == _FITS:
+                continue
+            # Number 0 continues the stretch of the entries before.
+            if number and len(self._stretches) < MOST_STRETCHES:
+                what = f"whose queue offset is {queue_offsets[at]}"
+                if ways[at] == _STRANGE:
+                    what = "which belongs to another queue"
+                text = f"points to the message at {places[at]}, {what}"
+                self._stretches.append(EntryGroup("queue_misplaced", int(index[at]), text))
+            self._stretches[-1].count += stop - at
+
+    def _note_places(self, kind: str, start: int, places: Int64, which: Bools, why: str) -> None:
+        if which.any():
+            first = places[int(which.argmax())]
+            self._note(kind, start, which, f"points to a message at {first}, {why}")
+
+    def _note(self, kind: str, start: int, which: Bools, reason: str) -> None:
+        if which.any():
+            group = EntryGroup(kind, start + int(which.argmax()), reason)
+            self._groups.setdefault(kind, group).count += int(which.sum())
+
+
 _COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
+_CHUNK: Final = 1 << 16
+_SEPARATOR: Final = MULTI_SEPARATOR.encode()
+_COPIES: Final = re.compile(
+    rf"(?:^|{props.PROPERTY_SEPARATOR}){props.INNER_MULTI_DISPATCH}"
+    rf"{props.NAME_VALUE_SEPARATOR}([^{props.PROPERTY_SEPARATOR}]*)".encode()
+)
+_OWN, _COPY, _FOREIGN = range(3)
+"""Owner of a message: this queue, this queue by multi-dispatch, or another queue."""
+_FITS, _MOVED, _STRANGE = range(3)
+"""An entry fits its message, has another queue offset, or points to another queue's message."""
 
 
 @dataclass(slots=True)
-class _Seen:
-    """The messages of one queue that the log has shown so far, since its topic was last recreated.
+class _Seen(SeenMessages[Queue]):
+    """The messages of a queue.
 
-    ``gaps`` are queue offsets between the first and the last message that no message has.
     ``missing_from`` is the place of the first message after the queue's end, ``missing_since`` its
     store time.
     """
 
-    queue: Queue | None
-    next_offset: int
-    first_offset: int
-    messages: int = 0
-    epoch_start: int | None = None
     missing_from: int | None = None
     missing_since: int = 0
-    groups: dict[str, EntryGroup] = field(default_factory=dict)
-    gaps: list[tuple[int, int]] = field(default_factory=list)
 
     def advance(self, count: int) -> None:
         """Count messages that have the right entries."""
         self.next_offset += count
         self.messages += count
-
-    def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
-        found = np.flatnonzero(which)
-        if len(found):
-            first = int(offsets[found[0]])
-            group = self.groups.setdefault(kind, EntryGroup(kind, first, reason))
-            group.count += len(found)
 
 
 class QueuesAudit:
@@ -145,10 +279,7 @@ class QueuesAudit:
         return set(self.layout.queue_names)
 
     def _queue(self, key: QueueKey) -> Queue:
-        start = self.layout.commit_log.start
-        return ConsumeQueue(
-            self.layout, *key, log_min_offset=start, files=self._files, with_stale=True
-        )
+        return ConsumeQueue(self.layout, *key, files=self._files, with_stale=True)
 
     def _is_next_part(self, seen: _Seen, part: QueuePart) -> bool:
         """Whether a queue continues with exactly the entries of these messages."""
@@ -168,12 +299,8 @@ class QueuesAudit:
         starts = [0, *falls.tolist(), len(offsets)]
         for number, (start, stop) in enumerate(pairwise(starts)):
             if number:
-                seen.groups.clear()
-                seen.gaps.clear()
-                seen.messages = 0
+                seen.restart(int(offsets[start]), int(values["physical_offset"][start]))
                 seen.missing_from = None
-                seen.first_offset = int(offsets[start])
-                seen.epoch_start = int(values["physical_offset"][start])
             if stop > start:
                 part = {name: column[start:stop] for name, column in values.items()}
                 self._compare_epoch(key, seen, offsets[start:stop], part)
@@ -183,12 +310,7 @@ class QueuesAudit:
     ) -> None:
         before = np.append(seen.next_offset - 1, offsets[:-1])
         for at in np.flatnonzero(offsets - before > 1).tolist():
-            gap = int(before[at]) + 1, int(offsets[at])
-            if len(seen.gaps) < MOST_GAPS:
-                seen.gaps.append(gap)
-            else:
-                # The entries between the two gaps are checked twice, with the same result.
-                seen.gaps[-1] = seen.gaps[-1][0], gap[1]
+            seen.add_gap(int(before[at]) + 1, int(offsets[at]))
         seen.next_offset = int(offsets[-1]) + 1
         seen.messages += len(offsets)
         places: Int64 = values["physical_offset"]
@@ -237,12 +359,12 @@ class QueuesAudit:
         self, log_end: int, lost: LostSpans, *, is_explained: bool
     ) -> Iterator[Difference]:
         for key in sorted({*self._seen, *self._names}):
+            folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
             if key[0] in self.batch.topics:
-                folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
                 reason = "the topic has batch queues: a broker does not start on this folder"
                 yield Difference("queue_misplaced", folder, 0, reason)
                 continue
-            yield from self._file_differences(key)
+            yield from queue_file_differences(folder, self.layout.queue(*key))
             seen = self._seen.get(key)
             if seen is None:
                 queue = self._queue(key)
@@ -264,7 +386,7 @@ class QueuesAudit:
             checkpoint = None
         known = 0 if checkpoint is None else checkpoint.logics_timestamp
         dispatched = 0
-        for queue in consume_queues(self.layout, self._files):
+        for queue in ConsumeQueue.all_of(self.layout, self._files):
             end = queue.last_physical_end
             if end is not None and end <= log_end:
                 dispatched = max(dispatched, end)
@@ -283,11 +405,7 @@ class QueuesAudit:
     def _queue_differences(
         self, key: QueueKey, seen: _Seen, log_end: int, lost: LostSpans, *, is_explained: bool
     ) -> Iterator[Difference]:
-        if seen.epoch_start is not None:
-            at = seen.epoch_start
-            file = self.layout.commit_log.at(at)
-            reason = f"{queue_name(key)} starts again at {seen.first_offset}"
-            yield Difference("new_epoch", "commitlog" if file is None else file.path, at, reason)
+        yield from seen.new_epoch(self.layout, key)
         queue = seen.queue
         if queue is None:
             yield from self._missing(key, seen.messages, is_explained=is_explained)
@@ -331,17 +449,6 @@ class QueuesAudit:
 
     def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
         return group.at(*self._place(queue, group.number), UNIT_SIZE)
-
-    def _file_differences(self, key: QueueKey) -> Iterator[Difference]:
-        sequence = self.layout.queue(*key)
-        for found in file_differences(sequence.files, sequence.file_size):
-            if found.fault is FileFault.GAP:
-                name = f"{found.missing.start:0{NAME_DIGITS}d}"
-                missing = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}/{name}"
-                reason = f"the next file is {found.file.path}"
-                yield Difference("queue_file_missing", missing, 0, reason)
-            elif found.fault is not FileFault.PLACE:
-                yield found.size_difference(0)
 
 
 def has_entries(queue: Queue, part: QueuePart) -> bool:

@@ -9,9 +9,9 @@ from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
-from logquarry.read.log_end import all_queues, consume_queues, last_entries, missing_end
+from logquarry.read.log_end import last_entries, missing_end
 from logquarry.read.lost_messages import lost_messages
-from logquarry.read.missing_log import require_log
+from logquarry.read.store_sizes import require_log
 from logquarry.repair.diff.log_diff import Common, LogDiff, compare_queue
 from logquarry.repair.diff.store_diff import LogBounds, QueueDiff, Side, StoreDiff
 from logquarry.units import Progress
@@ -25,16 +25,14 @@ class _Store:
         self.layout = layout
         self.is_live = layout.is_live()
         files = OpenFiles(layout)
-        found = consume_queues(layout, files)
+        found = ConsumeQueue.all_of(layout, files)
         self.queues: dict[tuple[str, int], ConsumeQueue] = {
             (queue.topic, queue.queue_id): queue for queue in found
         }
-        log = CommitLog(
-            layout, files=files, last_entries=lambda: last_entries(layout, all_queues(layout))
-        )
+        log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout))
         self.log = LogBounds(log.min_offset, log.max_offset)
         # A writer may have begun a file after the listing.
-        ends = [] if self.is_live else last_entries(layout, all_queues(layout))
+        ends = [] if self.is_live else last_entries(layout)
         self.missing = None if self.is_live else missing_end(layout, ends)
         self.reach = self.log.max_offset if self.is_live else self._reach()
 

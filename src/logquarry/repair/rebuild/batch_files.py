@@ -16,7 +16,7 @@ import numpy as np
 from logquarry.disk.disk import Disk
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import NAME_DIGITS
-from logquarry.read.batch_queue import BatchEntries, BatchQueue, batch_queues
+from logquarry.read.batch_queue import BatchEntries, BatchQueue
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.rebuild.queue_files import LeftOut, sync_file
 from logquarry.write.batch_queue_writer import without_gaps
@@ -125,7 +125,7 @@ class BatchFiles:
         they end."""
         return [
             queue
-            for queue in batch_queues(layout)
+            for queue in BatchQueue.all_of(layout)
             if (queue.topic, queue.queue_id) not in self.queues
             and (end := queue.last_physical_end) is not None
             and end <= layout.commit_log.start

@@ -31,10 +31,11 @@ from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder, local_store
 from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, REBUILD
-from logquarry.read.batch_queue import BatchQueue
+from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.fence import Action, other_queues, require
-from logquarry.read.log_end import all_queues, consume_queues, last_entries
+from logquarry.read.log_end import last_entries
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
@@ -378,7 +379,7 @@ class _Rebuild:
         if isinstance(queues, RocksFiles):
             for name, end in queues.take_over(layout).items():
                 taken.append(QueueReport(*name, end, end, 0, 0, is_taken_over=True))
-        for queue in consume_queues(layout, OpenFiles(layout)):
+        for queue in ConsumeQueue.all_of(layout, OpenFiles(layout)):
             key: QueueKey = queue.topic, queue.queue_id
             stop = queue.max_offset
             if key in queues.queues or not stop or queue_fault(queue.files, file_size):

@@ -13,10 +13,11 @@ from logquarry.config import StoreConfig
 from logquarry.format import delay, index, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.java_frame import JavaRequest, check_message
+from logquarry.format.properties import MULTI_SEPARATOR
 from logquarry.format.rows import POSITION
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
-from logquarry.read.log_queues import MULTI_SEPARATOR, QueueKey, copy_key
+from logquarry.read.log_queues import QueueKey, copy_key
 from logquarry.repair.recover.java_queues import JavaQueue, JavaRefusal, Target
 from logquarry.repair.recover.java_version import V4_9, JavaRules
 from logquarry.write.index_writer import IndexWriter

@@ -26,8 +26,8 @@ from logquarry.format.frame import Frame
 from logquarry.format.properties import INNER_MULTI_QUEUE_OFFSET
 from logquarry.log.columns import rows_with_property
 from logquarry.log.layout import StoreLayout
+from logquarry.log.location import not_a_store
 from logquarry.log.log_place import LogFolders
-from logquarry.log.near_store import not_a_store
 from logquarry.log.store_files import (
     ABORT,
     CHECKPOINT,
@@ -41,11 +41,11 @@ from logquarry.log.store_files import (
     TRANSACTION,
 )
 from logquarry.log.walk import DamagedSpan, LogReader, Run
+from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.index import Index
 from logquarry.read.log_end import (
-    all_queues,
     known_damage,
     last_entries,
     last_file_start,
@@ -268,7 +268,7 @@ def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
         CorruptFile: if no file has the size of the settings.
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
-    queue_files = tuple(file for name in layout.queue_names for file in layout.queue(*name).files)
+    queue_files = tuple(file for queue in layout.queue_files() for file in queue.files)
     sequences.append((queue_files, config.queue_file_size))
     for files, size in sequences:
         sizes = [file.size for file in files if file.size]
@@ -367,10 +367,9 @@ def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
         NeedsRecovery: if there is such a file.
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
-    queues = (layout.queue(*name).files for name in layout.queue_names)
-    sequences += [(files, config.queue_file_size) for files in queues]
-    batch = (layout.batch_queue(*name).files for name in layout.batch_queue_names)
-    sequences += [(files, config.batch_queue_file_size) for files in batch]
+    sequences += [(queue.files, config.queue_file_size) for queue in layout.queue_files()]
+    batch = layout.batch_queue_files()
+    sequences += [(queue.files, config.batch_queue_file_size) for queue in batch]
     twice = {topic for topic, _ in layout.queue_names} & config.batch_topics
     if twice:
         raise NeedsRecovery(f"topic {min(twice)} has batch queues and other queues")

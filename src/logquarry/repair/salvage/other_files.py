@@ -18,7 +18,7 @@ from logquarry.format import timer
 from logquarry.format.rocksdb_config import FOLDER_V2, FOLDERS_V1
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
-from logquarry.log.rocksdb_config import tables_in_rocksdb
+from logquarry.log.rocksdb import tables_in_rocksdb
 from logquarry.log.store_files import CONFIG
 from logquarry.read import features as names
 from logquarry.read.features import Feature, find_features

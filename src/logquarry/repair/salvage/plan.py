@@ -26,7 +26,8 @@ from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
 from logquarry.log.walk import LogReader, Run
-from logquarry.read.log_end import all_queues, last_entries
+from logquarry.read.batch_queue import all_queues
+from logquarry.read.log_end import last_entries
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds

@@ -19,10 +19,10 @@ from logquarry.errors import StoreUnavailable, UnreadableFile
 from logquarry.format import broker_config, fastjson
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import none_lost
-from logquarry.log.rocksdb_config import tables_in_rocksdb
+from logquarry.log.rocksdb import tables_in_rocksdb
 from logquarry.log.store_files import CONFIG, SIDECAR
+from logquarry.read.batch_queue import all_queues
 from logquarry.read.fence import Action, require
-from logquarry.read.log_end import all_queues
 from logquarry.read.timers import CHECK as TIMER_CHECK
 from logquarry.repair.recover.folder_check import check_file_size
 from logquarry.repair.salvage.other_files import LeftBehind, carry, other_files, unreadable_files

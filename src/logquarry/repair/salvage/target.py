@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
-from logquarry.disk.keep_settings import keep_settings
 from logquarry.disk.locks import AbortFile, alone_in, lock_folder
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import queue_entry
@@ -35,7 +35,7 @@ from logquarry.log.store_files import (
     quarantine,
 )
 from logquarry.log.store_names import absolute
-from logquarry.read.log_end import consume_queues
+from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
@@ -226,7 +226,7 @@ class SalvageTarget:
         size, log_size = plan.config.queue_file_size, plan.config.mapped_file_size_commit_log
         assert size is not None and log_size is not None
         layout = StoreLayout.open(self.work, plan.config)
-        queues = {(queue.topic, queue.queue_id): queue for queue in consume_queues(layout)}
+        queues = {(queue.topic, queue.queue_id): queue for queue in ConsumeQueue.all_of(layout)}
         room = size // UNIT_SIZE
         for key, story in plan.queues.items():
             for start, stop in story.gaps:

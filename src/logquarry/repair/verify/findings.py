@@ -1,16 +1,111 @@
-"""Findings of verify: their kinds with severity and meaning, and the report."""
+"""Findings of verify: their kinds with severity, meaning and next step, and the report.
+
+A report may have many findings, but the user types one command at a time (:func:`next_step`). A
+recovery comes first, because queues and index are built from the log.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from enum import Enum
+from typing import Any, Final, Literal, NamedTuple
 
 from logquarry.format.frame import DamageKind
+from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import MISSING_FILE, TORN_TAIL
 from logquarry.repair.audit.differences import Difference
-from logquarry.repair.verify.next_steps import step_words
+
+
+class Action(Enum):
+    """What the user does about a finding; the most urgent first."""
+
+    RECOVER = "`recover`"
+    QUEUES = "`rebuild --queues`"
+    INDEX = "`rebuild --index`"
+    RESTORE = "put the file back from a backup or from its `.bak` file"
+    READ = "read the message with `messages --offset`; its text cannot be restored"
+    NOTHING = "nothing"
+
+
+_LOG_DAMAGE: Final = "`recover`; if a recovery has recorded it: `salvage`"
+
+STEPS: Final[Mapping[str, tuple[Action, str]]] = {
+    **{kind.label: (Action.RECOVER, _LOG_DAMAGE) for kind in DamageKind},
+    MISSING_FILE: (
+        Action.RECOVER,
+        "put the file back from a backup, else `recover`; if a recovery has recorded it: `salvage`",
+    ),
+    TORN_TAIL: (Action.RECOVER, ""),
+    "misnamed_file": (Action.RECOVER, ""),
+    "misnamed_queue_file": (Action.NOTHING, "the next step of the damage"),
+    "wrong_file_size": (Action.RECOVER, ""),
+    "bad_property_crc": (Action.READ, ""),
+    "suspect_text": (Action.READ, ""),
+    "compaction_wrong": (
+        Action.READ,
+        "read the topic with `messages`: the log may still have the message",
+    ),
+    "queue_missing": (Action.QUEUES, ""),
+    "bad_rocksdb": (Action.QUEUES, ""),
+    "queue_behind": (Action.QUEUES, ""),
+    "queue_ahead": (Action.RECOVER, ""),
+    "queue_hole": (Action.QUEUES, ""),
+    "queue_entry_wrong": (Action.QUEUES, ""),
+    "queue_entry_dangling": (Action.QUEUES, ""),
+    "queue_head_missing": (Action.QUEUES, ""),
+    "queue_misplaced": (Action.QUEUES, ""),
+    "queue_file_missing": (Action.QUEUES, ""),
+    "queue_filler": (Action.NOTHING, "nothing: consumers skip it"),
+    "queue_in_damage": (Action.NOTHING, "the next step of the damage"),
+    "index_header": (Action.INDEX, ""),
+    "index_chain": (Action.INDEX, ""),
+    "index_entry": (Action.INDEX, ""),
+    "index_entry_wrong": (Action.INDEX, ""),
+    "index_ahead": (Action.INDEX, ""),
+    "index_shape": (Action.NOTHING, "pass `--config broker.conf` to commands that ask for it"),
+    "index_missing": (Action.NOTHING, "`rebuild --index`, if queries by key must find messages"),
+    "index_gap": (Action.NOTHING, "`rebuild --index`, if queries by key must find all messages"),
+    "index_behind": (Action.NOTHING, "nothing: the next writer adds the keys"),
+    "state_table_wrong": (Action.RECOVER, ""),
+    "state_table_stale": (Action.NOTHING, ""),
+    "redo_log_wrong": (Action.RECOVER, ""),
+    "timer_check_wrong": (Action.QUEUES, ""),
+    "timer_check_ahead": (Action.NOTHING, "nothing: the broker continues at the queue's end"),
+    "timer_entry_wrong": (Action.QUEUES, ""),
+    "timer_missing": (Action.QUEUES, ""),
+    "bad_config": (Action.RESTORE, ""),
+    "bad_settings": (Action.NOTHING, "nothing: the next writer replaces them"),
+    "checkpoint_missing": (Action.NOTHING, "nothing: the next writer makes one"),
+    "checkpoint_zero": (Action.NOTHING, "nothing: the next writer fills it"),
+    "checkpoint_ahead": (Action.NOTHING, ""),
+    "checkpoint_short": (Action.RECOVER, ""),
+    "abort_file": (Action.RECOVER, "`recover`, if no broker has the store open"),
+    "live": (Action.NOTHING, "stop the process before a repair"),
+    "stale_frames": (
+        Action.NOTHING,
+        "nothing; `salvage --include-stale` if you need these messages",
+    ),
+    "stale_bytes": (Action.NOTHING, "nothing: the next writer overwrites them"),
+    "oversized": (Action.NOTHING, ""),
+    "durable_mark_invalid": (Action.NOTHING, "nothing: the next writer replaces it"),
+    "durable_mark_foreign": (Action.NOTHING, "nothing: the next writer replaces it"),
+    "durable_mark_ahead": (Action.NOTHING, "`recover`, if other findings are damage"),
+    "leftover": (Action.NOTHING, "nothing: the next run of that command removes them"),
+    "unfinished_load": (Action.NOTHING, "run the load again"),
+    "new_epoch": (Action.NOTHING, ""),
+    "unknown_file": (Action.NOTHING, "move the file out of the store"),
+    "empty_file": (Action.NOTHING, "`recover`, if RocketMQ must start with the store"),
+}
+"""Kind of finding -> its action, and the words of the docs (empty: those of the action)."""
+
+
+def step_words(kind: str) -> str:
+    """The next step for a kind of finding, as the docs have it."""
+    action, words = STEPS[kind]
+    return words or action.value
+
 
 Severity = Literal["damage", "note"]
 
@@ -234,3 +329,55 @@ def markdown() -> str:
         for kind, (severity, text) in KINDS.items()
     ]
     return "\n".join(lines)
+
+
+class Next(NamedTuple):
+    """The next step for a store.
+
+    Attributes:
+        words: command and options to put around the store's path, the command first.
+        before: what the user does before typing the command; empty if nothing.
+    """
+
+    words: tuple[str, ...]
+    before: str = ""
+
+
+def next_step(report: VerifyReport) -> Next | None:
+    """The next step after a verification; None if there is nothing to do."""
+    damage = [finding for finding in report.findings if finding.severity == "damage"]
+    kinds = {finding.kind for finding in report.findings}
+    if not damage and ("abort_file" not in kinds or "live" in kinds):
+        return None
+    harmed = {kind.label for kind in DamageKind} | {MISSING_FILE}
+    recorded = [f for f in damage if f.kind in harmed and f.offset in report.recorded]
+    actions = {_action(found) for found in damage if found not in recorded}
+    is_built = actions & {Action.QUEUES, Action.INDEX}
+    if "abort_file" in kinds and (is_built or not damage):
+        actions.add(Action.RECOVER)
+    if not report.counts.get("log_files") and damage:
+        return Next(("verify",), "mount the disk of commitlog/, or put its files back")
+    before = "stop the process that has the store open" if "live" in kinds else ""
+    if "://" in report.store and not report.store.startswith("file:"):
+        # Every repair needs a local folder; a salvage reads the store where it is.
+        return Next(("salvage", "--into", "DIR"), before)
+    if Action.RECOVER in actions:
+        return Next(("recover",), before)
+    if is_built:
+        only = [] if len(is_built) > 1 else ["--queues" if Action.QUEUES in actions else "--index"]
+        return Next(("rebuild", "--in-place", *only), before)
+    if recorded:
+        return Next(("salvage", "--into", "DIR"), before)
+    if Action.RESTORE in actions:
+        file = next(f.file for f in damage if _action(f) is Action.RESTORE)
+        return Next(("verify",), f"put {file} back from a backup or from {file}.bak")
+    place = str(next(f.offset for f in damage if _action(f) is Action.READ))
+    return Next(("messages", "--offset", place))
+
+
+def _action(finding: Finding) -> Action:
+    action = STEPS[finding.kind][0]
+    # A recovery does not replace the files of a broker's configuration; a rebuild makes timercheck.
+    if finding.file.startswith(f"{CONFIG}/") and action is not Action.QUEUES:
+        return Action.RESTORE
+    return action

@@ -1,34 +1,50 @@
-"""Checks the files of a store besides log, queues and index: the part of verify for them."""
+"""Checks the files of a store besides log and index, and the names of queue files.
+
+The message of an entry has its topic, its queue id and its queue offset. If those of most entries
+of a queue file agree on another place than its path, the file was renamed, or two were swapped.
+The other findings of such a queue list its wrong entries; :func:`misnamed_queue_files` gives the
+reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from logquarry.dialect31.recovery import TransactionCheck
 from logquarry.dialect31.unit_files import transaction_frames
 from logquarry.errors import CorruptFile, UnreadableFile
-from logquarry.format import broker_config, durable_mark, fastjson
+from logquarry.format import broker_config, checkpoint, fastjson, properties, queue_entry
+from logquarry.format.frame import Frame
+from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.format.rocksdb_config import FOLDERS_V1
 from logquarry.log import kept_settings
+from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import StoreLayout
-from logquarry.log.rocksdb import is_installed
-from logquarry.log.rocksdb_config import place_of, read_config
+from logquarry.log.rocksdb import is_installed, place_of, read_config
 from logquarry.log.store_files import (
     CHECKPOINT,
     CONFIG,
+    CONSUME_QUEUE,
     DURABLE,
     INTENT,
     LOADS,
+    NAME_DIGITS,
     REDO_LOG,
     SETTINGS,
     SIDECAR,
     STATE_TABLE,
 )
 from logquarry.log.walk import LogReader, Run
+from logquarry.read.commit_log import CommitLog
 from logquarry.repair.verify.findings import VerifyReport
 
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
+_MOST_ENTRIES: Final = 9
+"""Number of entries of a file whose messages are read."""
+_MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
 def check_checkpoint(
@@ -100,7 +116,7 @@ def check_sidecar(
         reason = "a load was interrupted; open the store for writing to finish it"
         report.add("unfinished_load", f"{LOADS}/{INTENT}", 0, reason)
     try:
-        mark = durable_mark.decode(files.read(DURABLE))
+        mark = checkpoint.decode_mark(files.read(DURABLE))
     except (FileNotFoundError, UnreadableFile):
         return
     except OSError as error:
@@ -142,3 +158,57 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
     fault = check.redo_fault(layout)
     if fault is not None:
         report.add("redo_log_wrong", REDO_LOG, 0, fault, is_explained=layout.has_abort)
+
+
+def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The misnamed files in the queues of some files, each with the reason.
+
+    Args:
+        layout: the store's files.
+        files: paths with findings; those of other parts of the store are skipped.
+    """
+    log = CommitLog(layout)
+    keys = {tuple(path.split("/")[1:3]) for path in files if path.startswith(f"{CONSUME_QUEUE}/")}
+    found: dict[str, str] = {}
+    for topic, queue_id in layout.queue_names:
+        if (topic, str(queue_id)) not in keys:
+            continue
+        for file in layout.queue(topic, queue_id).files:
+            right = _right_path(layout, log, file)
+            if right is not None and right != file.path:
+                found[file.path] = right
+    for path, right in sorted(found.items()):
+        reason = f"its entries belong in {right}"
+        if found.get(right) == path:
+            reason += ": the names of the two files look swapped"
+        yield path, f"{reason}; `logquarry recover` makes the queue again from the log"
+
+
+def _right_path(layout: StoreLayout, log: CommitLog, file: StoreFile) -> str | None:
+    """The path that the messages of most entries of a file show, None if they show none."""
+    places = Counter(islice(_places(layout, log, file), _MOST_ENTRIES))
+    if not places:
+        return None
+    (right, count), *_ = places.most_common(1)
+    return right if 2 * count > places.total() else None
+
+
+def _places(layout: StoreLayout, log: CommitLog, file: StoreFile) -> Iterator[str]:
+    try:
+        data = layout.open_file(file.path).window(0, file.size)[: file.size]
+    except FileNotFoundError:
+        return
+    for position in range(0, len(data) - UNIT_SIZE + 1, UNIT_SIZE):
+        entry = queue_entry.decode_at(data, position)
+        if not entry.is_written:
+            return
+        if entry.is_filler:
+            continue
+        found = log.outcome_at(entry.physical_offset, check_crc=False)
+        # The queue offsets of a copy by multi-dispatch are in its properties.
+        if not isinstance(found, Frame) or _MARK in found.properties:
+            continue
+        base = found.queue_offset * UNIT_SIZE - position
+        if base >= 0:
+            topic = found.topic.decode("utf-8", "replace")
+            yield f"{CONSUME_QUEUE}/{topic}/{found.queue_id}/{base:0{NAME_DIGITS}d}"

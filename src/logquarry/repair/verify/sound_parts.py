@@ -142,10 +142,7 @@ class SoundReader:
     def _queue(self, key: QueueKey) -> ConsumeQueue | None:
         queue = self._queues.get(key)
         if queue is None and key in self._names:
-            start = self.layout.commit_log.start
-            queue = ConsumeQueue(
-                self.layout, *key, log_min_offset=start, files=self._files, with_stale=True
-            )
+            queue = ConsumeQueue(self.layout, *key, files=self._files, with_stale=True)
             self._queues[key] = queue
         return queue
 

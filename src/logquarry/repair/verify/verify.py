@@ -34,8 +34,8 @@ from logquarry.repair.verify.other_files import (
     check_config,
     check_sidecar,
     check_transactions,
+    misnamed_queue_files,
 )
-from logquarry.repair.verify.queue_names import misnamed_queue_files
 from logquarry.repair.verify.sound_parts import SoundParts, SoundRun
 from logquarry.units import Progress
 
@@ -113,9 +113,8 @@ class _Verification:
         self.last_sound = 0
         self.stale = False
         self.known = known_damage(layout)
-        names = layout.queue_names
         self.log_bytes = layout.commit_log.end - layout.commit_log.start
-        self.queue_bytes = sum(file.size for name in names for file in layout.queue(*name).files)
+        self.queue_bytes = sum(file.size for queue in layout.queue_files() for file in queue.files)
         index_bytes = sum(file.size for file in layout.index_files)
         self.total_bytes = self.log_bytes + self.queue_bytes + index_bytes
 

@@ -17,8 +17,7 @@ from logquarry.disk.disk import LocalDisk
 from logquarry.disk.service import Health
 from logquarry.format import java
 from logquarry.message import Message
-from logquarry.read.batch_queue import BatchQueue
-from logquarry.read.consume_queue import ConsumeQueue, Queue
+from logquarry.read.consume_queue import FileQueue, Queue
 from logquarry.read.get_kernel import MessageGetter
 from logquarry.read.get_message import LEAST_UNITS
 from logquarry.read.log_queues import QueueKey
@@ -146,7 +145,7 @@ class PolledQueueReader(LiveQueueReader):
             for topic in sorted(topics):
                 for queue_id in self.queue_ids(topic):
                     queue = self._store.queue(topic, queue_id)
-                    if isinstance(queue, ConsumeQueue | BatchQueue):
+                    if isinstance(queue, FileQueue):
                         queue.refresh()
                     if queue is not None:
                         ends.append((topic, queue_id, queue.max_offset))

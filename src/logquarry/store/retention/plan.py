@@ -21,11 +21,11 @@ from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import INDEX
-from logquarry.read.batch_queue import BatchQueue
+from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue, Queue, has_message, is_written
+from logquarry.read.consume_queue import FileQueue, Queue, has_message, is_written
 from logquarry.read.index import Index
-from logquarry.read.log_end import all_queues, last_entries
+from logquarry.read.log_end import last_entries
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.rocksdb_queue import RocksQueue, require_package
 from logquarry.store.retention.rules import (
@@ -235,7 +235,7 @@ class _Planner:
         self._safe_end = log_end if safe_end is None else min(safe_end, log_end)
 
     @cached_property
-    def _all_queues(self) -> list[ConsumeQueue | BatchQueue | RocksQueue]:
+    def _all_queues(self) -> list[FileQueue | RocksQueue]:
         require_package(self._layout)
         return all_queues(self._layout, self._files)
 
@@ -365,9 +365,7 @@ class _Planner:
         return disk.without(freed), None
 
     # -------------------------------------------------------------------------- queues and index
-    def _expired_queue(
-        self, queue: ConsumeQueue | BatchQueue | RocksQueue, cut: int
-    ) -> tuple[ExpiredFile, ...]:
+    def _expired_queue(self, queue: FileQueue | RocksQueue, cut: int) -> tuple[ExpiredFile, ...]:
         """The leading files of a queue that have no entry of a kept message.
 
         In RocksDB the broker deletes entries itself, and skips those before the log's start.

@@ -20,7 +20,7 @@ FIRST = f"{0:020d}"
 
 
 class ManyDisks(LocalDisk):
-    """Each of the folders of a store is on a disk of its own, and what is in none on another.
+    """Each folder of a store is on a separate disk, and the other files are on one more.
 
     Attributes:
         has_room: whether a copy can be made.

@@ -346,7 +346,7 @@ def test_offsets_are_written_while_consuming(tmp_path: Path) -> None:
 
 def test_the_log_is_on_the_disk_before_the_offsets(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    # Nobody else syncs meanwhile.
+    # No other thread syncs meanwhile.
     with opened(tmp_path / "s", disk, flush_interval_commit_log=10**6) as store:
         fill(store, 10)
         consumer = store.consumer("g", "t", timeout=0)

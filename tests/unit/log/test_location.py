@@ -8,7 +8,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreNotFound
-from logquarry.log.near_store import near_store
+from logquarry.log.location import near_store
 from logquarry.testing.builder import fill
 
 

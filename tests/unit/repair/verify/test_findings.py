@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from logquarry.repair.verify.advice import Next, next_step
-from logquarry.repair.verify.findings import KINDS, VerifyReport
-from logquarry.repair.verify.next_steps import STEPS, Action, step_words
+from logquarry.repair.verify.findings import (
+    KINDS,
+    STEPS,
+    Action,
+    Next,
+    VerifyReport,
+    next_step,
+    step_words,
+)
 
 
 def report(*kinds: str, store: str = "/data/store", recorded: bool = False) -> VerifyReport:
