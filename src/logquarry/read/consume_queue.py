@@ -147,9 +147,8 @@ class Queue(ABC):
         self, start: int | None = None, stop: int | None = None
     ) -> Iterator[tuple[int, QueueEntry]]:
         """(offset, entry) of the written entries in ``[start, stop)``; by default all."""
-        first = self.min_offset if start is None else max(0, start)
         end = self.max_offset if stop is None else min(stop, self.max_offset)
-        for offset, units in self.runs(first, end):
+        for offset, units in self.runs(self.min_offset if start is None else max(0, start), end):
             for at in np.flatnonzero(is_written(units)).tolist():
                 yield offset + at, QueueEntry(*units[at].item())
 
@@ -192,11 +191,13 @@ class Queue(ABC):
 
     def _last_time(self, segment: QueueSegment, store_time: StoreTime, log_min_offset: int) -> int:
         units = self.units(segment.start, segment.start + segment.count)
-        for stop in range(len(units), 0, -_FIRST_CHUNK):
-            some = units[max(0, stop - _FIRST_CHUNK) : stop]
+        stop, chunk = len(units), 1  # Usually the last entry has a message.
+        while stop > 0:
+            some = units[max(0, stop - chunk) : stop]
+            stop, chunk = stop - chunk, min(4 * chunk, _LARGEST_CHUNK)
             there = is_written(some) & (some["physical_offset"] >= log_min_offset)
-            for physical_offset, size, _ in some[there][::-1].tolist():
-                found = store_time(physical_offset, size)
+            for at in np.flatnonzero(there)[::-1]:
+                found = store_time(int(some["physical_offset"][at]), int(some["size"][at]))
                 if found >= 0:
                     return found
         return _NO_MESSAGE_TIME
