@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from logquarry.broker.acl import HIDDEN
 from logquarry.broker.connection import Handler, Refused, Request
-from logquarry.broker.core import BUSY, Core, log_failure
+from logquarry.broker.core import BUSY, Core
 from logquarry.broker.lanes import Mailbox
 from logquarry.broker.tables import DEFAULT_TOPIC, INHERIT, WRITE
 from logquarry.errors import LogquarryError, MessageRejected, StoreUnavailable
@@ -32,13 +33,6 @@ from logquarry.store.consumer.subscription import (
 from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult, PutStatus
 
-_FORBIDDEN: Final = frozenset(
-    {
-        *("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"),
-        *("TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
-    }
-)
-"""Topics that clients must not send to (``TopicValidator``)."""
 _CODES: Final = {
     PutStatus.PUT_OK: ResponseCode.SUCCESS,
     PutStatus.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
@@ -208,7 +202,7 @@ class Sending:
         """
         core = self._core
         name: str = fields["topic"]
-        if name in _FORBIDDEN:
+        if name in HIDDEN:
             raise Refused(
                 ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
             )
@@ -220,21 +214,11 @@ class Sending:
         """Create a topic as ``createTopicInSendMessageMethod`` does, if that is allowed."""
         tables = self._core.tables
         if name.startswith((RETRY_PREFIX, DEAD_PREFIX)):
-            self.create(name, 1)
+            self._core.create_topic(name, 1)
             return
         model = tables.topic(default)
         if default == DEFAULT_TOPIC and model is not None and model.perm & INHERIT:
-            self.create(name, max(1, min(queues, model.write_queues)))
-
-    def create(self, name: str, queues: int) -> None:
-        """Create a topic at once; the file is written soon after.
-
-        Raises:
-            Refused: if the name is illegal.
-        """
-        core = self._core
-        core.tables.created(name, queues)
-        core.lanes.slow.submit(partial(core.tables.save_topic, name), log_failure)
+            self._core.create_topic(name, max(1, min(queues, model.write_queues)))
 
     def _retry_topic(self, request: Request, name: str, queue_id: int) -> tuple[str, int]:
         """The retry topic; after too many times the dead letter topic (``handleRetryAndDLQ``)."""
@@ -244,7 +228,7 @@ class Sending:
             return name, queue_id
         dead = dead_topic(group)
         if self._core.tables.topic(dead) is None:
-            self.create(dead, 1)
+            self._core.create_topic(dead, 1)
         return dead, 0
 
     def properties_of(self, text: str) -> str:
