@@ -34,6 +34,7 @@ _WRITE_LIMIT: Final = 1 << 20
 _MOST_PENDING: Final = 2_048
 """Requests of one connection that are being answered; long polls do not count."""
 _NO_HOST: Final = bytes(8)
+_SUCCESS: Final = int(ResponseCode.SUCCESS)
 _HANDSHAKE_SECONDS: Final = 10.0
 _MOST_HANDSHAKES: Final = 256
 
@@ -57,7 +58,7 @@ class Request:
 
     def reply(
         self,
-        code: int = ResponseCode.SUCCESS,
+        code: int = _SUCCESS,
         remark: str | None = None,
         *,
         fields: Mapping[str, str] | None = None,
