@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,21 @@ class Client:
         self.writer = writer
         self.told: asyncio.Queue[RemotingCommand] = asyncio.Queue()
         self._opaque = 0
+        self._is_over = False
         self._asked: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._task = asyncio.create_task(self._read(reader))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         frames = RemotingReader()
-        while data := await reader.read(1 << 16):
-            for command in frames.receive_data(data):
-                if command.is_response:
-                    self._asked.pop(command.opaque).set_result(command)
-                else:
-                    self.told.put_nowait(command)
+        # A broker that is killed resets the connection.
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                for command in frames.receive_data(data):
+                    if command.is_response:
+                        self._asked.pop(command.opaque).set_result(command)
+                    else:
+                        self.told.put_nowait(command)
+        self._is_over = True
         for future in self._asked.values():
             future.cancel()
 
@@ -72,6 +76,9 @@ class Client:
             is_binary=is_binary,
         )
         future: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+        if self._is_over:
+            future.cancel()
+            return future
         if not flag:
             self._asked[self._opaque] = future
         self.writer.write(remoting.encode(command))

@@ -30,11 +30,21 @@ CREDENTIALS: Final = frozenset({_SIGNATURE, _ACCESS_KEY, "SecurityToken"})
 """Fields of a request that other clients must not get: a signature can be sent again."""
 _UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """A field that Java's client adds after it has signed the request."""
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+HIDDEN: Final = frozenset(
+    {
+        *("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"),
+        *("TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
+    }
+)
+"""Topics with messages of other topics: clients must not send to them (``TopicValidator``)."""
 PUB: Final = "PUB"
 SUB: Final = "SUB"
+NOTHING: Final = frozenset[str]()
+_SHARED: Final = (TRACE_TOPIC, "rmq_sys_")
 _LEAST_KEY: Final = 6
 _PERMISSIONS: Final = {
-    "DENY": frozenset[str](),
+    "DENY": NOTHING,
     PUB: frozenset({PUB}),
     SUB: frozenset({SUB}),
     "PUB|SUB": frozenset({PUB, SUB}),
@@ -96,13 +106,29 @@ class Account:
             if topic.startswith(prefix):
                 self.require_group(topic.removeprefix(prefix))
                 return
-        if not self.admin and permission not in self.topics.get(topic, self.default_topic):
+        # The default is for topics of services: system topics have messages of all of them.
+        is_shared = topic in HIDDEN or (permission == SUB and topic.startswith(_SHARED))
+        default = NOTHING if is_shared else self.default_topic
+        if not self.admin and permission not in self.topics.get(topic, default):
             self.refuse(f"the permission {permission} for the topic {topic[:200]}")
 
     def require_group(self, group: str) -> None:
         """Raise Refused without the permission to consume with a group."""
         if not self.admin and SUB not in self.groups.get(group, self.default_group):
             self.refuse(f"the permission SUB for the group {group[:200]}")
+
+    def require_producer(self, group: str) -> None:
+        """Raise Refused for a producer group if the account may not send.
+
+        If the account lists the group, that decides: RocketMQ knows permissions of consumer groups
+        only.
+        """
+        if group in self.groups:
+            may_send = PUB in self.groups[group]
+        else:
+            may_send = any(PUB in found for found in (self.default_topic, *self.topics.values()))
+        if not self.admin and not may_send:
+            self.refuse(f"the permission PUB for a topic or for the producer group {group[:200]}")
 
     def refuse(self, lacking: str) -> None:
         """Raise Refused."""
@@ -189,6 +215,8 @@ class AccessControl:
             for kind, name in _named(command.body):
                 if kind == SUB:
                     account.require_topic(name, SUB)
+                elif kind == PUB:
+                    account.require_producer(name)
                 else:
                     account.require_group(name)
         else:
@@ -214,9 +242,11 @@ def sign(fields: Mapping[str, str], body: bytes, secret: str, leave: tuple[str, 
 
 
 def _named(body: bytes) -> Iterator[tuple[str, str]]:
-    """The topics (SUB, name) and the groups that the body of a request names."""
+    """The topics (SUB), producer groups (PUB) and groups that the body of a request names."""
     try:
         document = fastjson.decode(body)
+        for one in document.get("producerDataSet") or ():
+            yield PUB, str(one["groupName"])
         for one in document.get("consumerDataSet") or ():
             yield "group", str(one["groupName"])
             for topic in one.get("subscriptionDataSet") or ():

@@ -78,7 +78,7 @@ class Admin:
             fields["order"],
         )
         core.tables.set_topic(topic)
-        await core.slow(partial(core.tables.save_topic, topic.name))
+        await core.slow(core.tables.save)
         request.reply()
 
     async def delete_topic(self, request: Request) -> None:
@@ -88,7 +88,7 @@ class Admin:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the topic {name[:200]} is of the system")
         core.tables.remove_topic(name)
         self._pulling.forget(name)
-        await core.slow(partial(core.tables.save_topic, name))
+        await core.slow(core.tables.save)
         request.reply()
 
     def all_topics(self, request: Request) -> None:
@@ -126,19 +126,19 @@ class Admin:
         core = self._core
         core.tables.require_writer()
         core.tables.set_group(document_of(request))
-        await core.slow(core.tables.save_groups)
+        await core.slow(core.tables.save)
         request.reply()
 
     async def delete_group(self, request: Request) -> None:
         """Remove a subscription group, and its offsets if the request wants that."""
         core, fields = self._core, request.fields
         core.tables.remove_group(fields["groupName"], with_offsets=fields["removeOffset"])
-        await core.slow(core.tables.save_groups)
+        await core.slow(core.tables.save)
         request.reply()
 
     def all_groups(self, request: Request) -> None:
         """The table of subscription groups."""
-        _reply(request, self._core.tables.group_document)
+        _reply(request, self._core.tables.group_document())
 
     def all_offsets(self, request: Request) -> None:
         """The table of consumer offsets."""

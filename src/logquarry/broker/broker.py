@@ -26,16 +26,17 @@ from typing import Any, Final, Self
 
 from logquarry.broker.admin import Admin
 from logquarry.broker.clients import Clients
-from logquarry.broker.connection import Connection, Handler, Request
+from logquarry.broker.connection import Connection, Handler, Handshake, Request
 from logquarry.broker.consumers import Consuming
 from logquarry.broker.core import Core, Lanes
 from logquarry.broker.names import Names
-from logquarry.broker.options import BrokerOptions, listen_error
+from logquarry.broker.options import BrokerOptions, is_wildcard, listen_error
 from logquarry.broker.pull import Pulling
 from logquarry.broker.queries import Queries
 from logquarry.broker.replies import Replies
 from logquarry.broker.retry import Retrying
 from logquarry.broker.send import Sending
+from logquarry.broker.sparing import SparingLog, line_of
 from logquarry.broker.tables import Tables
 from logquarry.broker.transactions import Transactions
 from logquarry.config import StoreConfig
@@ -45,6 +46,7 @@ from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.units import Clock, now_ms
 
 logger = logging.getLogger(__name__)
+_problems = SparingLog(logger)
 
 _HOUSEKEEPING_SECONDS: Final = 5.0
 _GRACE_SECONDS: Final = 10.0
@@ -108,12 +110,15 @@ class Broker:
         """
         loop = asyncio.get_running_loop()
         options = self.options
-        if self._path is None:
-            if options.read_only:
-                raise UsageError("read_only needs the path of a store")
-            self._temporary = Path(tempfile.mkdtemp(prefix="logquarry-broker-"))
-        store = await asyncio.to_thread(self._open)
+        if self._path is None and options.read_only:
+            raise UsageError("read_only needs the path of a store")
+        host = options.advertised()
+        store: MessageStore | None = None
+        lanes: Lanes | None = None
         try:
+            if self._path is None:
+                self._temporary = Path(tempfile.mkdtemp(prefix="logquarry-broker-"))
+            store = await asyncio.to_thread(self._open)
             is_writer = isinstance(store, StoreWriter)
             lanes = Lanes(loop, is_writer=is_writer, capacity=_CAPACITY)
             tables = await lanes.slow.run(partial(Tables, store, options))
@@ -134,11 +139,14 @@ class Broker:
             )
             for problem in tables.problems:
                 logger.error("consumer offsets: %s; groups start as new ones", problem)
-            await self._listen(core)
+            await self._listen(core, host)
         except BaseException:
-            await self.stop()
             if self._core is None:
-                store.close()
+                if lanes is not None:
+                    await lanes.close()
+                if store is not None:
+                    await asyncio.to_thread(store.close)
+            await self.stop()
             raise
 
     def _open(self) -> MessageStore:
@@ -156,17 +164,17 @@ class Broker:
             broker=options.name,
         )
 
-    async def _listen(self, core: Core) -> None:
+    async def _listen(self, core: Core, host: str) -> None:
         options = self.options
         sending, pulling = Sending(core), Pulling(core)
         self._pulling = pulling
-        self._consuming = Consuming(core, sending)
+        self._consuming = Consuming(core)
         parts = (
             sending,
             pulling,
             self._consuming,
             Queries(core),
-            Retrying(core, sending),
+            Retrying(core),
             Transactions(core),
             Replies(core),
             Admin(core, pulling),
@@ -178,7 +186,6 @@ class Broker:
         broker = _Port(self, core, handlers)
         self._ports.append(broker)
         await broker.listen(options.port, "--listen")
-        host = options.advertise or options.host
         core.address = f"[{host}]:{broker.port}" if ":" in host else f"{host}:{broker.port}"
         core.host = _host_bytes(host, broker.port)
         server = _Port(self, core, names)
@@ -223,6 +230,11 @@ class Broker:
         return self.core.address
 
     @property
+    def is_address_chosen(self) -> bool:
+        """Whether the broker chose its address: it listens on all of the machine."""
+        return self.options.advertise is None and is_wildcard(self.options.host)
+
+    @property
     def connections(self) -> list[Connection]:
         """The open connections."""
         return [connection for port in self._ports for connection in port.connections]
@@ -248,14 +260,17 @@ class Broker:
     async def _keep_house(self, core: Core) -> None:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
-            now = time.monotonic()
-            for connection in self.connections:
-                if connection.heard < now - self.options.idle_s:
+            try:
+                now = time.monotonic()
+                for connection in self.connections:
+                    if connection.heard < now - self.options.idle_s:
+                        connection.abort()
+                for connection in core.clients.expire(now - self.options.expire_s):
                     connection.abort()
-            for connection in core.clients.expire(now - self.options.expire_s):
-                connection.abort()
-            self._consuming.expire_locks()
-            await _save_offsets(core)
+                self._consuming.expire_locks()
+            except Exception as error:
+                _problems.warning("housekeeping: %s", line_of(error))
+            await _save_tables(core)
 
     async def _poll(self, core: Core) -> None:
         """Find messages that another process has put into the store."""
@@ -269,8 +284,11 @@ class Broker:
                 keys = self._pulling.held_queues
                 for key, end in (await core.slow(partial(_ends, core.store, keys))).items():
                     self._pulling.grown(key, end)
-            except (StoreError, OSError) as error:
-                logger.error("%s: %s", core.store.root, error)
+            except Exception as error:
+                # Without this task no consumer gets a new message: it goes on after any error.
+                is_known = isinstance(error, StoreError | OSError)
+                reason = str(error) if is_known else line_of(error)
+                _problems.warning("%s: %s", core.store.root, reason)
 
     # ---------------------------------------------------------------------------------------- stop
     async def stop(self) -> None:
@@ -291,7 +309,7 @@ class Broker:
                 connection.close()
             for task in self._tasks:
                 task.cancel()
-            await _save_offsets(core)
+            await _save_tables(core)
             await core.lanes.close()
             await asyncio.to_thread(core.store.close)
         self._ports = []
@@ -308,6 +326,7 @@ class _Port:
         self._core = core
         self.handlers = handlers
         self.connections: set[Connection] = set()
+        self.handshakes: set[Handshake] = set()
         self._server: asyncio.Server | None = None
         self.spawn = core.spawn
         self.port = 0
@@ -316,7 +335,9 @@ class _Port:
         options = self._broker.options
         try:
             self._server = await self._core.loop.create_server(
-                lambda: Connection(self), options.host, port, ssl=options.tls, backlog=1_024
+                lambda: Connection(self) if options.tls is None else Handshake(self, options.tls),
+                *(options.host, port),
+                backlog=1_024,
             )
         except OSError as error:
             raise listen_error(error, options.host, port, option) from error
@@ -359,14 +380,18 @@ def _host_bytes(host: str, port: int) -> bytes:
         return message_id.host_bytes(f"[{found}]:{port}")
 
 
-async def _save_offsets(core: Core) -> None:
-    """Write the offsets of the groups; a failure must end neither housekeeping nor the stop."""
-    try:
-        await core.slow(core.tables.save_offsets)
-    except (LogquarryError, OSError) as error:
-        logger.error("the offsets of the groups were not saved: %s", error)
-    except Exception:
-        logger.exception("the offsets of the groups were not saved")
+async def _save_tables(core: Core) -> None:
+    """Write the tables; a failure must end neither housekeeping nor the stop."""
+    for what, save in (
+        ("the offsets of the groups", core.tables.save_offsets),
+        ("topics and groups", core.tables.save),
+    ):
+        try:
+            await core.slow(save)
+        except (LogquarryError, OSError) as error:
+            _problems.warning("%s were not saved: %s", what, error)
+        except Exception as error:
+            _problems.warning("%s were not saved: %s", what, line_of(error))
 
 
 def _refreshed(store: MessageStore) -> tuple[tuple[str, int], ...]:
@@ -377,7 +402,11 @@ def _refreshed(store: MessageStore) -> tuple[tuple[str, int], ...]:
 def _ends(store: MessageStore, keys: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
     found = {}
     for topic, queue_id in keys:
-        end = store.queue_offsets(topic, queue_id).max
-        # A get beyond the known end looks at the files again.
-        found[topic, queue_id] = store.get(topic, queue_id, end, 1).max_offset
+        try:
+            end = store.queue_offsets(topic, queue_id).max
+            # A get beyond the known end looks at the files again.
+            found[topic, queue_id] = store.get(topic, queue_id, end, 1).max_offset
+        except (StoreError, OSError) as error:
+            # The other queues go on.
+            _problems.warning("%s: topic %s, queue %d: %s", store.root, topic, queue_id, error)
     return found

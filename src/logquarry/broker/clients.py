@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from logquarry.broker.connection import Connection, Refused
@@ -23,6 +24,12 @@ logger = logging.getLogger(__name__)
 
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
+_MOST_GROUPS: Final = 10_000
+"""Producer and consumer groups of one connection."""
+_LONGEST_FILTER: Final = 8_192
+"""Characters of an SQL92 filter: the event loop parses it."""
+_CACHED_FILTERS: Final = 256
+_NO_GROUPS: Final = set[str](), set[str]()
 
 
 @dataclass(slots=True)
@@ -34,24 +41,27 @@ class TopicFilter:
         version: its version; a later one replaces it.
         tags: the tag expression; None for all messages.
         sql: the SQL92 filter; None for none.
+        fault: why the expression is invalid; each pull with it gets this answer.
     """
 
     document: Mapping[str, Any]
     version: int
-    tags: str | None
-    sql: SqlFilter | None
+    tags: str | None = None
+    sql: SqlFilter | None = None
+    fault: Refused | None = None
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> TopicFilter:
-        """Parse ``SubscriptionData``.
-
-        Raises:
-            Refused: if the expression is invalid.
-        """
+        """Parse ``SubscriptionData``."""
         version = document.get("subVersion")
-        kind = document.get("expressionType")
-        tags, sql = parse_expression(str(document.get("subString") or ""), kind)
-        return cls(document, version if isinstance(version, int) else 0, tags, sql)
+        found = cls(document, version if isinstance(version, int) else 0)
+        try:
+            found.tags, found.sql = parse_expression(
+                str(document.get("subString") or ""), document.get("expressionType")
+            )
+        except Refused as fault:
+            found.fault = fault
+        return found
 
 
 def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | None]:
@@ -61,10 +71,10 @@ def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | N
         Refused: if it is invalid.
     """
     if kind == SQL92:
-        try:
-            return None, parse(text)
-        except BadFilter as error:
-            raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+        found = _compiled(text) if len(text) <= _LONGEST_FILTER else _TOO_LONG
+        if isinstance(found, str):
+            raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, found)
+        return None, found
     if kind not in (None, "", TAG):
         raise Refused(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,
@@ -73,6 +83,18 @@ def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | N
     if parse_tags(text) is None or text.strip() in ("", ANY_TAG):
         return None, None
     return text, None
+
+
+_TOO_LONG: Final = f"an SQL92 filter has at most {_LONGEST_FILTER} characters"
+
+
+@lru_cache(_CACHED_FILTERS)
+def _compiled(text: str) -> SqlFilter | str:
+    """A filter, or why it is invalid. Clients send invalid filters again and again too."""
+    try:
+        return parse(text)
+    except BadFilter as error:
+        return str(error)
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +107,7 @@ class Client:
         language: of the client.
         version: number of its RocketMQ version.
         seen: time of the last heartbeat, by ``time.monotonic``.
+        require: as :attr:`Request.require`.
     """
 
     client_id: str
@@ -92,6 +115,16 @@ class Client:
     language: str
     version: int
     seen: float
+    require: Callable[[str, str], None] | None = None
+
+    def may_publish(self, topic: str) -> bool:
+        """Whether the client's account may send to a topic."""
+        try:
+            if self.require is not None:
+                self.require(topic, "PUB")
+        except Refused:
+            return False
+        return True
 
     def document(self) -> dict[str, Any]:
         """The client as ``Connection`` of mqadmin."""
@@ -133,6 +166,8 @@ class Clients:
         self._notifies = notifies
         self.producers: dict[str, dict[Connection, Client]] = {}
         self.consumers: dict[str, ConsumerGroup] = {}
+        self._groups: dict[Connection, tuple[set[str], set[str]]] = {}
+        """The producer groups and the consumer groups of each connection."""
         self._next: dict[str, int] = {}
 
     def heartbeat(
@@ -145,12 +180,15 @@ class Clients:
         """Take the groups of a heartbeat.
 
         Raises:
-            Refused: if a filter is invalid.
+            Refused: if the connection is in too many groups.
         """
+        of_producers, of_consumers = self._groups.setdefault(connection, (set(), set()))
         for producer in producers:
+            _add_group(of_producers, producer)
             self.producers.setdefault(producer, {})[connection] = client()
         for document in consumers:
             name = str(document["groupName"])
+            _add_group(of_consumers, name)
             filters = {
                 str(one.get("topic")): TopicFilter.of(one)
                 for one in document.get("subscriptionDataSet") or ()
@@ -185,12 +223,14 @@ class Clients:
 
     def disconnected(self, connection: Connection) -> None:
         """Remove a client from all groups."""
-        for group in list(self.producers):
+        producers, consumers = self._groups.pop(connection, _NO_GROUPS)
+        for group in list(producers):
             self._leave_producers(connection, group)
-        for group in list(self.consumers):
+        for group in list(consumers):
             self._leave_consumers(connection, group)
 
     def _leave_producers(self, connection: Connection, group: str) -> None:
+        self._groups.get(connection, _NO_GROUPS)[0].discard(group)
         members = self.producers.get(group)
         if members is not None:
             members.pop(connection, None)
@@ -199,6 +239,7 @@ class Clients:
                 self._next.pop(group, None)
 
     def _leave_consumers(self, connection: Connection, group: str) -> None:
+        self._groups.get(connection, _NO_GROUPS)[1].discard(group)
         members = self.consumers.get(group)
         if members is None or members.clients.pop(connection, None) is None:
             return
@@ -241,9 +282,10 @@ class Clients:
                 return client
         return None
 
-    def producer_of(self, group: str) -> Client | None:
-        """A producer of a group: another one each time; None if none is connected."""
-        members = list(self.producers.get(group, {}).values())
+    def producer_of(self, group: str, topic: str) -> Client | None:
+        """A producer of a group that may send to a topic: another one each time; None if none."""
+        found = self.producers.get(group, {}).values()
+        members = [client for client in found if client.may_publish(topic)]
         if not members:
             return None
         number = self._next[group] = self._next.get(group, -1) + 1
@@ -260,3 +302,9 @@ class Clients:
     def groups_of(self, topic: str) -> list[str]:
         """The groups whose consumers subscribe to a topic."""
         return [name for name, group in self.consumers.items() if topic in group.filters]
+
+
+def _add_group(groups: set[str], name: str) -> None:
+    if len(groups) >= _MOST_GROUPS and name not in groups:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"a client is in at most {_MOST_GROUPS} groups")
+    groups.add(name)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from logquarry.broker.sparing import SparingLog, line_of
 from logquarry.errors import LogquarryError, ProtocolViolation
 from logquarry.format import message_id
 from logquarry.protocol.remoting import (
@@ -25,12 +27,16 @@ from logquarry.protocol.remoting import (
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode, parse
 
 logger = logging.getLogger(__name__)
+_failures, _violations = SparingLog(logger), SparingLog(logger)
 
 _WRITE_LIMIT: Final = 1 << 20
 """Unsent bytes above which a connection stops reading."""
 _MOST_PENDING: Final = 2_048
 """Requests of one connection that are being answered; long polls do not count."""
 _NO_HOST: Final = bytes(8)
+_SUCCESS: Final = int(ResponseCode.SUCCESS)
+_HANDSHAKE_SECONDS: Final = 10.0
+_MOST_HANDSHAKES: Final = 256
 
 
 @dataclass(slots=True)
@@ -52,7 +58,7 @@ class Request:
 
     def reply(
         self,
-        code: int = ResponseCode.SUCCESS,
+        code: int = _SUCCESS,
         remark: str | None = None,
         *,
         fields: Mapping[str, str] | None = None,
@@ -68,7 +74,9 @@ class Request:
         """Answer with an exception."""
         code = getattr(error, "code", ResponseCode.SYSTEM_ERROR)
         if not isinstance(error, LogquarryError | Refused):
-            logger.error("request %d failed", self.command.code, exc_info=error)
+            code_and_peer = self.command.code, self.connection.address
+            _failures.warning("request %d of %s failed: %s", *code_and_peer, line_of(error))
+            logger.debug("the same with its call stack", exc_info=error)
         self.reply(code, str(error) or repr(error))
 
 
@@ -92,6 +100,7 @@ class Server(Protocol):
     """The interface of the server that accepted a connection."""
 
     handlers: Mapping[int, Handler]
+    handshakes: set[Handshake]
 
     def opened(self, connection: Connection) -> None:
         """A client connected."""
@@ -129,6 +138,8 @@ class Connection(asyncio.Protocol):
         self._opaque = 0
         self._asked: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._resumed: list[Callable[[], None]] = []
+        self._early = b""
+        """Bytes that came in the same record as the end of the TLS handshake."""
         self.address = ""
         self.host = _NO_HOST
         self.heard = 0.0
@@ -149,6 +160,8 @@ class Connection(asyncio.Protocol):
         self.heard = time.monotonic()
         self.is_open = True
         self._server.opened(self)
+        if self._early:
+            self.data_received(self._early)
 
     def connection_lost(self, _: Exception | None) -> None:
         """See :class:`asyncio.Protocol`."""
@@ -164,11 +177,14 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See :class:`asyncio.Protocol`."""
+        if self._transport is None:
+            self._early += data
+            return
         self.heard = time.monotonic()
         try:
             self._backlog.extend(self._reader.receive_data(data))
         except ProtocolViolation as violation:
-            logger.warning("%s: %s; the connection is closed", self.address, violation)
+            _violations.warning("%s: %s; the connection is closed", self.address, violation)
             self._backlog.extend(violation.events)
             self._work()
             self.close()
@@ -320,7 +336,12 @@ class Connection(asyncio.Protocol):
     def tell(
         self, code: RequestCode, fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
-        """Send a one-way request to the client."""
+        """Send a one-way request to the client, unless it does not read what it gets.
+
+        Clients divide their queues again, and the broker checks transactions again, without it too.
+        """
+        if not self.is_writable:
+            return
         self._opaque += 1
         self._send(
             RemotingCommand(
@@ -364,3 +385,48 @@ class Connection(asyncio.Protocol):
         future = self._asked.get(command.opaque)
         if future is not None and not future.done():
             future.set_result(command)
+
+
+class Handshake(asyncio.Protocol):
+    """A TLS handshake; :class:`Connection` follows it.
+
+    asyncio creates a connection after its handshake: only here the broker can limit their number.
+
+    Args:
+        server: the server that accepted the connection.
+        context: the settings of TLS.
+    """
+
+    def __init__(self, server: Server, context: ssl.SSLContext) -> None:
+        self._server = server
+        self._context = context
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See :class:`asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        if len(self._server.handshakes) >= _MOST_HANDSHAKES:
+            _violations.warning("too many TLS handshakes: a client is disconnected")
+            transport.abort()
+            return
+        # The bytes that come before start_tls belong to it.
+        transport.pause_reading()
+        self._server.handshakes.add(self)
+        self._server.spawn(self._shake(transport))
+
+    async def _shake(self, transport: asyncio.Transport) -> None:
+        connection = Connection(self._server)
+        try:
+            tls = await asyncio.get_running_loop().start_tls(
+                transport,
+                connection,
+                self._context,
+                server_side=True,
+                ssl_handshake_timeout=_HANDSHAKE_SECONDS,
+            )
+        except (OSError, EOFError) as error:
+            _violations.warning("a TLS handshake failed: %s", error)
+            return
+        finally:
+            self._server.handshakes.discard(self)
+        if tls is not None and not tls.is_closing():
+            connection.connection_made(tls)

@@ -5,6 +5,7 @@ Follows ``ClientManageProcessor``, ``ConsumerManageProcessor`` and ``RebalanceLo
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -14,11 +15,13 @@ from typing import Any, Final
 from logquarry.broker.clients import Client, parse_expression
 from logquarry.broker.connection import Handler, Refused, Request
 from logquarry.broker.core import Core
-from logquarry.broker.send import Sending
+from logquarry.broker.tables import ANY
 from logquarry.format import fastjson
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from logquarry.store.consumer.subscription import retry_topic
 
+_MOST_LOCKS: Final = 100_000
+_LONGEST_NAMES: Final = 512
 _LOCK_SECONDS: Final = 60.0
 """How long a queue stays locked without a renewal (``REBALANCE_LOCK_MAX_LIVE_TIME``)."""
 
@@ -27,10 +30,12 @@ def document_of(request: Request) -> dict[str, Any]:
     """The body of a request, as a document.
 
     Raises:
-        Refused: if it is no JSON object.
+        Refused: if it is no JSON object, or has a number that is NaN or infinite.
     """
     try:
         found = fastjson.decode(request.command.body)
+        # Python reads NaN and 1e999. In a stored table such a number would prevent each later save.
+        json.dumps(found, allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
     if not isinstance(found, dict):
@@ -38,17 +43,21 @@ def document_of(request: Request) -> dict[str, Any]:
     return found
 
 
+def _objects(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The objects of a list in a document; other values are ignored."""
+    found = document.get(name)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
 class Consuming:
     """Answers heartbeats and the requests for consumer lists, offsets and locks.
 
     Args:
         core: the broker's parts.
-        sending: creates retry topics.
     """
 
-    def __init__(self, core: Core, sending: Sending) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._sending = sending
         self._locks: dict[tuple[str, str, int], tuple[str, float]] = {}
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -67,21 +76,22 @@ class Consuming:
 
     # ---------------------------------------------------------------------------------- heartbeats
     def heartbeat(self, request: Request) -> None:
-        """Register a client, and create its groups and their retry topics."""
+        """Register a client, and create its groups and their retry topics.
+
+        Raises:
+            Refused: if a group is not created; the client is in all other groups.
+        """
         core, document = self._core, document_of(request)
         client_id = str(document.get("clientID") or "")
-        producers = [
-            str(one.get("groupName"))
-            for one in document.get("producerDataSet") or ()
-            if isinstance(one, dict)
-        ]
-        consumers = [
-            one
-            for one in document.get("consumerDataSet") or ()
-            if isinstance(one, dict) and one.get("groupName")
-        ]
-        for one in consumers:
-            self._ensure_group(str(one["groupName"]))
+        producers = [str(one.get("groupName")) for one in _objects(document, "producerDataSet")]
+        consumers = []
+        refused: Refused | None = None
+        for one in _objects(document, "consumerDataSet"):
+            try:
+                self._ensure_group(str(one.get("groupName") or ""))
+                consumers.append(one)
+            except Refused as error:
+                refused = error
         command = request.command
         core.clients.heartbeat(
             request.connection,
@@ -91,17 +101,20 @@ class Consuming:
                 command.language,
                 command.version,
                 time.monotonic(),
+                request.require,
             ),
             producers,
             consumers,
         )
+        if refused is not None:
+            raise refused
         request.reply()
 
     def _ensure_group(self, name: str) -> None:
         core = self._core
         core.require_group(name)
         if core.writer is not None and core.tables.topic(retry_topic(name)) is None:
-            self._sending.create(retry_topic(name), 1)
+            core.create_topic(retry_topic(name), 1)
 
     def unregister(self, request: Request) -> None:
         """Remove a client that ends."""
@@ -158,38 +171,52 @@ class Consuming:
         return total * self._core.store.config.access_message_in_memory_max_ratio // 100
 
     def update_offset(self, request: Request) -> None:
-        """Commit the offset of a group in a queue, in memory."""
-        fields = request.fields
+        """Commit the offset of a group in a queue, in memory.
+
+        Raises:
+            Refused: if there is no such queue, or the group is not created.
+        """
+        core, fields = self._core, request.fields
+        group, queue_id = fields["consumerGroup"], fields["queueId"]
+        core.require_group(group)
+        topic = core.require_queue(fields["topic"], queue_id, ANY)
         if fields["commitOffset"] >= 0:
-            self._core.tables.offsets.commit(
-                fields["topic"], fields["consumerGroup"], fields["queueId"], fields["commitOffset"]
-            )
+            core.tables.offsets.commit(topic.name, group, queue_id, fields["commitOffset"])
         request.reply()
 
     # --------------------------------------------------------------------------------------- locks
     def lock(self, request: Request) -> None:
         """Lock queues for one client of a group; answer with the queues that it has locked."""
-        document = document_of(request)
-        group, client = str(document.get("consumerGroup")), str(document.get("clientId"))
+        client, keys = self._queues_of(request)
         now = time.monotonic()
         had: list[Mapping[str, Any]] = []
-        for queue in document.get("mqSet") or ():
-            key = group, str(queue.get("topic")), int(queue.get("queueId", 0))
+        for key in keys:
             owner, until = self._locks.get(key, (client, 0.0))
             if owner == client or until < now:
+                if key not in self._locks and len(self._locks) >= _MOST_LOCKS:
+                    break
                 self._locks[key] = client, now + _LOCK_SECONDS
                 had.append(self._core.queue_key(key[1], key[2]))
         request.reply(body=fastjson.compact({"lockOKMQSet": had}).encode())
 
     def unlock(self, request: Request) -> None:
         """Unlock queues that a client has."""
-        document = document_of(request)
-        group, client = str(document.get("consumerGroup")), str(document.get("clientId"))
-        for queue in document.get("mqSet") or ():
-            key = group, str(queue.get("topic")), int(queue.get("queueId", 0))
+        client, keys = self._queues_of(request)
+        for key in keys:
             if self._locks.get(key, ("", 0.0))[0] == client:
                 del self._locks[key]
         request.reply()
+
+    def _queues_of(self, request: Request) -> tuple[str, list[tuple[str, str, int]]]:
+        """The client and the queues of a request for locks."""
+        document = document_of(request)
+        group, client = str(document.get("consumerGroup")), str(document.get("clientId"))
+        keys = []
+        for queue in _objects(document, "mqSet"):
+            topic, queue_id = str(queue.get("topic")), queue.get("queueId", 0)
+            if isinstance(queue_id, int) and len(group) + len(topic) <= _LONGEST_NAMES:
+                keys.append((group, topic, queue_id))
+        return client, keys
 
     def expire_locks(self) -> None:
         """Forget locks that were not renewed."""

@@ -13,7 +13,7 @@ from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Refused
 from logquarry.broker.lanes import Lane
 from logquarry.broker.options import BrokerOptions
-from logquarry.broker.tables import Tables
+from logquarry.broker.tables import READ, Tables
 from logquarry.format.broker_config import TopicConfig
 from logquarry.protocol.remoting_codes import ResponseCode
 from logquarry.store.message_store import MessageStore, StoreWriter
@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 BUSY: Final = "[REJECTREQUEST]system busy, start flow control for a while"
 _FAQ: Final = "see docs/broker.md"
+_PAUSE_SECONDS: Final = 1.0
 
 
 def log_failure(_: Any, error: BaseException | None) -> None:
@@ -100,6 +101,7 @@ class Core:
         address: host:port that clients get from the name server.
         host: the same as bytes, as frames have it.
         counts: numbers since the start.
+        is_saving: whether a write of the tables is planned.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -114,6 +116,7 @@ class Core:
     address: str = ""
     host: bytes = bytes(8)
     counts: Counts = field(default_factory=Counts)
+    is_saving: bool = False
 
     def require_writer(self) -> StoreWriter:
         """The store, for writing.
@@ -143,11 +146,27 @@ class Core:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] is forbidden")
         return topic
 
+    def require_queue(self, name: str, queue_id: int, permission: int) -> TopicConfig:
+        """The topic of a queue that a client uses.
+
+        Raises:
+            Refused: if there is no such queue, or the topic has not that permission.
+        """
+        topic = self.require_topic(name, permission)
+        # Queues that are no longer written to can still have messages, and offsets.
+        count = topic.read_queues if permission == READ else max(topic[1:3])
+        if not 0 <= queue_id < count:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId[{queue_id}] is illegal, topic:[{name}] has {count} queues",
+            )
+        return topic
+
     def require_group(self, name: str) -> dict[str, Any]:
         """The settings of a subscription group; created if the broker may create it.
 
         Raises:
-            Refused: if there is no such group, or its name is illegal.
+            Refused: if there is no such group, and the broker does not create it.
         """
         found = self.tables.group(name)
         if found is None:
@@ -156,9 +175,30 @@ class Core:
                     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                     f"subscription group [{name[:200]}] does not exist",
                 )
-            found = self.tables.set_group({"groupName": name})
-            self.lanes.slow.submit(self.tables.save_groups, log_failure)
+            found = self.tables.create_group(name)
+            self.save_soon()
         return found
+
+    def create_topic(self, name: str, queues: int) -> None:
+        """Create a topic for a client at once; the file is written soon after.
+
+        Raises:
+            Refused: if the broker does not create it.
+        """
+        self.tables.create_topic(name, queues)
+        self.save_soon()
+
+    def save_soon(self) -> None:
+        """Write the tables, once for all changes of this loop iteration."""
+        if not self.is_saving:
+            self.is_saving = True
+            self.loop.call_soon(self._save)
+
+    def _save(self) -> None:
+        self.is_saving = False
+        if not self.lanes.slow.submit(self.tables.save, log_failure):
+            self.is_saving = True
+            self.loop.call_later(_PAUSE_SECONDS, self._save)
 
     async def slow(self, job: Callable[[], T]) -> T:
         """Carry out a call of the store that may take long, outside of the loop."""

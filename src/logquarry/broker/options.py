@@ -26,7 +26,8 @@ class BrokerOptions:
         host: address to listen on.
         port: port of the broker (``listenPort``); 0: the system chooses.
         name_port: port of the name server; 0: the system chooses.
-        advertise: host that the name server gives to clients; None for ``host``.
+        advertise: host that the name server gives to clients; None for ``host``, or for the
+            address of this machine if ``host`` stands for all its addresses (0.0.0.0).
         name: the broker's name (``brokerName``).
         cluster: the cluster's name (``brokerClusterName``).
         create_topics: whether the first send to a topic creates it (``autoCreateTopicEnable``).
@@ -44,6 +45,8 @@ class BrokerOptions:
         idle_s: seconds without a byte after which a connection is closed
             (``serverChannelMaxIdleTimeSeconds``).
         expire_s: seconds without a heartbeat after which a client counts as gone.
+        most_created: most topics, and most groups, that exist when a client creates another.
+            Retry topics count too. mqadmin can create more.
         most_waiting: most sends that wait for the disk (``sendThreadPoolQueueCapacity``).
         most_waiting_bytes: most bytes of bodies that wait for the disk.
     """
@@ -66,6 +69,7 @@ class BrokerOptions:
     max_connections: int = 4_096
     idle_s: float = 120.0
     expire_s: float = 120.0
+    most_created: int = 20_000
     most_waiting: int = 10_000
     most_waiting_bytes: int = 64 << 20
 
@@ -80,6 +84,45 @@ class BrokerOptions:
                 f"{self.host} is reachable from other machines: use TLS together with accounts, "
                 "or insecure (--insecure) to serve every client unencrypted"
             )
+
+    def advertised(self) -> str:
+        """The host that the name server gives to clients.
+
+        Raises:
+            UsageError: if there is none that a client can connect to.
+        """
+        host = self.advertise or self.host
+        if not is_wildcard(host):
+            return host
+        found = None if self.advertise else _address_of_machine(host)
+        if found is None:
+            raise UsageError(
+                f"clients cannot connect to {host}: give the host at which they reach this machine "
+                "(--advertise)"
+            )
+        return found
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a host stands for all addresses of the machine."""
+    try:
+        return not host or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _address_of_machine(wildcard: str) -> str | None:
+    """The address from which this machine reaches other networks; None if it reaches none."""
+    is_six = ":" in wildcard
+    family = socket.AF_INET6 if is_six else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # An address for documentation. A datagram socket sends nothing until its first write.
+            probe.connect(("2001:db8::1" if is_six else "192.0.2.1", 9))
+            found = str(probe.getsockname()[0])
+    except OSError:
+        return None
+    return None if is_loopback(found) or is_wildcard(found) else found
 
 
 def is_loopback(host: str) -> bool:

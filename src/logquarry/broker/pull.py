@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from logquarry.broker.clients import TopicFilter, parse_expression
 from logquarry.broker.connection import Connection, Handler, Refused, Request
@@ -30,6 +30,8 @@ _COMMITS, _SUSPENDS, _HAS_SUBSCRIPTION = 1, 2, 4
 """Bits of a pull's sysFlag (``PullSysFlag``)."""
 _MOST_MESSAGES: Final = 32
 _MOST_HELD: Final = 200_000
+_MOST_HELD_OF_ONE: Final = 8_192
+"""Pulls that are held for one client; it has one for each of its queues."""
 _PAUSE_SECONDS: Final = 0.001
 _TICK_SECONDS: Final = 0.5
 _MOST_READS: Final = 8
@@ -51,6 +53,7 @@ _CODES: Final = {
 }
 
 QueueKey = tuple[str, int]
+_K = TypeVar("_K")
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +93,7 @@ class Pulling:
         self._ends: dict[QueueKey, tuple[int, int]] = {}
         """First and next known queue offset of each queue."""
         self._held: dict[QueueKey, set[Pull]] = {}
+        self._held_of: dict[Connection, set[Pull]] = {}
         self._held_count = 0
         self._ending: dict[int, set[Pull]] = {}
         """The pulls that are held, by the second after which they are answered."""
@@ -128,12 +132,7 @@ class Pulling:
         settings = core.require_group(group)
         if not settings.get("consumeEnable", True):
             raise Refused(_C.NO_PERMISSION, f"subscription group no permission, {group}")
-        topic = core.require_topic(name, READ)
-        if not 0 <= queue_id < topic.read_queues:
-            raise Refused(
-                _C.SYSTEM_ERROR,
-                f"queueId[{queue_id}] is illegal, topic:[{name}] has {topic.read_queues} queues",
-            )
+        core.require_queue(name, queue_id, READ)
         tags, sql = self._filter(fields, group, name)
         if flags & _COMMITS and fields["commitOffset"] > 0:
             core.tables.offsets.commit(name, group, queue_id, fields["commitOffset"])
@@ -170,6 +169,8 @@ class Pulling:
             raise Refused(_C.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
         if topic.startswith(RETRY_PREFIX):
             return None, None
+        if known.fault is not None:
+            raise known.fault
         return known.tags, known.sql
 
     # ---------------------------------------------------------------------------------- the answer
@@ -196,8 +197,10 @@ class Pulling:
             connection.when_writable(partial(self._next, connection))
 
     def disconnected(self, connection: Connection) -> None:
-        """Forget the pulls of a client that wait."""
+        """Forget the pulls of a client that wait or are held."""
         self._waiting.pop(connection, None)
+        for pull in list(self._held_of.get(connection, ())):
+            self._release(pull)
 
     def _got(self, pull: Pull, got: Any, error: BaseException | None) -> None:
         connection = pull.request.connection
@@ -259,11 +262,19 @@ class Pulling:
 
     # -------------------------------------------------------------------------------- long polling
     def _hold(self, pull: Pull) -> None:
-        if self._held_count >= _MOST_HELD:
-            self._not_found(pull)
+        connection = pull.request.connection
+        if not connection.is_open:
             return
-        pull.request.connection.hold()
+        held = self._held_of.get(connection)
+        if held is None:
+            held = self._held_of[connection] = set()
+        if len(held) >= _MOST_HELD_OF_ONE or self._held_count >= _MOST_HELD:
+            # With PULL_NOT_FOUND the client would pull again at once.
+            pull.request.reply(_C.SYSTEM_BUSY, BUSY)
+            return
+        connection.hold()
         self._held_count += 1
+        held.add(pull)
         self._held.setdefault(pull.key, set()).add(pull)
         self._ending.setdefault(int(pull.deadline), set()).add(pull)
         if self._timer is None:
@@ -274,10 +285,6 @@ class Pulling:
         now = int(self._core.loop.time())
         for second in [second for second in self._ending if second <= now]:
             for pull in list(self._ending.pop(second)):
-                waiting = self._held[pull.key]
-                waiting.discard(pull)
-                if not waiting:
-                    del self._held[pull.key]
                 self._release(pull)
                 self._not_found(pull)
         self._timer = None
@@ -285,11 +292,10 @@ class Pulling:
             self._timer = self._core.loop.call_later(_TICK_SECONDS, self._expire)
 
     def _release(self, pull: Pull) -> None:
-        second = int(pull.deadline)
-        if second in self._ending:
-            self._ending[second].discard(pull)
-            if not self._ending[second]:
-                del self._ending[second]
+        """Hold a pull no longer."""
+        _discard(self._held, pull.key, pull)
+        _discard(self._ending, int(pull.deadline), pull)
+        _discard(self._held_of, pull.request.connection, pull)
         self._held_count -= 1
         pull.request.connection.unhold()
 
@@ -322,11 +328,19 @@ class Pulling:
             self._core.writer.remove_arrival_listener(self._arrivals.post)
         if self._timer is not None:
             self._timer.cancel()
-        held, self._held = self._held, {}
-        for pulls in held.values():
-            for pull in pulls:
+        for pulls in list(self._held_of.values()):
+            for pull in list(pulls):
                 self._release(pull)
                 self._not_found(pull)
+
+
+def _discard(table: dict[_K, set[Pull]], key: _K, pull: Pull) -> None:
+    """Remove a pull from the set of a key, and the set if it is empty then."""
+    found = table.get(key)
+    if found is not None:
+        found.discard(pull)
+        if not found:
+            del table[key]
 
 
 def _get(store: Any, pull: Pull) -> tuple[GetResult, bytes]:

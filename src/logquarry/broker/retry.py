@@ -7,7 +7,7 @@ from functools import partial
 
 from logquarry.broker.connection import Handler, Refused, Request
 from logquarry.broker.core import Core
-from logquarry.broker.send import Sending, most_retries, refusal_of
+from logquarry.broker.send import most_retries, refusal_of
 from logquarry.errors import CorruptStore, LogquarryError, MessageNotFound
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from logquarry.store.consumer.subscription import sent_back
@@ -18,12 +18,10 @@ class Retrying:
 
     Args:
         core: the broker's parts.
-        sending: creates topics.
     """
 
-    def __init__(self, core: Core, sending: Sending) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._sending = sending
 
     def handlers(self) -> Mapping[int, Handler]:
         """The requests that this part answers."""
@@ -56,7 +54,7 @@ class Retrying:
             request.require(message.topic, "SUB")
         back = sent_back(message, group, fields["delayLevel"], most)
         if core.tables.topic(back.topic) is None:
-            self._sending.create(back.topic, 1)
+            core.create_topic(back.topic, 1)
         future = await core.lanes.puts.run(partial(writer.put_async, back))
         try:
             await future

@@ -7,10 +7,12 @@ they are saved to ``config/`` in RocketMQ's format, so RocketMQ's own broker can
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from logquarry.broker.acl import TRACE_TOPIC
 from logquarry.broker.connection import Refused
 from logquarry.broker.options import BrokerOptions
 from logquarry.disk.config_file import (
@@ -32,11 +34,12 @@ from logquarry.write.topic_table import topics_of
 READ: Final = 4
 WRITE: Final = 2
 INHERIT: Final = 1
+ANY: Final = READ | WRITE | INHERIT
 DEFAULT_TOPIC: Final = "TBW102"
 """The topic whose route a producer uses for a topic that does not exist yet."""
-TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 _BENCHMARK_QUEUES: Final = 1_024
 _RETRIES: Final = 16
+_INT: Final = 1 << 31
 _COUNTERS: Final = {"counter": 0}
 
 
@@ -76,7 +79,10 @@ class Tables:
             "dataVersion": _COUNTERS,
             "subscriptionGroupTable": {},
         }
-        self._saved_groups: dict[str, Any] | None = None
+        self._changed: deque[str] = deque()
+        """Topics that :meth:`save` writes."""
+        self._version = self._saved_version = 0
+        """Number of changes of groups, and those that :meth:`save` has written."""
         self.groups: dict[str, dict[str, Any]] = dict(
             self._group_document["subscriptionGroupTable"]
         )
@@ -130,7 +136,7 @@ class Tables:
                 self._stored[name] = topic
 
     def set_topic(self, topic: TopicConfig) -> None:
-        """Add or change a topic in memory; :meth:`save_topic` writes it.
+        """Add or change a topic in memory; :meth:`save` writes it.
 
         Raises:
             Refused: if the name cannot be a topic's, or the store is read-only.
@@ -143,26 +149,30 @@ class Tables:
                 ResponseCode.SYSTEM_ERROR, f"the topic {topic.name[:200]!r} is illegal: {reason}"
             )
         self._stored[topic.name] = topic
+        self._changed.append(topic.name)
 
-    def created(self, name: str, queues: int, perm: int = READ | WRITE) -> TopicConfig:
-        """Create a topic in memory; :meth:`save_topic` writes it."""
-        topic = TopicConfig(name, queues, queues, perm, 0, False)
-        self.set_topic(topic)
-        return topic
+    def create_topic(self, name: str, queues: int) -> None:
+        """Create a topic for a client in memory; :meth:`save` writes it.
 
-    def save_topic(self, name: str) -> None:
-        """Write a topic durably, or its removal. Any thread may call this."""
-        assert self._writer is not None
-        topic = self._stored.get(name)
-        if topic is None:
-            self._writer.topic_table.remove(name)
-        else:
-            self._writer.topic_table.put(topic)
+        Raises:
+            Refused: if the name is illegal, or clients have created enough topics.
+        """
+        self._require_room(len(self._stored), f"topic {name[:200]!r}")
+        self.set_topic(TopicConfig(name, queues, queues, READ | WRITE, 0, False))
 
     def remove_topic(self, name: str) -> None:
-        """Remove a topic from memory; :meth:`save_topic` writes it."""
+        """Remove a topic from memory; :meth:`save` writes it."""
         self.require_writer()
         self._stored.pop(name, None)
+        self._changed.append(name)
+
+    def _require_room(self, count: int, what: str) -> None:
+        if count >= self._options.most_created:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the {what} is not created: the broker has {count} already (most_created); "
+                "delete some, or create it with mqadmin",
+            )
 
     # -------------------------------------------------------------------------------------- groups
     def group(self, name: str) -> dict[str, Any] | None:
@@ -170,17 +180,26 @@ class Tables:
         found = self.groups.get(name)
         if found is None and self._writer is None:
             # A read-only store serves every group that asks.
-            found = self.groups[name] = new_group(name)
+            return new_group(name)
         return found
 
+    def create_group(self, name: str) -> dict[str, Any]:
+        """Create a group for a client in memory; :meth:`save` writes it.
+
+        Raises:
+            Refused: if the name is illegal, or clients have created enough groups.
+        """
+        self._require_room(len(self.groups), f"group {name[:200]!r}")
+        return self.set_group({"groupName": name})
+
     def set_group(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Add or change a group in memory; :meth:`save_groups` writes it.
+        """Add or change a group in memory; :meth:`save` writes it.
 
         Returns:
             All settings of the group.
 
         Raises:
-            Refused: if the name is illegal.
+            Refused: if the name or a setting is illegal.
         """
         name = str(settings.get("groupName", ""))
         fault = name_fault(name, BROKER_CHECK)
@@ -188,40 +207,55 @@ class Tables:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"the group {name[:200]!r} is illegal: {fault}"
             )
-        found = self.groups[name] = {**new_group(name), **settings}
-        self._changed_groups()
+        found = new_group(name)
+        for key, value in settings.items():
+            kind = type(found.get(key))
+            if kind is int and not (type(value) is int and -_INT <= value < _INT):
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"{key} of a group is a 32-bit integer")
+            if kind is bool and type(value) is not bool:
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"{key} of a group is true or false")
+            found[key] = value
+        found["groupName"] = name
+        self.groups[name] = found
+        self._version += 1
         return found
 
     def remove_group(self, name: str, *, with_offsets: bool) -> None:
-        """Remove a group in memory; :meth:`save_groups` writes it."""
+        """Remove a group in memory; :meth:`save` writes it."""
         self.require_writer()
         self.groups.pop(name, None)
         if with_offsets:
             self.offsets.remove(name)
-        self._changed_groups()
+        self._version += 1
 
-    def _changed_groups(self) -> None:
-        version = dict(self._group_document["dataVersion"])
-        version["counter"] = int(version.get("counter", 0)) + 1
-        version["timestamp"] = int(time.time() * 1_000)
-        self._group_document = {
+    def group_document(self) -> dict[str, Any]:
+        """The content of ``subscriptionGroup.json``. Any thread may call this."""
+        old = self._group_document["dataVersion"]
+        version = {**old, "counter": int(old.get("counter", 0)) + self._version}
+        if self._version:
+            version["timestamp"] = int(time.time() * 1_000)
+        return {
             **self._group_document,
             "dataVersion": version,
             "subscriptionGroupTable": dict(self.groups),
         }
 
-    @property
-    def group_document(self) -> dict[str, Any]:
-        """The content of ``subscriptionGroup.json``."""
-        return self._group_document
+    def save(self) -> None:
+        """Write changed topics and groups durably; the thread for slow calls runs this.
 
-    def save_groups(self) -> None:
-        """Write the groups durably. Any thread may call this."""
-        document = self._group_document
-        # Each change makes a new document. Many new groups in one heartbeat need one write.
-        if self._groups_file is not None and document is not self._saved_groups:
-            self._groups_file.save(document)
-            self._saved_groups = document
+        One write takes all changes until now: many new groups of a heartbeat need one.
+        """
+        names = [self._changed.popleft() for _ in range(len(self._changed))]
+        if names and self._writer is not None:
+            try:
+                self._writer.topic_table.change({name: self._stored.get(name) for name in names})
+            except BaseException:
+                self._changed.extend(names)
+                raise
+        version = self._version
+        if self._groups_file is not None and version != self._saved_version:
+            self._groups_file.save(self.group_document())
+            self._saved_version = version
 
     def save_offsets(self) -> None:
         """Write the offsets durably, if this broker keeps them. Any thread may call this."""

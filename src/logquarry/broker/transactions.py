@@ -76,7 +76,7 @@ class Transactions:
     def _ask(self, transaction: OpenTransaction) -> None:
         message = transaction.message
         group = message.properties.get(props.PRODUCER_GROUP, "")
-        producer = self._core.clients.producer_of(group)
+        producer = self._core.clients.producer_of(group, transaction.topic)
         if producer is None:
             logger.warning(
                 "no producer of group %s is connected to decide about the transaction at %d",

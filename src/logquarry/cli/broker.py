@@ -48,7 +48,8 @@ _GARBAGE: Final = 100_000
 @click.option(
     "--advertise",
     metavar="HOST",
-    help="Host at which clients reach the broker.  [default: the host of --listen]",
+    help="Host at which clients reach the broker.  [default: the host of --listen; for 0.0.0.0 the "
+    "address from which this machine reaches other networks]",
 )
 @click.option(
     "--read-only",
@@ -204,6 +205,10 @@ async def _serve(
                 raise listen_error(error, *metrics_at, "--metrics") from error
         what = "a temporary store" if store is None else text.printable(store)
         out.line(f"serving {what} at {running.address}, name server {running.name_server}")
+        if running.is_address_chosen:
+            out.note(
+                f"clients get the address {running.address}; --advertise HOST gives them another"
+            )
         if server is not None:
             out.line(f"metrics at http://{server.address}/metrics")
         # A script may wait for these lines.

@@ -93,6 +93,8 @@ class PutFuture:
             StoreUnavailable: if a sync failed: the message may or may not be on the disk.
             MessageRejected: if the store did not take the message.
         """
+        if self._result is not None and timeout is None:
+            return self._result
         error = self.exception(timeout)
         if error is not None:
             raise error

@@ -106,6 +106,8 @@ class PutResult(NamedTuple):
     @property
     def message_id(self) -> str:
         """The id of the message; of a batch all ids with commas between them."""
+        if len(self.starts) == 1:
+            return message_id.encode(self.store_host, self.physical_offset + self.starts[0])
         return ",".join(self.message_ids)
 
     @property

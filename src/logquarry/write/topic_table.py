@@ -111,33 +111,27 @@ class TopicTable:
             document = self._with(topics_of(self._new)) or self._document
         return {} if document is None else broker_config.topics_of_document(document)
 
-    def put(self, topic: TopicConfig) -> None:
-        """Add a topic, or replace its settings, and write the file.
+    def change(self, topics: Mapping[str, TopicConfig | None]) -> None:
+        """Add, replace or remove topics, and write the file once.
+
+        Args:
+            topics: name -> settings; None removes the topic, and its messages stay in the log.
 
         Raises:
             StoreUnavailable: if the file cannot be read or written; nothing changes.
         """
-        self._change(topic.name, broker_config.topic_entry(topic))
-
-    def remove(self, name: str) -> None:
-        """Remove a topic and write the file; its messages stay in the log.
-
-        Raises:
-            StoreUnavailable: if the file cannot be read or written; nothing changes.
-        """
-        self._change(name, None)
-
-    def _change(self, name: str, entry: dict[str, Any] | None) -> None:
         if not self._is_readable:
             raise StoreUnavailable(f"{self._file.path} cannot be read: restore or delete it")
         with self._lock:
             old = self._document or _EMPTY
             table = dict(old["topicConfigTable"])
-            if entry is None:
-                table.pop(name, None)
-                self._new = {key for key in self._new if key[0] != name}
-            else:
-                table[name] = {**table.get(name, {}), **entry}
+            for name, topic in topics.items():
+                if topic is None:
+                    table.pop(name, None)
+                else:
+                    table[name] = {**table.get(name, {}), **broker_config.topic_entry(topic)}
+            removed = {name for name, topic in topics.items() if topic is None}
+            self._new = {key for key in self._new if key[0] not in removed}
             document = self._versioned(old, table)
             self._file.save(document)
             self._document = document

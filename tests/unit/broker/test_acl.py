@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from logquarry.broker.acl import AccessControl, Account, sign
+from logquarry.broker.clients import Client, Clients
 from logquarry.broker.connection import Refused
 from logquarry.errors import UsageError
 from logquarry.protocol.remoting import RemotingCommand
@@ -96,6 +97,7 @@ CASES: list[tuple[int, dict[str, Any], bytes, str]] = [
     (RequestCode.HEART_BEAT, {}, _heartbeat("group", "other"), ""),
     (RequestCode.HEART_BEAT, {}, _heartbeat("other", "t"), ""),
     (RequestCode.HEART_BEAT, {}, b"{", ""),
+    (RequestCode.HEART_BEAT, {}, b'{"producerDataSet":[{"groupName":"p"}]}', "sender"),
     (RequestCode.LOCK_BATCH_MQ, {}, _locks("group", "t"), "reader"),
     (RequestCode.UNLOCK_BATCH_MQ, {}, _locks("other", "t"), ""),
     (RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"}, b"", ""),
@@ -112,6 +114,37 @@ def test_who_may_do_what(code: int, fields: dict[str, Any], body: bytes, who: st
         else:
             assert admitted(command) is (name == who)
     assert admitted(signed("chief1", code, fields, body))
+
+
+def test_system_topics_need_a_permission_of_their_name() -> None:
+    account = Account(
+        "reader", SECRET, topics={"RMQ_SYS_TRACE_TOPIC": SUB}, default_topic=BOTH, default_group=SUB
+    )
+    account.require_topic("any", "SUB")
+    account.require_topic("RMQ_SYS_TRACE_TOPIC", "SUB")
+    for topic in "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer":
+        with pytest.raises(Refused):
+            account.require_topic(topic, "SUB")
+
+
+def test_a_listed_producer_group_needs_its_permission() -> None:
+    account = Account("sender", SECRET, topics={"t": PUB}, groups={"mine": PUB, "other": SUB})
+    for group in "mine", "unlisted":
+        account.require_producer(group)
+    with pytest.raises(Refused):
+        account.require_producer("other")
+
+
+def test_a_check_goes_to_a_producer_that_may_send_to_the_topic() -> None:
+    clients = Clients(lambda _: False)
+    stranger = Account("other1", SECRET, topics={"other": PUB})
+    for account in stranger, SENDER:
+        made = Client(account.access_key, Any, "JAVA", 399, 0.0, account.require_topic)
+        clients.heartbeat(made, lambda made=made: made, ["p"], [])  # type: ignore[arg-type,misc]
+    for _ in range(4):
+        found = clients.producer_of("p", "t")
+        assert found is not None and found.client_id == "sender"
+    assert clients.producer_of("p", "secret") is None
 
 
 @pytest.mark.parametrize("code", [code for code, row in REQUESTS.items() if row.where])

@@ -37,9 +37,9 @@ def test_topics_are_added_and_removed(tmp_path: Path) -> None:
         store.wait_dispatched()
         # Topics of messages are there before the next flush writes the file.
         assert store.topic_table.configs()["t"].write_queues == 3
-        store.topic_table.put(TopicConfig("made", 5, 6, 4, 0, True))
+        store.topic_table.change({"made": TopicConfig("made", 5, 6, 4, 0, True)})
         assert store.topic_table.configs()["made"] == TopicConfig("made", 5, 6, 4, 0, True)
-        store.topic_table.remove("t")
+        store.topic_table.change({"t": None})
         store.flush()
     assert list(json.loads(path.read_text())["topicConfigTable"]) == ["made"]
 

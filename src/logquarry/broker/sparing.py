@@ -1,0 +1,42 @@
+"""Logs events that a client can cause as often as it likes."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from typing import Final
+
+_INTERVAL_SECONDS: Final = 10.0
+_MOST_LINES: Final = 5
+
+
+class SparingLog:
+    """Logs at most five lines in ten seconds, then how many it left out. Only one thread uses it.
+
+    Args:
+        logger: gets the lines.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._until = 0.0
+        self._lines = 0
+
+    def warning(self, message: str, *values: object) -> None:
+        """Log one line."""
+        now = time.monotonic()
+        if now >= self._until:
+            if self._lines > _MOST_LINES:
+                self._logger.warning("%d similar lines were left out", self._lines - _MOST_LINES)
+            self._until, self._lines = now + _INTERVAL_SECONDS, 0
+        self._lines += 1
+        if self._lines <= _MOST_LINES:
+            self._logger.warning(message, *values)
+
+
+def line_of(error: BaseException) -> str:
+    """An unexpected exception as one line, with the place in the code that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{error!r}{where}"
