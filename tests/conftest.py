@@ -65,7 +65,7 @@ def kernels_are_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)
             return compiled(kernel, signature)
 
-    Dispatcher.compile = compile_alone
+    pytest.MonkeyPatch().setattr(Dispatcher, "compile", compile_alone)
 
 
 SYNCED = ("tests/crash", "tests/unit/disk", "tests/unit/store/test_fault_table.py")

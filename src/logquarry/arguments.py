@@ -247,7 +247,7 @@ def check_fields(record: Any) -> None:
     Raises:
         WrongType: if a field has a wrong type; the text names the field.
     """
-    for name, check, is_optional in _checks(type(record)):
+    for name, check, is_optional in _checks(record.__class__):
         value = getattr(record, name)
         if value is None and is_optional:
             continue
