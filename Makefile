@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.14 python3 p
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-# Tests on Spark share one session that uses all cores: they run in one process, after the others.
+# Tests on Spark share one session: they run in one process, beside the others.
 # (xdist's groups would do it in one call, but with pytest 9.2 xdist 3.8 ignores them.)
 PYTEST := $(BIN)/python -m pytest
 # Let Python write compiled tests to disk; otherwise each process would compile them again.
@@ -21,7 +21,7 @@ QUICK := not slow and not java and not root and not cluster
 # If no test is selected, that is an error, unless ARGS narrowed the selection.
 OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])
 
-.PHONY: help demo test test-slow test-root test-java test-cluster test-matrix crash check docs bench dist clean
+.PHONY: help demo test test-plain test-spark test-slow test-root test-java test-cluster test-matrix crash check docs bench dist clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed ## installs what is missing (needs Python 3.11+) and runs the main job
@@ -36,8 +36,14 @@ check: .venv/.installed-dev ## lint, format and types: exactly what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 
-test: .venv/.compiled ## every quick test; first those without Spark, then those with it
+# Both at once: each of the two leaves a core idle while its tests wait.
+test: .venv/.compiled ## every quick test: those with Spark beside those without it
+	@$(MAKE) --no-print-directory -j 2 test-plain test-spark
+
+test-plain: .venv/.compiled ## the quick tests without Spark
 	$(PARALLEL) -m "$(QUICK) and not spark" $(ARGS) $(OR_NONE)
+
+test-spark: .venv/.compiled ## the quick tests with Spark
 	$(PYTEST) -m "$(QUICK) and spark" $(ARGS) $(OR_NONE)
 
 test-slow: .venv/.compiled ## the slow tests, and those that need RocketMQ's own code or root (else skipped)

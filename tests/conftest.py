@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests; imports neither pyspark nor numba, which few tests need."""
+"""Fixtures and hooks of all tests; imports neither pyspark nor numba at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import fcntl
 import os
 import signal
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +48,24 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
             unpack_golden(target)
             (target / "unpacked").touch()
     return target / "golden"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels_are_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let a worker wait for a kernel that another worker compiles, and load it from the cache."""
+    if "PYTEST_XDIST_WORKER" not in os.environ or find_spec("numba") is None:
+        return
+    from numba.core.dispatcher import Dispatcher
+
+    folder, compiled = tmp_path_factory.getbasetemp().parent, Dispatcher.compile
+
+    # A kernel that calls another holds both locks. No two kernels call each other.
+    def compile_alone(kernel: Any, signature: Any) -> Any:
+        with (folder / f"{kernel.py_func.__qualname__}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return compiled(kernel, signature)
+
+    pytest.MonkeyPatch().setattr(Dispatcher, "compile", compile_alone)
 
 
 SYNCED = ("tests/crash", "tests/unit/disk", "tests/unit/store/test_fault_table.py")

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from datetime import date
+from functools import cache
 from operator import index
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -234,6 +235,7 @@ _OF_ANNOTATION: Final[Mapping[str, Callable[..., Any]]] = {
     "float": number,
     "bool": flag,
     "str": text,
+    "tuple[str, ...]": lambda value, field: tuple(names(value, field)),
 }
 
 
@@ -245,17 +247,24 @@ def check_fields(record: Any) -> None:
     Raises:
         WrongType: if a field has a wrong type; the text names the field.
     """
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        first, *others = str(field.type).split(" | ")
-        if value is None and "None" in others:
+    for name, check, is_optional in _checks(record.__class__):
+        value = getattr(record, name)
+        if value is None and is_optional:
             continue
+        found = check(value, name)
+        if found is not value:
+            object.__setattr__(record, name, found)
+
+
+@cache
+def _checks(kind: type[Any]) -> tuple[tuple[str, Callable[..., Any], bool], ...]:
+    """The fields of a dataclass to check: name, check, and whether None is allowed."""
+    found = []
+    for field in dataclasses.fields(kind):
+        first, *others = str(field.type).split(" | ")
         if first in _OF_ANNOTATION:
-            found = _OF_ANNOTATION[first](value, field.name)
-            if found is not value:
-                object.__setattr__(record, field.name, found)
-        elif first == "tuple[str, ...]":
-            object.__setattr__(record, field.name, tuple(names(value, field.name)))
+            found.append((field.name, _OF_ANNOTATION[first], "None" in others))
+    return tuple(found)
 
 
 # ------------------------------------------------------------------------------------- objects

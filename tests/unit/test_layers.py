@@ -10,6 +10,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,12 @@ def name_of(path: Path) -> str:
 
 MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
 BELOW_ROOT = [name for name in MODULES if name != "logquarry"]
-IMPORTS = {name: imported(path) - {name} for name, path in MODULES.items()}
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """The imports of each module; read when a test asks, not in each process that collects."""
+    return {name: imported(path) - {name} for name, path in MODULES.items()}
 
 
 def cycles(imports: Mapping[str, set[str]]) -> list[list[str]]:
@@ -106,7 +112,7 @@ def cycles(imports: Mapping[str, set[str]]) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", BELOW_ROOT)
 def test_a_module_imports_from_its_layer_and_those_above(name: str) -> None:
-    below = {module for module in IMPORTS[name] if rank(module) > rank(name)}
+    below = {module for module in imports()[name] if rank(module) > rank(name)}
     # The package itself is imported for its version.
     assert not below - {"logquarry"}, f"{name} imports what stands below it"
 
@@ -114,7 +120,7 @@ def test_a_module_imports_from_its_layer_and_those_above(name: str) -> None:
 def test_no_modules_import_each_other() -> None:
     """Not lazily either, and not for types only: a cycle is one module in several files."""
     # The package names the home of each public name, and imports none of them itself.
-    assert not cycles({name: IMPORTS[name] - {"logquarry"} for name in BELOW_ROOT})
+    assert not cycles({name: imports()[name] - {"logquarry"} for name in BELOW_ROOT})
 
 
 def test_cycles_are_found() -> None:
@@ -135,7 +141,7 @@ def test_public_names_have_homes() -> None:
     # mypy reads the same homes from the imports under TYPE_CHECKING.
     homes = logquarry._HOMES
     assert set(homes) == set(logquarry.__all__) - {"__version__", "errors"}
-    assert set(homes.values()) | {"logquarry.errors", "logquarry.compiled"} == IMPORTS[
+    assert set(homes.values()) | {"logquarry.errors", "logquarry.compiled"} == imports()[
         "logquarry"
     ] - {"logquarry"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from logquarry.errors import UsageError
@@ -19,6 +20,7 @@ _MOST_DIGITS = 10
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
+@lru_cache(maxsize=16)
 def parse_levels(text: str) -> tuple[int, ...]:
     """Delay of each level in milliseconds, level 1 first (``parseDelayLevel``)."""
     levels: list[int] = []

@@ -11,6 +11,8 @@ The files win: a recorded setting counts only as long as no file contradicts it
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from logquarry.config import StoreConfig
@@ -44,7 +46,9 @@ def encode(config: StoreConfig) -> bytes:
     return json.dumps({"version": _VERSION, "settings": settings}, indent=1).encode() + b"\n"
 
 
-def decode(data: bytes) -> dict[str, Any]:
+# A store is opened several times for one command, or for one test.
+@lru_cache(maxsize=16)
+def decode(data: bytes) -> Mapping[str, Any]:
     """The settings by their names; settings that are unknown are left out.
 
     Raises:

@@ -11,19 +11,25 @@ import pytest
 from logquarry.spark.lakehouse import runs
 from logquarry.spark.lakehouse.table import CommitUnknown
 from logquarry.spark.output import OutputFolder
-from tests.helpers.lake import Lake
+from tests.helpers.lake import KINDS, Lake
 from tests.unit.spark.test_lakehouse import bodies, numbers, put
 
-DeltaTable = pytest.importorskip("deltalake").DeltaTable
-SqlCatalog = pytest.importorskip("pyiceberg.catalog.sql").SqlCatalog
-exceptions = pytest.importorskip("pyiceberg.exceptions")
-NO_ANSWER = exceptions.CommitStateUnknownException("504: gateway timeout")
-
-KINDS: dict[str, tuple[Any, str, Exception]] = {
-    "iceberg": (SqlCatalog, "commit_table", NO_ANSWER),
-    "delta": (DeltaTable, "create_write_transaction", OSError("operation timed out")),
-}
+pytest.importorskip("deltalake")
+pytest.importorskip("pyiceberg")
 Late = Callable[[], Any]
+
+
+def commit_of(kind: str) -> tuple[Any, str, Exception]:
+    """Class and method that commit, and the error without an answer."""
+    if kind == "delta":
+        from deltalake import DeltaTable
+
+        return DeltaTable, "create_write_transaction", OSError("operation timed out")
+    # Imported late: the catalog's SQLAlchemy would cost each process that collects tests a second.
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.exceptions import CommitStateUnknownException
+
+    return SqlCatalog, "commit_table", CommitStateUnknownException("504: gateway timeout")
 
 
 def begun(lake: Lake, store: Path) -> None:
@@ -36,7 +42,7 @@ def begun(lake: Lake, store: Path) -> None:
 def without_an_answer(
     patch: pytest.MonkeyPatch, kind: str, *, is_made: bool, asked: list[Late]
 ) -> None:
-    owner, name, error = KINDS[kind]
+    owner, name, error = commit_of(kind)
     own = getattr(owner, name)
 
     def call(*arguments: Any, **named: Any) -> None:
@@ -76,6 +82,8 @@ def test_a_commit_that_comes_after_the_files_are_gone_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The catalog is still busy while the next run checks, removes the files and writes its own."""
+    from pyiceberg.exceptions import CommitFailedException
+
     lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
     begun(lake, store)
     asked: list[Late] = []
@@ -88,7 +96,7 @@ def test_a_commit_that_comes_after_the_files_are_gone_is_refused(
 
     def removed(folder: OutputFolder, path: str) -> None:
         if path.endswith(".parquet"):
-            with pytest.raises(exceptions.CommitFailedException):
+            with pytest.raises(CommitFailedException):
                 asked[0]()
             refused.append(True)
         remove(folder, path)
