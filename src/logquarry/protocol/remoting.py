@@ -262,7 +262,7 @@ class RemotingReader:
             raise ValueError(f"its header has {size} bytes, but the frame has {length}")
         if left < _SIZE.size + length:
             return position
-        start, end = position + PREFIX.size, position + _SIZE.size + length
+        start, end = position + PREFIX.size, position + _SIZE.size + int(length)
         commands.append(decode(received[start : start + size], received[start + size : end]))
         return end
 
@@ -364,7 +364,8 @@ def _sized(data: bytes, position: int, width: struct.Struct) -> tuple[bytes, int
     return data[start : start + size], start + size
 
 
-_scan: Final = json.JSONDecoder().scan_once
+# raw_decode without a Python call around it; the type stubs lack it.
+_scan: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _command: Final = RemotingCommand._make
 _NAMES: Final = {
     name: _quoted(name)

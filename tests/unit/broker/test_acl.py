@@ -139,7 +139,8 @@ def test_a_check_goes_to_a_producer_that_may_send_to_the_topic() -> None:
     clients = Clients(lambda _: False)
     stranger = Account("other1", SECRET, topics={"other": PUB})
     for account in stranger, SENDER:
-        made = Client(account.access_key, Any, "JAVA", 399, 0.0, account.require_topic)
+        key: Any = account.access_key
+        made = Client(key, key, "JAVA", 399, 0.0, account.require_topic)
         clients.heartbeat(made, lambda made=made: made, ["p"], [])  # type: ignore[arg-type,misc]
     for _ in range(4):
         found = clients.producer_of("p", "t")

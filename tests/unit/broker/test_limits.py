@@ -17,6 +17,7 @@ from logquarry.broker import Broker, BrokerOptions, clients, connection, pull
 from logquarry.disk.disk import LocalDisk
 from logquarry.errors import StoreError, UsageError
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.store.consumer.sql_parser import parse
 from tests.helpers.broker_client import SMALL, Client, connected, messages_of, pull_fields
 from tests.helpers.replication import make_certificate
 from tests.unit.broker.test_broker import SUSPENDS, _until, play
@@ -122,11 +123,15 @@ def test_a_filter_is_parsed_once_and_has_a_largest_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[str] = []
-    parse = clients.parse
-    monkeypatch.setattr(clients, "parse", lambda text: (parsed.append(text), parse(text))[1])
+
+    def noted(text: str) -> Any:
+        parsed.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(clients, "parse", noted)
     clients._compiled.cache_clear()
 
-    async def scenario(_: Broker, client: Client) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
         await client.send("t")
         for text in "only_here > 1", "only_here > >":
             for _ in range(3):
@@ -216,7 +221,7 @@ def test_a_reader_goes_on_after_an_unexpected_error(
         store.put(lq.Message("t", b"first"))
         store.wait_dispatched()
 
-        async def scenario(_: Broker, client: Client) -> None:
+        async def scenario(broker: Broker, client: Client) -> None:
             monkeypatch.setattr(module, "_ends", failing)
             held = client.post(11, pull_fields("t", 1, **SUSPENDS))
             while failures:
@@ -234,7 +239,7 @@ def test_a_flood_of_bad_requests_logs_few_lines(
 ) -> None:
     monkeypatch.setattr(connection._failures, "_until", 0.0)
 
-    async def scenario(_: Broker, client: Client) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
         body = json.dumps({"consumerDataSet": [{"groupName": "g", "subscriptionDataSet": 5}]})
         for _ in range(100):
             answer = await client.ask(RequestCode.HEART_BEAT, body=body.encode())
