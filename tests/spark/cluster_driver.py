@@ -20,7 +20,7 @@ from logquarry.spark.jobs import run_tasks
 from logquarry.spark.rebuilding import rebuild_on_spark
 from logquarry.spark.repair import verify_stores
 from tests.spark.golden_rows import rows_by_broker
-from tests.spark.standalone import QUICK_START
+from tests.spark.quick_start import QUICK_START
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

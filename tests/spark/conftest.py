@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark.quick_start import SMALL_QUERIES
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -16,11 +18,6 @@ def spark() -> Iterator[SparkSession]:
     """A session on two cores that knows the source `rocketmq`; do not change its settings."""
     from logquarry.spark import get_session
 
-    # By default, a streaming aggregation keeps 200 state stores, one per shuffle partition.
-    session = get_session(
-        master="local[2]",
-        app_name="logquarry-tests",
-        config={"spark.sql.shuffle.partitions": "2"},
-    )
+    session = get_session(master="local[2]", app_name="logquarry-tests", config=SMALL_QUERIES)
     yield session
     session.stop()

@@ -16,9 +16,8 @@ import psutil
 
 from logquarry.spark.java import java_home
 from tests.spark.killing import end_all
+from tests.spark.quick_start import QUICK_START
 
-# The processes live for a minute on two cores: the JVM's optimizing compiler would only cost time.
-QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _CLASS = "org.apache.spark.deploy"
 _SECONDS = 90
 

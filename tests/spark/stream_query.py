@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from logquarry.spark import get_session, load
-from tests.spark.standalone import QUICK_START
+from tests.spark.quick_start import QUICK_START
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
