@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from logquarry.log import json_lines
+from logquarry.log.codec import Rows
 from tests.helpers.command import jsonl, run
 
 
@@ -59,11 +60,11 @@ def test_interrupted(small_store: Path, tmp_path: Path, monkeypatch: pytest.Monk
     target.parent.mkdir()
     target.write_text("before\n")
 
-    def interrupted(*_: object) -> Iterator[str]:
-        yield "{}"
+    def interrupted(_: object, rows: Rows, *rest: object) -> Iterator[tuple[Rows, list[str]]]:
+        yield rows, ["{}"]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(json_lines, "lines", interrupted)
+    monkeypatch.setattr(json_lines, "line_parts", interrupted)
     result = run("export", small_store, "--to", target, "--format", "jsonl", code=130)
     assert "interrupted" in result.stderr
     assert target.read_text() == "before\n"

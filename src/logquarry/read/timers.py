@@ -28,7 +28,6 @@ from logquarry.format.frame import Frame
 from logquarry.format.property_crc import PREFIX
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.format.timer import TimerCheck
-from logquarry.log.columns import frames_with_property
 from logquarry.log.first_frames import first_frames
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CONFIG
@@ -275,6 +274,9 @@ def find_timers(
             places = [(o >= enqueued, one.physical_offset) for o, one in found.waiting.items()]
             late = [place for is_late, place in places if is_late]
             start = max(min(place for _, place in places), min([known.wheel_since, *late]))
+        # It imports pyarrow, which stores without timers do without.
+        from logquarry.log.columns import frames_with_property
+
         for frame in frames_with_property(runs(start), props.TIMER_OUT_MS):
             if frame.topic != _TOPIC:
                 found.delivered(frame)
