@@ -157,13 +157,16 @@ def open_queues(layout: StoreLayout) -> QueueDb | None:
     return max(found, key=lambda one: one.dispatched_end)
 
 
-def rocksdb_queues(layout: StoreLayout, *, is_strict: bool = False) -> list[RocksQueue]:
-    """The queues of a store in RocksDB, as it has them; none if :func:`open_queues` gives None."""
+def rocksdb_queues(layout: StoreLayout) -> list[RocksQueue]:
+    """The queues of a store in RocksDB, as it has them; none if :func:`open_queues` gives None.
+
+    Entries in a damaged block are missing, with a warning.
+    """
     database = open_queues(layout)
     if database is None:
         return []
     start = layout.commit_log.start
-    return [RocksQueue(database, key, start, None, is_strict=is_strict) for key in database.bounds]
+    return [RocksQueue(database, key, start, None, is_strict=False) for key in database.bounds]
 
 
 def derived_queues(
