@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests; imports neither pyspark nor numba at once."""
+"""Fixtures and hooks of all tests; pyspark and numba are imported by the tests that need them."""
 
 from __future__ import annotations
 

@@ -308,7 +308,7 @@ class Pulling:
             self._start(pull)
 
     def grown(self, key: QueueKey, end: int) -> None:
-        """Take the end of a queue that was looked at."""
+        """Take the end of a queue as a poll found it."""
         if end > self._ends.get(key, (0, 0))[1]:
             self.arrived(key, end)
 

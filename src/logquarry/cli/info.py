@@ -80,7 +80,7 @@ def info(
             # info opens few log files, so it must check all names here; local reads are cheap.
             opened.layout.require_right_names()
         if not exact and not opened.has_queue_files:
-            out.note("the store has no consume queues: reading the whole log")
+            out.note("the store has no queue files: reading the whole log")
         with out.progress("reading the log", in_bytes=True) as progress:
             found = overview(opened, exact=exact, progress=progress)
         halves = None

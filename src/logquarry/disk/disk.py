@@ -3,7 +3,8 @@
 Tests subclass :class:`LocalDisk` to inject faults, or to model the state after a power cut.
 
 Writes through a map go only to files with all blocks allocated (:meth:`Disk.make_file`): writing to
-a hole on a full disk kills the process with SIGBUS, while ``posix_fallocate`` returns ENOSPC.
+a hole on a full disk raises SIGBUS, while ``posix_fallocate`` returns ENOSPC.
+
 Syncs are ``fdatasync`` on the one descriptor that a file keeps: it covers writes through the map,
 releases the GIL (``mmap.flush`` does not), and reports a failed write-back even if that happened
 before the call.

@@ -32,6 +32,7 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.file_place import FilePlace
 from logquarry.disk.service import abandon_in_children, stays
 from logquarry.errors import StoreUnavailable, UnreadableFile
+from logquarry.format.fields import PAGE_SIZE
 from logquarry.log.lost_pages import lost
 from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable
 
@@ -73,9 +74,6 @@ class TransientStorePool:
         with self._lock:
             self._free.clear()
 
-
-PAGE_SIZE: Final = 4096
-"""RocketMQ's ``OS_PAGE_SIZE``: the minimum of a flush is counted in these pages."""
 
 _STEP: Final = 8 << 20
 _NO_BYTES: Final = memoryview(b"")

@@ -14,6 +14,7 @@ from itertools import pairwise
 from logquarry.format import java
 from logquarry.log.filesystem import Entry, FileSystem
 from logquarry.log.log_names import is_offset_name
+from logquarry.log.rocksdb import is_there
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, INDEX, LARGEST_BASE
 
 logger = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ class StoreFolders:
         """(topic, queue id) of each queue in a folder, sorted."""
         names: list[tuple[str, int]] = []
         topics = self.filesystem.list(root)
-        if any(topic.name == "CURRENT" and not topic.is_dir for topic in topics):
+        if any(not topic.is_dir for topic in topics) and is_there(self.filesystem, root):
             # The queues are in RocksDB (storeType=defaultRocksDB): its files are not stray files.
             topics = [topic for topic in topics if topic.is_dir]
         for topic in topics:

@@ -1,10 +1,9 @@
 """Maps whose pages are probed before a reader touches them, and which note every lost page.
 
-A read of a mapped page that the disk cannot deliver ends the process with SIGBUS, and so does a
-read beyond the end of a file that was truncated after it was mapped. So each reader asks
-:class:`ReadableMap` for a window. It probes the pages of a window once: ``MADV_POPULATE_READ``
-(Linux 5.14) loads them and returns an error in place of the signal. On other systems it reads the
-pages with ``pread``.
+A read of a mapped page that the disk cannot deliver raises SIGBUS, and so does a read beyond the
+end of a file that was truncated after it was mapped. So each reader asks :class:`ReadableMap` for a
+window. It probes the pages of a window once: ``MADV_POPULATE_READ`` (Linux 5.14) loads them and
+returns an error in place of the signal. On other systems it reads the pages with ``pread``.
 
 If pages cannot be read, the window is a copy: these pages hold ``FILL``, and
 :attr:`ReadableMap.unreadable` lists them. No frame, queue entry or index entry begins with these

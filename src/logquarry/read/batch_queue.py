@@ -311,7 +311,7 @@ def all_queues(
         for kind in (ConsumeQueue, BatchQueue)
         for queue in kind.all_of(layout, files, with_stale=with_stale)
     ]
-    return [*found, *rocksdb_queues(layout, is_strict=files.is_strict)]
+    return [*found, *rocksdb_queues(layout)]
 
 
 def open_queue(
@@ -330,12 +330,13 @@ def open_queue(
 
 
 def unreadable_queues(layout: StoreLayout) -> Mapping[tuple[str, int], str]:
-    """The queues with unreadable bytes, each with the file, the offset and the reason.
+    """The queues with unreadable bytes in a file, each with the file, the offset and the reason.
 
-    Reads all entries of all queues.
+    Reads all entries of these queues. A queue in RocksDB has no file to leave out.
     """
     found = {}
-    for queue in all_queues(layout, OpenFiles(layout, is_strict=True)):
+    files = OpenFiles(layout, is_strict=True)
+    for queue in (*ConsumeQueue.all_of(layout, files), *BatchQueue.all_of(layout, files)):
         try:
             deque(queue.runs(*queue.bounds()), maxlen=0)
         except UnreadableFile as error:

@@ -161,7 +161,7 @@ class CommitLog:
     def reaches(self, end: int) -> bool:
         """Whether the file of the last view still has the bytes before a physical offset.
 
-        If not, another program has truncated it, and a read of the view ends the process.
+        If not, another program has truncated it, and a read of the view raises SIGBUS.
         """
         file = self._hot_file
         return file is None or self._reader.reaches(file.path, end - file.base)

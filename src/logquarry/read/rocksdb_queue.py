@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Final
 
@@ -32,7 +32,7 @@ from logquarry.read.log_queues import LogQueue, QueueBuilder, QueueKey
 logger = logging.getLogger(__name__)
 
 ROCKSDB_FOLDERS: Final = (CONSUME_QUEUE, "consumequeue_rocksdb")
-"""Folders that hold the queues in RocksDB, if there is a file ``CURRENT`` in them."""
+"""Folders that may hold the queues in RocksDB."""
 ENTRY_DTYPE: Final = table.ENTRY.dtype()
 RocksEntries = npt.NDArray[np.void]
 """Entries as in RocksDB: the fields of :data:`logquarry.format.rocksdb_queue.ENTRY`."""
@@ -139,6 +139,11 @@ def _arrays(keys: list[bytes], values: list[bytes]) -> tuple[Int64, RocksEntries
     return offsets, np.frombuffer(b"".join(values), ENTRY_DTYPE)
 
 
+@lru_cache(64)
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
+
+
 def open_queues(layout: StoreLayout) -> QueueDb | None:
     """The queues of a store in RocksDB; None if only the log shows the store's queues.
 
@@ -151,19 +156,22 @@ def open_queues(layout: StoreLayout) -> QueueDb | None:
     try:
         found = [QueueDb(layout, folder) for folder in folders]
     except CorruptFile as error:
-        # verify reports it.
-        logger.warning("%s: the queues are made from the log", error)
+        # verify reports it. Each part of a command opens RocksDB: one warning is enough.
+        _warn_once(f"{error}: the queues are made from the log")
         return None
     return max(found, key=lambda one: one.dispatched_end)
 
 
-def rocksdb_queues(layout: StoreLayout, *, is_strict: bool = False) -> list[RocksQueue]:
-    """The queues of a store in RocksDB, as it has them; none if :func:`open_queues` gives None."""
+def rocksdb_queues(layout: StoreLayout) -> list[RocksQueue]:
+    """The queues of a store in RocksDB, as it has them; none if :func:`open_queues` gives None.
+
+    Entries in a damaged block are missing, with a warning.
+    """
     database = open_queues(layout)
     if database is None:
         return []
     start = layout.commit_log.start
-    return [RocksQueue(database, key, start, None, is_strict=is_strict) for key in database.bounds]
+    return [RocksQueue(database, key, start, None, is_strict=False) for key in database.bounds]
 
 
 def derived_queues(

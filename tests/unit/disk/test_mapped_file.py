@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logquarry.disk.mapped_file import PAGE_SIZE, MappedFile, TransientStorePool
+from logquarry.disk.mapped_file import MappedFile, TransientStorePool
 from logquarry.errors import StoreUnavailable
+from logquarry.format.fields import PAGE_SIZE
 from tests.helpers.failing_disk import EIO, FaultyDisk
 
 SIZE = 8 * PAGE_SIZE

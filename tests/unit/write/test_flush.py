@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.disk.mapped_file import PAGE_SIZE
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import CheckpointFile
 from logquarry.disk.service import Service
 from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint
 from logquarry.format.checkpoint import Checkpoint
+from logquarry.format.fields import PAGE_SIZE
 from logquarry.write.flush import (
     CommitRealTimeService,
     FlushConsumeQueueService,
