@@ -41,7 +41,6 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
-import org.apache.rocketmq.common.protocol.heartbeat.MessageModel;
 import org.apache.rocketmq.remoting.RPCHook;
 
 /**
@@ -540,7 +539,9 @@ public final class Main {
         List<Set<String>> found = new ArrayList<>();
         for (String instance : List.of("a", "b")) {
             DefaultMQPushConsumer consumer = consumer("broadcast", instance);
-            consumer.setMessageModel(MessageModel.BROADCASTING);
+            // RocketMQ 5 has moved the class of this enum.
+            consumer.setMessageModel(
+                Enum.valueOf(consumer.getMessageModel().getDeclaringClass(), "BROADCASTING"));
             consumer.subscribe(topic("broadcast"), "*");
             found.add(collect(consumer, ConcurrentHashMap.newKeySet()));
         }
@@ -553,7 +554,7 @@ public final class Main {
 
     // ------------------------------------------------------------------------------- transactions
     static TransactionMQProducer transactional(String name, LocalTransactionState atSend, LocalTransactionState atCheck, AtomicInteger checks) throws Exception {
-        TransactionMQProducer producer = at(new TransactionMQProducer(null, "p-" + name + "-" + run, hook), "p" + name);
+        TransactionMQProducer producer = at(new TransactionMQProducer("p-" + name + "-" + run, hook), "p" + name);
         producer.setSendMsgTimeout((int) PATIENCE_S * 1000);
         producer.setTransactionListener(new TransactionListener() {
             public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
