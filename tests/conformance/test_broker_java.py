@@ -1,4 +1,4 @@
-"""RocketMQ's own Java clients and mqadmin (4.9.8) with our broker."""
+"""RocketMQ's own Java clients and mqadmin (4.9.8 and 5.3.3) with our broker."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ SCENARIOS = (
     *("delay", "retry", "broadcast", "transaction", "check", "request", "query", "compressed"),
     "large",
 )
+VERSIONS = ("4.9.8", "5.3.3")
+"""Of RocketMQ's clients. Those of 5.x speak remoting too."""
 CONFIG = lq.StoreConfig(
     mapped_file_size_commit_log=1 << 26,
     # The scenario check waits for two rounds.
@@ -35,9 +37,11 @@ CONFIG = lq.StoreConfig(
 )
 
 
-def run(*words: str, lines: str = "", jvm: str = "", check: bool = True) -> str:
+def run(
+    *words: str, lines: str = "", jvm: str = "", check: bool = True, version: str = VERSIONS[0]
+) -> str:
     """What the clients print; with ``check`` all scenarios must succeed."""
-    settings = {"CLIENTS_JVM": f"-Dpatience=120 {jvm}"}
+    settings = {"CLIENTS_JVM": f"-Dpatience=120 {jvm}", "CLIENTS_VERSION": version}
     done = subprocess.run(
         [CLIENTS, *words],
         input=lines,
@@ -58,16 +62,25 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield broker
 
 
+@pytest.fixture(scope="module", params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def outcome(served: Broker) -> dict[str, str]:
+def outcome(served: Broker, version: str) -> dict[str, str]:
     """What each scenario printed: they run in one JVM."""
-    printed = run(served.name_server, *SCENARIOS, check=False)
+    printed = run(served.name_server, *SCENARIOS, check=False, version=version)
     lines = [line for line in printed.splitlines() if line.startswith(("OK ", "FAIL "))]
     return {line.split()[1]: line for line in lines}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_java_client(outcome: dict[str, str], name: str) -> None:
+def test_a_java_client(outcome: dict[str, str], name: str, version: str) -> None:
+    if (name, version) == ("request", "5.3.3"):
+        # It waits for no reply: RequestResponseFuture.acquireCountDownLatch ends the wait when the
+        # request is sent.
+        pytest.skip("the client's request() never waits")
     assert outcome[name].startswith("OK ")
 
 
@@ -88,16 +101,16 @@ ADMIN = {
     "queryMsgByOffset -t adm -b broker-a -i 0 -o 0": "OffsetID",
     "consumerProgress": "#Group",
     "consumerProgress -g GROUP": "Consume TPS",
-    "resetOffsetByTime -g GROUP -t TOPIC -s 0": "rollback consumer offset",
+    "resetOffsetByTime -g GROUP -t TOPIC -s 0": "rollback consumer offset|#resetOffset",
     "producerConnection -g none -t adm": "not exist",
     "consumerConnection -g none": "%RETRY%none",
     "deleteSubGroup -c DefaultCluster -g gadm": "delete subscription group",
     "deleteTopic -c DefaultCluster -t adm": "delete topic [adm] from cluster",
 }
-"""A command of mqadmin, and words of its output."""
+"""A command of mqadmin, and words of its output; those of 5.3.3 after the bar if they differ."""
 
 
-def test_mqadmin(served: Broker, outcome: dict[str, str]) -> None:
+def test_mqadmin(served: Broker, outcome: dict[str, str], version: str) -> None:
     assert outcome["push"].startswith("OK ")
     group = next(name for name in served.core.tables.groups if name.startswith("c-push"))
     names = {"ADDRESS": served.address, "GROUP": group, "TOPIC": group.replace("c-", "t-", 1)}
@@ -105,13 +118,13 @@ def test_mqadmin(served: Broker, outcome: dict[str, str]) -> None:
     for command in ADMIN:
         words = [names.get(word, word) for word in command.split()]
         commands.append(" ".join((*words, "-n", served.name_server)))
-    printed = run("mqadmin", lines="\n".join(commands))
+    printed = run("mqadmin", lines="\n".join(commands), version=version)
     parts = printed.split("== ")[1:]
     assert len(parts) == len(ADMIN)
     lacking = [
         (command, part)
         for (command, words), part in zip(ADMIN.items(), parts, strict=True)
-        if words not in part
+        if not any(one in part for one in words.split("|"))
     ]
     assert not lacking, lacking
 

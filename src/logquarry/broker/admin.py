@@ -43,6 +43,7 @@ class Admin:
             code.UPDATE_AND_CREATE_TOPIC: self.update_topic,
             code.DELETE_TOPIC_IN_BROKER: self.delete_topic,
             code.GET_ALL_TOPIC_CONFIG: self.all_topics,
+            code.GET_TOPIC_CONFIG: self.topic_config,
             code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
             code.GET_TOPIC_STATS_INFO: self.topic_stats,
             code.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
@@ -101,6 +102,11 @@ class Admin:
             },
         }
         _reply(request, document)
+
+    def topic_config(self, request: Request) -> None:
+        """One topic; mqadmin of RocketMQ 5 asks for it before ``GET_TOPIC_STATS_INFO``."""
+        topic = self._core.require_topic(request.fields["topic"], 7)
+        _reply(request, broker_config.topic_entry(topic))
 
     def system_topics(self, request: Request) -> None:
         """The topics that every broker has."""

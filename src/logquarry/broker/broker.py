@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 import shutil
 import socket
 import tempfile
@@ -58,6 +59,9 @@ _SMALL: Final = StoreConfig(
     max_index_num=40_000,
 )
 """Sizes of a temporary store."""
+_SHM: Final = "/dev/shm"
+_LEAST_MEMORY: Final = 1 << 30
+"""Bytes. Docker gives a container 64 MiB of tmpfs: a store there would soon refuse messages."""
 
 
 class Broker:
@@ -65,11 +69,11 @@ class Broker:
 
     Args:
         path: the store's folder, made if it is missing; None for a temporary store that is deleted
-            at the end.
+            at the end. It is in memory where /dev/shm has 1 GiB free.
         options: how to serve it; the default listens on loopback, on ports that the system chooses.
         config: settings of the store.
         clock: time in milliseconds, for delays, retries and checks of transactions. Tests pass a
-            :class:`logquarry.testing.clock.FakeClock`.
+            :class:`logquarry.testing.clock.ShiftedClock`.
 
     Attributes:
         store: the open store, between start and end.
@@ -117,7 +121,7 @@ class Broker:
         lanes: Lanes | None = None
         try:
             if self._path is None:
-                self._temporary = Path(tempfile.mkdtemp(prefix="logquarry-broker-"))
+                self._temporary = Path(tempfile.mkdtemp(prefix="logquarry-broker-", dir=_memory()))
             store = await asyncio.to_thread(self._open)
             is_writer = isinstance(store, StoreWriter)
             lanes = Lanes(loop, is_writer=is_writer, capacity=_CAPACITY)
@@ -364,6 +368,16 @@ class _Port:
         if acl is not None:
             account = acl.admit(request.command, request.fields)
             request.require = None if account is None else account.require_topic
+
+
+def _memory() -> str | None:
+    """The folder of a tmpfs with space for a temporary store; None without one."""
+    try:
+        found = os.statvfs(_SHM)
+    except (OSError, AttributeError):  # Windows has no statvfs.
+        return None
+    is_free = found.f_bavail * found.f_frsize >= _LEAST_MEMORY
+    return _SHM if is_free and os.access(_SHM, os.W_OK | os.X_OK) else None
 
 
 def _host_bytes(host: str, port: int) -> bytes:

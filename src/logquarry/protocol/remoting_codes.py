@@ -1,7 +1,7 @@
 """The codes of RocketMQ's remoting protocol, and the header fields of each request, as one table.
 
 :data:`REQUESTS` has a row for each request of RocketMQ 4.9 (``RequestCode``), and for those of 5.x
-that its 4.x clients send. :func:`parse` reads the fields of a request: it ignores fields that it
+that clients need. :func:`parse` reads the fields of a request: it ignores fields that it
 does not know, as RocketMQ does.
 """
 
@@ -66,6 +66,7 @@ class RequestCode(IntEnum):
     SEND_REPLY_MESSAGE = 324
     SEND_REPLY_MESSAGE_V2 = 325
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326
+    GET_TOPIC_CONFIG = 351
     LITE_PULL_MESSAGE = 361
 
 
@@ -302,6 +303,7 @@ _ROWS: Final = (
     _served(_C.SEND_REPLY_MESSAGE_V2, "broker", _SEND, _LETTERS),
     _served(_C.PUSH_REPLY_MESSAGE_TO_CLIENT, "client"),
     RequestType(327, "ADD_WRITE_PERM_OF_BROKER", ""),
+    _served(_C.GET_TOPIC_CONFIG, "broker", "topic:text"),
     _served(_C.LITE_PULL_MESSAGE, "broker", _PULL),
 )
 REQUESTS: Final[Mapping[int, RequestType]] = {row.code: row for row in _ROWS}

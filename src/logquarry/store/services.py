@@ -317,6 +317,7 @@ class Services:
                 lambda: self.check_transactions(listener),
                 self._engine.health,
                 interval_ms=self._engine.config.transaction_check_interval,
+                clock=self._engine.clock,
             )
             self._start(self._checking)
 

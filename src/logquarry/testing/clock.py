@@ -1,8 +1,10 @@
-"""A clock that a test controls."""
+"""Clocks that a test controls."""
 
 from __future__ import annotations
 
 import threading
+
+from logquarry.units import now_ms
 
 
 class FakeClock:
@@ -33,3 +35,24 @@ class FakeClock:
         """Advance the clock; a negative number sets it back."""
         with self._lock:
             self.now += milliseconds
+
+
+class ShiftedClock:
+    """The system's time, plus the time by which a test has advanced it. Thread-safe.
+
+    Clients have the system's time too, so delays that a client computes (TIMER_DELIVER_MS) agree
+    with this clock.
+    """
+
+    def __init__(self) -> None:
+        self._shift = 0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> int:
+        """Return the time in milliseconds."""
+        return now_ms() + self._shift
+
+    def advance(self, milliseconds: int) -> None:
+        """Advance the clock; a negative number sets it back."""
+        with self._lock:
+            self._shift += milliseconds

@@ -1,4 +1,7 @@
-"""Fixtures for pytest. Pytest finds them through the entry point of the package."""
+"""Fixtures for pytest. Pytest finds them through the entry point of the package.
+
+Pytest imports this module at each start. So each fixture imports what it needs when it is used.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,25 @@ import pytest
 
 if TYPE_CHECKING:
     from logquarry.broker import Broker
+    from logquarry.testing.clock import ShiftedClock
 
 
 @pytest.fixture
-def logquarry_broker() -> Iterator[Broker]:
+def logquarry_clock() -> ShiftedClock:
+    """The clock of ``logquarry_broker``: ``advance(milliseconds)`` makes delayed messages due."""
+    from logquarry.testing.clock import ShiftedClock
+
+    return ShiftedClock()
+
+
+@pytest.fixture
+def logquarry_broker(logquarry_clock: ShiftedClock) -> Iterator[Broker]:
     """A broker for RocketMQ's clients on a temporary store, for one test.
 
     ``logquarry_broker.name_server`` is what a client takes as its name server. Ports are free ones
     of loopback. Consumer groups and topics are created when a client uses them.
     """
-    # pytest imports this module at each start: it must be quick.
     from logquarry.broker import background
 
-    with background() as broker:
+    with background(clock=logquarry_clock) as broker:
         yield broker

@@ -478,6 +478,8 @@ def test_admin_requests(tmp_path: Path) -> None:
         topic = {"topic": "adm", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
         assert (await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic)).code == 0
         assert (await client.send("adm", c="")).code == 0
+        one = await client.ask(RequestCode.GET_TOPIC_CONFIG, {"topic": "adm"})
+        assert document_of(one)["topicName"] == "adm"
         stats = await client.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "adm"})
         # fastjson's keys that are objects.
         key = b'{"brokerName":"broker-a","queueId":1,"topic":"adm"}'

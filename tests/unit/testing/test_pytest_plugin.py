@@ -14,9 +14,12 @@ pytest_plugins = ["pytester"]
 TEST = """
 import socket
 
-def test_it(logquarry_broker):
+def test_it(logquarry_broker, logquarry_clock):
     host, _, port = logquarry_broker.name_server.rpartition(":")
     socket.create_connection((host, int(port))).close()
+    before = logquarry_broker.core.clock()
+    logquarry_clock.advance(60_000)
+    assert logquarry_broker.core.clock() >= before + 60_000
 """
 
 

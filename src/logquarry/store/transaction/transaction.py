@@ -19,9 +19,9 @@ import logging
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
-from logquarry.disk.service import Health, Service
+from logquarry.disk.service import Clock, Health, Service, monotonic_ms
 from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
@@ -247,21 +247,38 @@ def key_of(half: Frame) -> HalfKey:
 # The thread that checks transactions (``TransactionalMessageCheckService``)
 
 
+_LOOK_MS: Final = 100
+"""Interval in which the service reads the store's clock, which a test may advance."""
+
+
 class TransactionCheckService(Service):
     """Runs checks at an interval; the first one after the first interval.
 
     Args:
         check: runs a check.
         health: health of the store.
-        interval_ms: the pause between checks.
+        interval_ms: the pause between checks, by the store's clock or by the machine's, whichever
+            ends first: the store's clock can be set back.
+        clock: the store's clock, in milliseconds.
     """
 
-    def __init__(self, check: Callable[[], object], health: Health, *, interval_ms: int) -> None:
-        super().__init__("transaction-check", health, interval_ms=interval_ms)
+    def __init__(
+        self, check: Callable[[], object], health: Health, *, interval_ms: int, clock: Clock
+    ) -> None:
+        super().__init__("transaction-check", health, interval_ms=min(interval_ms, _LOOK_MS))
         self._check = check
+        self._pause_ms = interval_ms
+        self._clocks = clock, monotonic_ms
+        self._due = self._next()
+
+    def _next(self) -> list[int]:
+        return [clock() + self._pause_ms for clock in self._clocks]
 
     def run_once(self) -> None:
-        """Run a check."""
+        """Run a check if it is due."""
+        if all(clock() < due for clock, due in zip(self._clocks, self._due, strict=True)):
+            return
+        self._due = self._next()
         try:
             self._check()
         except StoreUnavailable as error:
