@@ -224,6 +224,38 @@ with lq.MessageStore.open(root, config=config) as store:
     assert done.returncode == -7, (done.returncode, done.stderr)
 
 
+# The handler that was there before still gets the signals of other accesses, and each ends.
+@pytest.mark.parametrize("end", ["foreign[500_000]", "os.kill(os.getpid(), signal.SIGBUS)"])
+@pytest.mark.parametrize("replace", ["faulthandler.enable()", "faulthandler.disable()"])
+def test_a_handler_that_replaced_ours_loses_its_place_at_the_next_map(
+    store: Path, replace: str, end: str
+) -> None:
+    is_enabled = "enable" in replace
+    done = python_process.run(
+        START
+        + f"""
+import faulthandler, signal
+from logquarry.log.layout import StoreLayout
+if not {is_enabled}:
+    faulthandler.enable()
+with lq.MessageStore.open(root, config=config) as store:
+    list(store.scan())
+    {replace}
+view = StoreLayout.open(root, config).open_file("commitlog/00000000000000000000")
+kept = view.window(0, view.size)
+foreign = mmap.mmap(os.open(log, os.O_RDONLY), 0, access=mmap.ACCESS_READ)
+lose()
+assert bytes(kept[400_000:400_010]) == bytes([255] * 10)
+print("next", flush=True)
+{end}
+""",
+        store,
+        "",
+    )
+    assert (done.returncode, done.stdout) == (-7, "next\n"), done.stderr[-1500:]
+    assert done.stderr.count("Fatal Python error: Bus error") == is_enabled
+
+
 def test_the_handler_can_be_switched_off(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGQUARRY_SIGBUS", "off")
     code = """
