@@ -92,7 +92,6 @@ def test_a_callback_in_the_main_thread_may_end_the_program() -> None:
         future.add_done_callback(ends)
 
 
-
 def test_a_failure() -> None:
     late = PutFuture.pending()
     called = list[PutFuture]()
