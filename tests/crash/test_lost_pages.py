@@ -312,6 +312,25 @@ file.append(b"b" * 100_000)
     )
 
 
+@pytest.mark.parametrize("size", [5_001, 300_003])
+@pytest.mark.parametrize("read", ["scan", "to_arrow"])
+def test_a_writer_never_ends_a_scan_at_a_file_that_was_cut(
+    tmp_path: Path, size: int, read: str
+) -> None:
+    """Another program cuts the log's last file: that is damage, and no torn tail."""
+    root = tmp_path / "store"
+    config = lq.StoreConfig(mapped_file_size_commit_log=FILE, max_hash_slot_num=100)
+    with lq.MessageStore.open(root, mode="rw", config=config) as store:
+        for _ in range(COUNT // 3):
+            store.put(lq.Message("orders", b"x" * 300))
+        os.truncate(root / "commitlog" / ("0" * 20), size)
+        with pytest.raises(lq.errors.CorruptFrame, match="truncated"):
+            list(getattr(store, read)())
+        damage = lq.DamageLog()
+        list(getattr(store, read)(on_damage="skip", damage=damage))
+        assert sum(span.length for span in damage.spans) > 1_000 * 300 - size
+
+
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     if os.geteuid() != 0:
