@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import zlib
@@ -479,6 +480,20 @@ def test_recovered_queues_are_those_of_the_broker(
             units = [unit[:4] for unit in one["units"]]
             found = _entries(store, *key)
             assert found == (units[: len(found)] if "live" in name else units)
+
+
+@pytest.mark.parametrize("part", ["MANIFEST", "CURRENT", ".sst"])
+def test_recover_names_the_damage_of_rocksdb(
+    part: str, stores: dict[str, Path], tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(stores["5.5.0-rocksdb"] / "store", tmp_path / "store"))
+    for path in (root / "consumequeue").iterdir():
+        if part in path.name:
+            os.truncate(path, 0)
+    reasons = {step.reason for step in recover(root).steps if step.file == "consumequeue"}
+    assert len(reasons) == 1 and "RocksDB cannot read it" in min(reasons), reasons
+    recover(root, apply=True)
+    assert not verify_store(StoreLayout.open(root)).by_kind and not recover(root).is_needed
 
 
 @pytest.mark.parametrize("kind", ["hole", "place", "tags", "surplus", "end", "missing", "ahead"])

@@ -224,6 +224,38 @@ with lq.MessageStore.open(root, config=config) as store:
     assert done.returncode == -7, (done.returncode, done.stderr)
 
 
+# The handler that was there before still gets the signals of other accesses, and each ends.
+@pytest.mark.parametrize("end", ["foreign[500_000]", "os.kill(os.getpid(), signal.SIGBUS)"])
+@pytest.mark.parametrize("replace", ["faulthandler.enable()", "faulthandler.disable()"])
+def test_a_handler_that_replaced_ours_loses_its_place_at_the_next_map(
+    store: Path, replace: str, end: str
+) -> None:
+    is_enabled = "enable" in replace
+    done = python_process.run(
+        START
+        + f"""
+import faulthandler, signal
+from logquarry.log.layout import StoreLayout
+if not {is_enabled}:
+    faulthandler.enable()
+with lq.MessageStore.open(root, config=config) as store:
+    list(store.scan())
+    {replace}
+view = StoreLayout.open(root, config).open_file("commitlog/00000000000000000000")
+kept = view.window(0, view.size)
+foreign = mmap.mmap(os.open(log, os.O_RDONLY), 0, access=mmap.ACCESS_READ)
+lose()
+assert bytes(kept[400_000:400_010]) == bytes([255] * 10)
+print("next", flush=True)
+{end}
+""",
+        store,
+        "",
+    )
+    assert (done.returncode, done.stdout) == (-7, "next\n"), done.stderr[-1500:]
+    assert done.stderr.count("Fatal Python error: Bus error") == is_enabled
+
+
 def test_the_handler_can_be_switched_off(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGQUARRY_SIGBUS", "off")
     code = """
@@ -278,6 +310,25 @@ file.append(b"b" * 100_000)
         tmp_path,
         "",
     )
+
+
+@pytest.mark.parametrize("size", [5_001, 300_003])
+@pytest.mark.parametrize("read", ["scan", "to_arrow"])
+def test_a_writer_never_ends_a_scan_at_a_file_that_was_cut(
+    tmp_path: Path, size: int, read: str
+) -> None:
+    """Another program cuts the log's last file: that is damage, and no torn tail."""
+    root = tmp_path / "store"
+    config = lq.StoreConfig(mapped_file_size_commit_log=FILE, max_hash_slot_num=100)
+    with lq.MessageStore.open(root, mode="rw", config=config) as store:
+        for _ in range(COUNT // 3):
+            store.put(lq.Message("orders", b"x" * 300))
+        os.truncate(root / "commitlog" / ("0" * 20), size)
+        with pytest.raises(lq.errors.CorruptFrame, match="truncated"):
+            list(getattr(store, read)())
+        damage = lq.DamageLog()
+        list(getattr(store, read)(on_damage="skip", damage=damage))
+        assert sum(span.length for span in damage.spans) > 1_000 * 300 - size
 
 
 @pytest.fixture

@@ -31,7 +31,9 @@ cdef extern from *:
     static int logquarry_used = 0, logquarry_free = -1, logquarry_ready = 0;
     static long long logquarry_lost = 0;
     static size_t logquarry_page = 0;
-    static struct sigaction logquarry_before;
+    /* The action before the first installation, and that before the last. */
+    static struct sigaction logquarry_actions[3];
+    static struct sigaction *logquarry_before = logquarry_actions;
 
     static logquarry_slot *logquarry_at(int number) {
         return logquarry_slots[number / LOGQUARRY_GROUP] + number % LOGQUARRY_GROUP;
@@ -46,6 +48,33 @@ cdef extern from *:
         /* One call: another thread sees the old page or all of the new one. */
         return mremap(made, logquarry_page, logquarry_page, MREMAP_MAYMOVE | MREMAP_FIXED,
                       (void *)page) != MAP_FAILED;
+    }
+
+    static void logquarry_on_bus(int number, siginfo_t *info, void *context);
+
+    static int logquarry_is_ours(const struct sigaction *action) {
+        return (action->sa_flags & SA_SIGINFO) && action->sa_sigaction == logquarry_on_bus;
+    }
+
+    /* Calls the handler that was there before. */
+    static void logquarry_pass_on(int number, siginfo_t *info, void *context) {
+        struct sigaction *before = __atomic_load_n(&logquarry_before, __ATOMIC_ACQUIRE), now;
+        sigset_t pending;
+        if (before->sa_flags & SA_SIGINFO) {
+            before->sa_sigaction(number, info, context);
+        } else if (before->sa_handler == SIG_DFL || before->sa_handler == SIG_IGN) {
+            /* The access is repeated with the previous action; a sent signal has no access. */
+            sigaction(SIGBUS, before, NULL);
+            if (info->si_code <= 0) raise(SIGBUS);
+            return;
+        } else {
+            before->sa_handler(number);
+        }
+        /* faulthandler restores the action that it found, and raises the signal again. If it was
+           enabled after the first map, it found this handler: the two would alternate for ever. */
+        if (!sigpending(&pending) && sigismember(&pending, SIGBUS) == 1
+            && !sigaction(SIGBUS, NULL, &now) && logquarry_is_ours(&now))
+            sigaction(SIGBUS, logquarry_actions, NULL);
     }
 
     static void logquarry_on_bus(int number, siginfo_t *info, void *context) {
@@ -67,30 +96,25 @@ cdef extern from *:
             }
         errno = saved;
         if (done) return;
-        if (logquarry_before.sa_flags & SA_SIGINFO) {
-            logquarry_before.sa_sigaction(number, info, context);
-        } else if (logquarry_before.sa_handler == SIG_DFL
-                   || logquarry_before.sa_handler == SIG_IGN) {
-            /* The access is repeated with the previous action; a sent signal has no access. */
-            sigaction(SIGBUS, &logquarry_before, NULL);
-            if (info->si_code <= 0) raise(SIGBUS);
-        } else {
-            logquarry_before.sa_handler(number);
-        }
+        logquarry_pass_on(number, info, context);
     }
 
-    /* 0 if there is no handler. */
+    /* Installs the handler, again if another one took its place. 0 if there is none. */
     static int logquarry_install(void) {
-        struct sigaction action;
-        if (logquarry_ready) return 1;
+        struct sigaction action, now, *before = logquarry_actions;
+        if (sigaction(SIGBUS, NULL, &now)) return logquarry_ready;
+        if (logquarry_is_ours(&now)) return 1;
+        if (logquarry_ready)
+            before = logquarry_actions + (logquarry_before == logquarry_actions + 1 ? 2 : 1);
         logquarry_page = (size_t)sysconf(_SC_PAGESIZE);
         memset(&action, 0, sizeof action);
         action.sa_sigaction = logquarry_on_bus;
         action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
         sigemptyset(&action.sa_mask);
         /* The handler may run as soon as it is installed. */
-        if (sigaction(SIGBUS, NULL, &logquarry_before)) return 0;
-        logquarry_ready = !sigaction(SIGBUS, &action, NULL);
+        *before = now;
+        __atomic_store_n(&logquarry_before, before, __ATOMIC_RELEASE);
+        if (!sigaction(SIGBUS, &action, NULL)) logquarry_ready = 1;
         return logquarry_ready;
     }
 

@@ -8,7 +8,8 @@ read again, another program truncates the file, or a written page finds no block
 The handler puts a page of ``FILL`` in place of such a page, notes its number, and the access goes
 on. :mod:`logquarry.log.readable` asks after each read whether a page was lost.
 
-The handler is installed with the first map. It replaces pages of watched maps only. For every
+The handler is installed with the first map. If another handler took its place, such as that of
+``faulthandler``, the next map installs it again. It replaces pages of watched maps only. For every
 other address, for a signal that a process sent, and for misaligned accesses it calls the handler
 that was there before. ``LOGQUARRY_SIGBUS=off`` installs none. Set it if another library in the
 process handles SIGBUS and must be the only one, such as a Java virtual machine.

@@ -6,6 +6,7 @@ Compiled if possible.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
@@ -183,7 +184,12 @@ class PutFuture:
     def _call(self, function: Callable[[PutFuture], object]) -> None:
         try:
             function(self)
-        except Exception:
+        except BaseException as error:
+            # Ctrl-C and sys.exit() end a program from its main thread only. Another thread syncs
+            # the log: an exception would end it, and no later put could be synced.
+            ends = isinstance(error, KeyboardInterrupt | SystemExit)
+            if ends and threading.current_thread() is threading.main_thread():
+                raise
             logger.exception("a callback of %r raised", self)
 
 

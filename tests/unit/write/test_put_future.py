@@ -57,6 +57,41 @@ def test_a_callback_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> N
     assert "a callback of" in caplog.text and "a bug of the program" in caplog.text
 
 
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit, KeyboardInterrupt])
+def test_a_callback_never_ends_the_thread_that_syncs(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    future = PutFuture.pending()
+    called: list[PutFuture] = []
+
+    def raises(_: PutFuture) -> None:
+        raise error
+
+    future.add_done_callback(raises)
+    future.add_done_callback(called.append)
+    survived = []
+
+    def sync() -> None:
+        future.set_result(RESULT)
+        survived.append(True)
+
+    thread = threading.Thread(target=sync)
+    thread.start()
+    thread.join()
+    assert survived and called == [future] and error.__name__ in caplog.text
+
+
+def test_a_callback_in_the_main_thread_may_end_the_program() -> None:
+    future = PutFuture()
+    future.set_result(RESULT)
+
+    def ends(_: PutFuture) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        future.add_done_callback(ends)
+
+
 def test_a_failure() -> None:
     late = PutFuture.pending()
     called = list[PutFuture]()

@@ -42,6 +42,11 @@ def why_replaced(
         queues: the queues, compared with the log.
         log_end: physical offset of the log's end.
     """
+    # First: queues that cannot be read differ from the log for this reason.
+    try:
+        database = QueueDb(layout, folder)
+    except CorruptFile as error:
+        return error.reason
     for queue in queues:
         if queue.difference is not None:
             return f"{queue_name(queue.key)}: {queue.difference.reason}"
@@ -50,10 +55,6 @@ def why_replaced(
                 f"{queue_name(queue.key)}: entries from {queue.kept_until} on belong to no message "
                 "of the log"
             )
-    try:
-        database = QueueDb(layout, folder)
-    except CorruptFile as error:
-        return error.reason
     if database.dispatched_end > log_end:
         return f"it has the messages up to {database.dispatched_end}, but the log ends at {log_end}"
     last = max((place for _, (_, place) in database.bounds.values()), default=-1)
