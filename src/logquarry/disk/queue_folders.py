@@ -122,7 +122,7 @@ class NameGuard:
             self.check()
             for path in self._paths:
                 # No sync is needed: if a removed link reappears after a crash, its file still has
-                # its first name.
+                # its first name. The next opening syncs before it removes any file.
                 with contextlib.suppress(OSError):
                     self._drop(path)
 
@@ -131,6 +131,9 @@ class NameGuard:
 
         A file that was renamed in its folder has its first name, only another one: a recovery
         renames it back.
+
+        Afterwards no second name is there, and none reappears after a crash: also those that an
+        earlier process removed without a sync, or with one that failed.
 
         Returns:
             Their paths.
@@ -149,6 +152,8 @@ class NameGuard:
             back += self.check()
             for name in names:
                 self.release(folder / name)
+            if not names and second.is_dir():
+                self._disk.sync_names(second)
         return back
 
 

@@ -215,11 +215,10 @@ class StoreEngine:
             # Keep only the text: the error itself would keep open all files that were read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
-            if self._abort.exists:
-                # A file that a crash left with only its second name is part of the store. A file
-                # that is moved to quarantine must not reappear under its second name.
-                folders = StoreLayout.open(root, config).log_folders
-                NameGuard(self.disk).restore([*log_paths(root, folders), root / INDEX])
+            # A file that a crash left with only its second name is part of the store. A file
+            # that is moved to quarantine must not reappear under its second name.
+            folders = StoreLayout.open(root, config).log_folders
+            NameGuard(self.disk).restore([*log_paths(root, folders), root / INDEX])
             plan = plan_to_open(root, config)
             require_consent(plan.root, plan.loss, accept_loss)
             for line in plan.summary():

@@ -177,3 +177,19 @@ def test_a_second_name_does_not_come_back_with_a_file_that_went(tmp_path: Path) 
     disk.remove(path)
     for seed in range(20):
         assert disk.image(random.Random(seed)).files == {}
+
+
+def test_a_second_name_removed_without_a_sync_does_not_come_back(tmp_path: Path) -> None:
+    """A shutdown does not sync that it removed the second names; the next opening does."""
+    disk = ModelDisk(tmp_path)
+    guard = NameGuard(disk)
+    path = tmp_path / "log" / "0"
+    disk.let_go(disk.make_file(path, 10))
+    guard.guard(path)
+    disk.sync_folder(tmp_path / ".logquarry" / "names" / "log")
+    guard.close()
+    NameGuard(disk).restore([path.parent])
+    # A recovery or a retention, which find no second name.
+    disk.remove(path)
+    for seed in range(20):
+        assert disk.image(random.Random(seed)).files == {}
