@@ -80,7 +80,7 @@ def test_lost_queues_are_noticed(golden: Path, name: str) -> None:
 def test_without_queues_the_log_tells(golden: Path) -> None:
     result = run("info", golden / "unclean" / "cq-and-index-gone" / "store", "--json")
     assert json.loads(result.stdout)["messages"] == 174
-    assert "no consume queues" in result.stderr
+    assert "no queue files" in result.stderr
 
 
 def test_transactions(golden: Path) -> None:
