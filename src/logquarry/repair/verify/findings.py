@@ -31,87 +31,33 @@ class Action(Enum):
 
 _LOG_DAMAGE: Final = "`recover`; if a recovery has recorded it: `salvage`"
 
-STEPS: Final[Mapping[str, tuple[Action, str]]] = {
-    **{kind.label: (Action.RECOVER, _LOG_DAMAGE) for kind in DamageKind},
-    MISSING_FILE: (
-        Action.RECOVER,
-        "put the file back from a backup, else `recover`; if a recovery has recorded it: `salvage`",
-    ),
-    TORN_TAIL: (Action.RECOVER, ""),
-    "misnamed_file": (Action.RECOVER, ""),
-    "misnamed_queue_file": (Action.NOTHING, "the next step of the damage"),
-    "wrong_file_size": (Action.RECOVER, ""),
-    "bad_property_crc": (Action.READ, ""),
-    "suspect_text": (Action.READ, ""),
-    "compaction_wrong": (
-        Action.READ,
-        "read the topic with `messages`: the log may still have the message",
-    ),
-    "queue_missing": (Action.QUEUES, ""),
-    "bad_rocksdb": (Action.QUEUES, ""),
-    "queue_behind": (Action.QUEUES, ""),
-    "queue_ahead": (Action.RECOVER, ""),
-    "queue_hole": (Action.QUEUES, ""),
-    "queue_entry_wrong": (Action.QUEUES, ""),
-    "queue_entry_dangling": (Action.QUEUES, ""),
-    "queue_head_missing": (Action.QUEUES, ""),
-    "queue_misplaced": (Action.QUEUES, ""),
-    "queue_file_missing": (Action.QUEUES, ""),
-    "queue_filler": (Action.NOTHING, "nothing: consumers skip it"),
-    "queue_in_damage": (Action.NOTHING, "the next step of the damage"),
-    "index_header": (Action.INDEX, ""),
-    "index_chain": (Action.INDEX, ""),
-    "index_entry": (Action.INDEX, ""),
-    "index_entry_wrong": (Action.INDEX, ""),
-    "index_ahead": (Action.INDEX, ""),
-    "index_shape": (Action.NOTHING, "pass `--config broker.conf` to commands that ask for it"),
-    "index_missing": (Action.NOTHING, "`rebuild --index`, if queries by key must find messages"),
-    "index_gap": (Action.NOTHING, "`rebuild --index`, if queries by key must find all messages"),
-    "index_behind": (Action.NOTHING, "nothing: the next writer adds the keys"),
-    "state_table_wrong": (Action.RECOVER, ""),
-    "state_table_stale": (Action.NOTHING, ""),
-    "redo_log_wrong": (Action.RECOVER, ""),
-    "timer_check_wrong": (Action.QUEUES, ""),
-    "timer_check_ahead": (Action.NOTHING, "nothing: the broker continues at the queue's end"),
-    "timer_entry_wrong": (Action.QUEUES, ""),
-    "timer_missing": (Action.QUEUES, ""),
-    "bad_config": (Action.RESTORE, ""),
-    "bad_settings": (Action.NOTHING, "nothing: the next writer replaces them"),
-    "checkpoint_missing": (Action.NOTHING, "nothing: the next writer makes one"),
-    "checkpoint_zero": (Action.NOTHING, "nothing: the next writer fills it"),
-    "checkpoint_ahead": (Action.NOTHING, ""),
-    "checkpoint_short": (Action.RECOVER, ""),
-    "abort_file": (Action.RECOVER, "`recover`, if no broker has the store open"),
-    "live": (Action.NOTHING, "stop the process before a repair"),
-    "stale_frames": (
-        Action.NOTHING,
-        "nothing; `salvage --include-stale` if you need these messages",
-    ),
-    "stale_bytes": (Action.NOTHING, "nothing: the next writer overwrites them"),
-    "oversized": (Action.NOTHING, ""),
-    "durable_mark_invalid": (Action.NOTHING, "nothing: the next writer replaces it"),
-    "durable_mark_foreign": (Action.NOTHING, "nothing: the next writer replaces it"),
-    "durable_mark_ahead": (Action.NOTHING, "`recover`, if other findings are damage"),
-    "leftover": (Action.NOTHING, "nothing: the next run of that command removes them"),
-    "unfinished_load": (Action.NOTHING, "run the load again"),
-    "new_epoch": (Action.NOTHING, ""),
-    "unknown_file": (Action.NOTHING, "move the file out of the store"),
-    "empty_file": (Action.NOTHING, "`recover`, if RocketMQ must start with the store"),
-}
-"""Kind of finding -> its action, and the words of the docs (empty: those of the action)."""
-
-
-def step_words(kind: str) -> str:
-    """The next step for a kind of finding, as the docs have it."""
-    action, words = STEPS[kind]
-    return words or action.value
-
-
 Severity = Literal["damage", "note"]
 
-KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
+
+class Kind(NamedTuple):
+    """A kind of finding.
+
+    Attributes:
+        severity: ``damage``, or ``note`` for a fact that is no damage.
+        meaning: what is found, as the docs have it.
+        action: what the user does about it.
+        words: the action as the docs have it; empty if ``action.value`` says it.
+    """
+
+    severity: Severity
+    meaning: str
+    action: Action
+    words: str = ""
+
+    @property
+    def step(self) -> str:
+        """The next step, as the docs have it."""
+        return self.words or self.action.value
+
+
+KINDS: Final[Mapping[str, Kind]] = {
     **{
-        kind.label: ("damage", meaning)
+        kind.label: Kind("damage", meaning, Action.RECOVER, _LOG_DAMAGE)
         for kind, meaning in {
             DamageKind.ZEROED: "zeros instead of a frame or a blank",
             DamageKind.TRUNCATED: "the file is too short: the log continues behind its end",
@@ -123,112 +69,226 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
             DamageKind.BAD_PROPERTIES_LENGTH: "PROPERTIESLEN is impossible",
             DamageKind.BAD_LENGTH_SUM: "the lengths of its parts do not add up to TOTALSIZE",
             DamageKind.BAD_BODY_CRC: "the body does not match BODYCRC",
-            DamageKind.UNREADABLE: "the disk does not deliver these bytes",
             DamageKind.BAD_BLANK: "a blank that does not reach the end of its file",
+            DamageKind.UNREADABLE: "the disk does not deliver these bytes",
         }.items()
     },
-    MISSING_FILE: ("damage", "a file of the log is missing"),
-    TORN_TAIL: ("damage", "bytes after the log's last frame that are neither a frame nor zeros"),
-    "misnamed_file": ("damage", "a log file whose frames show that its name is wrong"),
-    "wrong_file_size": ("damage", "a file whose size differs from that of its neighbours"),
-    "bad_property_crc": (
+    MISSING_FILE: Kind(
+        "damage",
+        "a file of the log is missing",
+        Action.RECOVER,
+        "put the file back from a backup, else `recover`; if a recovery has recorded it: `salvage`",
+    ),
+    TORN_TAIL: Kind(
+        "damage",
+        "bytes after the log's last frame that are neither a frame nor zeros",
+        Action.RECOVER,
+    ),
+    "misnamed_file": Kind(
+        "damage", "a log file whose frames show that its name is wrong", Action.RECOVER
+    ),
+    "wrong_file_size": Kind(
+        "damage", "a file whose size differs from that of its neighbours", Action.RECOVER
+    ),
+    "bad_property_crc": Kind(
         "damage",
         "the frame does not match its property CRC (enabledAppendPropCRC), but its body is right",
+        Action.READ,
     ),
-    "suspect_text": ("damage", "NUL bytes or invalid UTF-8 in a topic or in properties"),
-    "queue_missing": ("damage", "the log has messages of a queue that has no files"),
-    "bad_rocksdb": ("damage", "RocksDB cannot read the queues"),
-    "queue_behind": ("damage", "the queue lacks the last messages of the log"),
-    "queue_ahead": ("damage", "queue entries for messages beyond the log's end"),
-    "queue_hole": ("damage", "an empty entry before entries that were written"),
-    "queue_entry_wrong": ("damage", "an entry that does not match its message"),
-    "queue_entry_dangling": ("damage", "an entry that points to no frame"),
-    "queue_head_missing": ("damage", "the log has messages from before the queue's first entry"),
-    "queue_misplaced": (
-        "damage",
-        "entries whose position is not the queue offset of their messages",
+    "suspect_text": Kind(
+        "damage", "NUL bytes or invalid UTF-8 in a topic or in properties", Action.READ
     ),
-    "queue_file_missing": ("damage", "a file is missing between two files of a queue"),
-    "misnamed_queue_file": (
+    "queue_missing": Kind(
+        "damage", "the log has messages of a queue that has no files", Action.QUEUES
+    ),
+    "bad_rocksdb": Kind("damage", "RocksDB cannot read the queues", Action.QUEUES),
+    "queue_behind": Kind("damage", "the queue lacks the last messages of the log", Action.QUEUES),
+    "queue_ahead": Kind(
+        "damage", "queue entries for messages beyond the log's end", Action.RECOVER
+    ),
+    "queue_hole": Kind("damage", "an empty entry before entries that were written", Action.QUEUES),
+    "queue_entry_wrong": Kind("damage", "an entry that does not match its message", Action.QUEUES),
+    "queue_entry_dangling": Kind("damage", "an entry that points to no frame", Action.QUEUES),
+    "queue_head_missing": Kind(
+        "damage", "the log has messages from before the queue's first entry", Action.QUEUES
+    ),
+    "queue_misplaced": Kind(
+        "damage", "entries whose position is not the queue offset of their messages", Action.QUEUES
+    ),
+    "queue_file_missing": Kind(
+        "damage", "a file is missing between two files of a queue", Action.QUEUES
+    ),
+    "misnamed_queue_file": Kind(
         "note",
         "a queue file whose entries belong to another queue or position; explains its findings",
+        Action.NOTHING,
+        "the next step of the damage",
     ),
-    "queue_filler": (
+    "queue_filler": Kind(
         "note",
         "a filler entry for a lost message, so that later queue offsets stay the same",
+        Action.NOTHING,
+        "nothing: consumers skip it",
     ),
-    "queue_in_damage": ("note", "entries of messages in a damaged part of the log"),
-    "index_header": ("damage", "an impossible index header"),
-    "index_chain": ("damage", "an index chain that does not lead from newer to older entries"),
-    "index_entry": ("damage", "an index entry that points to no frame"),
-    "index_entry_wrong": ("damage", "an index entry whose hash matches no key of its message"),
-    "index_ahead": ("damage", "index entries for messages beyond the log's end"),
-    "index_shape": (
+    "queue_in_damage": Kind(
+        "note",
+        "entries of messages in a damaged part of the log",
+        Action.NOTHING,
+        "the next step of the damage",
+    ),
+    "index_header": Kind("damage", "an impossible index header", Action.INDEX),
+    "index_chain": Kind(
+        "damage", "an index chain that does not lead from newer to older entries", Action.INDEX
+    ),
+    "index_entry": Kind("damage", "an index entry that points to no frame", Action.INDEX),
+    "index_entry_wrong": Kind(
+        "damage", "an index entry whose hash matches no key of its message", Action.INDEX
+    ),
+    "index_ahead": Kind("damage", "index entries for messages beyond the log's end", Action.INDEX),
+    "index_shape": Kind(
         "note",
         "the numbers of slots and entries cannot be inferred from the index file",
+        Action.NOTHING,
+        "pass `--config broker.conf` to commands that ask for it",
     ),
-    "index_missing": ("note", "messages have keys, but there is no index"),
-    "index_gap": (
+    "index_missing": Kind(
+        "note",
+        "messages have keys, but there is no index",
+        Action.NOTHING,
+        "`rebuild --index`, if queries by key must find messages",
+    ),
+    "index_gap": Kind(
         "note",
         "an index file lacks keys of messages between its first and its last message",
+        Action.NOTHING,
+        "`rebuild --index`, if queries by key must find all messages",
     ),
-    "index_behind": ("note", "the index lacks the keys of the last messages"),
-    "state_table_wrong": (
+    "index_behind": Kind(
+        "note",
+        "the index lacks the keys of the last messages",
+        Action.NOTHING,
+        "nothing: the next writer adds the keys",
+    ),
+    "state_table_wrong": Kind(
         "damage",
         "the state table of 3.x does not match the open transactions in the log",
+        Action.RECOVER,
     ),
-    "state_table_stale": (
+    "state_table_stale": Kind(
         "note",
         "state table with RocketMQ's own errors: missing entries, missed ends, restarted numbers",
+        Action.NOTHING,
     ),
-    "redo_log_wrong": ("damage", "the redo log of 3.x does not match the log"),
-    "timer_check_wrong": (
-        "damage",
-        "config/timercheck is too short, or its numbers are impossible",
+    "redo_log_wrong": Kind("damage", "the redo log of 3.x does not match the log", Action.RECOVER),
+    "timer_check_wrong": Kind(
+        "damage", "config/timercheck is too short, or its numbers are impossible", Action.QUEUES
     ),
-    "timer_check_ahead": (
+    "timer_check_ahead": Kind(
         "note",
         "config/timercheck names an offset after the end of the queue of rmq_sys_wheel_timer",
+        Action.NOTHING,
+        "nothing: the broker continues at the queue's end",
     ),
-    "timer_entry_wrong": ("damage", "a slot of the timer wheel leads to no timer message"),
-    "timer_missing": ("damage", "the timer wheel lacks a message that waits for its time"),
-    "compaction_wrong": (
+    "timer_entry_wrong": Kind(
+        "damage", "a slot of the timer wheel leads to no timer message", Action.QUEUES
+    ),
+    "timer_missing": Kind(
+        "damage", "the timer wheel lacks a message that waits for its time", Action.QUEUES
+    ),
+    "compaction_wrong": Kind(
         "damage",
         "a damaged or missing message in the compacted log of a compaction topic",
+        Action.READ,
+        "read the topic with `messages`: the log may still have the message",
     ),
-    "bad_config": ("damage", "an invalid file in config/"),
-    "bad_settings": ("note", "the record of the settings cannot be read"),
-    "checkpoint_missing": ("note", "there is no checkpoint"),
-    "checkpoint_zero": ("note", "the checkpoint is all zeros"),
-    "checkpoint_ahead": ("note", "the checkpoint is later than the last message"),
-    "checkpoint_short": ("damage", "the checkpoint file is too short"),
-    "abort_file": ("note", "the file abort exists: the store had no clean shutdown"),
-    "live": ("note", "a process has the store open"),
-    "stale_frames": (
+    "bad_config": Kind("damage", "an invalid file in config/", Action.RESTORE),
+    "bad_settings": Kind(
+        "note",
+        "the record of the settings cannot be read",
+        Action.NOTHING,
+        "nothing: the next writer replaces them",
+    ),
+    "checkpoint_missing": Kind(
+        "note", "there is no checkpoint", Action.NOTHING, "nothing: the next writer makes one"
+    ),
+    "checkpoint_zero": Kind(
+        "note", "the checkpoint is all zeros", Action.NOTHING, "nothing: the next writer fills it"
+    ),
+    "checkpoint_ahead": Kind(
+        "note", "the checkpoint is later than the last message", Action.NOTHING
+    ),
+    "checkpoint_short": Kind("damage", "the checkpoint file is too short", Action.RECOVER),
+    "abort_file": Kind(
+        "note",
+        "the file abort exists: the store had no clean shutdown",
+        Action.RECOVER,
+        "`recover`, if no broker has the store open",
+    ),
+    "live": Kind(
+        "note", "a process has the store open", Action.NOTHING, "stop the process before a repair"
+    ),
+    "stale_frames": Kind(
         "note",
         "sound frames beyond the log's end, left by an earlier truncation: not messages",
+        Action.NOTHING,
+        "nothing; `salvage --include-stale` if you need these messages",
     ),
-    "stale_bytes": (
+    "stale_bytes": Kind(
         "note",
         "bytes of earlier messages after the log's end, from a broker with writeWithoutMmap",
+        Action.NOTHING,
+        "nothing: the next writer overwrites them",
     ),
-    "oversized": ("note", "a frame larger than maxMessageSize: no broker would accept it"),
-    "durable_mark_invalid": ("note", "the file of the durable offset is torn or invalid"),
-    "durable_mark_foreign": (
+    "oversized": Kind(
+        "note", "a frame larger than maxMessageSize: no broker would accept it", Action.NOTHING
+    ),
+    "durable_mark_invalid": Kind(
+        "note",
+        "the file of the durable offset is torn or invalid",
+        Action.NOTHING,
+        "nothing: the next writer replaces it",
+    ),
+    "durable_mark_foreign": Kind(
         "note",
         "another program has written the store since the durable offset",
+        Action.NOTHING,
+        "nothing: the next writer replaces it",
     ),
-    "durable_mark_ahead": ("note", "the durable offset is beyond the last frame"),
-    "leftover": ("note", "files that an interrupted command left"),
-    "unfinished_load": ("note", "a Spark load ended before all its rows were in the log"),
-    "new_epoch": ("note", "queue offsets restart: the topic was deleted and created again"),
-    "unknown_file": ("note", "a file name that a store does not use"),
-    "empty_file": (
+    "durable_mark_ahead": Kind(
+        "note",
+        "the durable offset is beyond the last frame",
+        Action.NOTHING,
+        "`recover`, if other findings are damage",
+    ),
+    "leftover": Kind(
+        "note",
+        "files that an interrupted command left",
+        Action.NOTHING,
+        "nothing: the next run of that command removes them",
+    ),
+    "unfinished_load": Kind(
+        "note",
+        "a Spark load ended before all its rows were in the log",
+        Action.NOTHING,
+        "run the load again",
+    ),
+    "new_epoch": Kind(
+        "note", "queue offsets restart: the topic was deleted and created again", Action.NOTHING
+    ),
+    "unknown_file": Kind(
+        "note",
+        "a file name that a store does not use",
+        Action.NOTHING,
+        "move the file out of the store",
+    ),
+    "empty_file": Kind(
         "note",
         "a file of 0 bytes at the log's end: a crash during its creation",
+        Action.NOTHING,
+        "`recover`, if RocketMQ must start with the store",
     ),
 }
-"""Each kind with its severity and meaning."""
+"""Each kind of finding by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +353,7 @@ class VerifyReport:
         is_explained: bool = False,
     ) -> None:
         """Add a finding. It is a note if a crash explains it, else it has its kind's severity."""
-        severity, _ = KINDS[kind]
-        severity = "note" if is_explained else severity
+        severity: Severity = "note" if is_explained else KINDS[kind].severity
         self.findings.append(Finding(kind, severity, file, offset, length, reason))
 
     def add_all(self, differences: Iterable[Difference]) -> None:
@@ -325,8 +384,8 @@ def markdown() -> str:
     """The kinds as a table for the documentation."""
     lines = ["| kind | severity | meaning | next step |", "|---|---|---|---|"]
     lines += [
-        f"| {kind} | {severity} | {text} | {step_words(kind)} |"
-        for kind, (severity, text) in KINDS.items()
+        f"| {name} | {kind.severity} | {kind.meaning} | {kind.step} |"
+        for name, kind in KINDS.items()
     ]
     return "\n".join(lines)
 
@@ -376,7 +435,7 @@ def next_step(report: VerifyReport) -> Next | None:
 
 
 def _action(finding: Finding) -> Action:
-    action = STEPS[finding.kind][0]
+    action = KINDS[finding.kind].action
     # A recovery does not replace the files of a broker's configuration; a rebuild makes timercheck.
     if finding.file.startswith(f"{CONFIG}/") and action is not Action.QUEUES:
         return Action.RESTORE

@@ -117,7 +117,7 @@ def test_harm_is_found(store: Path, harm: Callable[[Path], None], expected: list
     report = check(store)
     assert kinds(report) == expected
     finding = next(f for f in report.findings if f.kind == expected[0])
-    assert finding.severity == KINDS[expected[0]][0]
+    assert finding.severity == KINDS[expected[0]].severity
     assert finding.reason
 
 
