@@ -16,7 +16,7 @@ from logquarry.disk.service import Health
 from logquarry.format.rows import BLANK, REACHED_STOP, TABLE_FULL
 from logquarry.log import codec
 from logquarry.store.log_growth import Wakeable
-from logquarry.write.flush_wait import ReplicaWait
+from logquarry.write.waits import ReplicaWait
 
 _ROWS = codec.empty_rows(256)
 

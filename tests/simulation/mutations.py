@@ -22,7 +22,7 @@ from logquarry.protocol.ha import (
 )
 from logquarry.replication import HaMaster
 from logquarry.replication.replica import Replica
-from logquarry.write.flush_wait import ReplicaWait
+from logquarry.write.waits import ReplicaWait
 from tests.simulation.simulation import run, silence
 from tests.simulation.world import Violation
 

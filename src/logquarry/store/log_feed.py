@@ -10,8 +10,8 @@ from logquarry.store.log_growth import LogGrowth, Wakeable
 from logquarry.store.store_files import StoreFiles
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.dispatcher import Dispatcher, DispatchService
-from logquarry.write.flush_wait import ReplicaWait
 from logquarry.write.put_result import PutStatus, refusal
+from logquarry.write.waits import ReplicaWait
 
 _ADOPT_SECONDS = 1.0
 

@@ -65,9 +65,9 @@ from logquarry.write.append import CommitLogWriter
 from logquarry.write.append31 import AppendRules31
 from logquarry.write.dispatcher import ArrivalListeners, Dispatcher, DispatchService, Groups
 from logquarry.write.flush import FlushServices
-from logquarry.write.flush_wait import ReplicaWait
 from logquarry.write.log_appender import AppendRules, PropertyCrcRules
 from logquarry.write.settling import FlushWait
+from logquarry.write.waits import ReplicaWait
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import CheckpointFile
 from logquarry.disk.service import Clock, Health, Service, monotonic_ms
 from logquarry.errors import StoreUnavailable
-from logquarry.write.flush_wait import DeadlineWatch, ThreadWait, Waiter
+from logquarry.write.waits import DeadlineWatch, ThreadWait, Waiter
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Settles puts: gives the result of a put once flush and replica are known. Compiled if possible.
 
-:mod:`logquarry.write.flush_wait` has the table of what a put waits for.
+:mod:`logquarry.write.waits` has the table of what a put waits for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from logquarry.write.put_result import PutResult, PutStatus
 
 if TYPE_CHECKING:
     from logquarry.errors import StoreUnavailable
-    from logquarry.write.flush_wait import ReplicaWait, Waiter
+    from logquarry.write.waits import ReplicaWait, Waiter
 
 try:
     import cython
@@ -134,7 +134,7 @@ class WaitingPut(PutFuture):
 
 
 class PutWait(Once):
-    """A :class:`~logquarry.write.flush_wait.Waiter` for one of the waits of a put's future.
+    """A :class:`~logquarry.write.waits.Waiter` for one of the waits of a put's future.
 
     Args:
         offset: the physical offset after the put's frames.
@@ -155,12 +155,12 @@ class PutWait(Once):
         self._fail = fail
 
     def resolve(self, in_time: bool) -> None:
-        """See :class:`~logquarry.write.flush_wait.Waiter`."""
+        """See :class:`~logquarry.write.waits.Waiter`."""
         if self.take():
             self._heard(in_time)
 
     def fail(self, error: StoreUnavailable) -> None:
-        """See :class:`~logquarry.write.flush_wait.Waiter`."""
+        """See :class:`~logquarry.write.waits.Waiter`."""
         if self.take():
             self._fail(error)
 

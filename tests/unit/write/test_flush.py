@@ -20,8 +20,8 @@ from logquarry.write.flush import (
     FlushRealTimeService,
     GroupCommitService,
 )
-from logquarry.write.flush_wait import ThreadWait
 from logquarry.write.settling import PutWait
+from logquarry.write.waits import ThreadWait
 from tests.helpers.failing_disk import EIO, FaultyDisk
 
 SIZE = 1 << 20

@@ -17,9 +17,9 @@ import logquarry as lq
 from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreUnavailable
 from logquarry.store.log_growth import LogGrowth
-from logquarry.write.flush_wait import ReplicaWait, ThreadWait, Waiter
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 from logquarry.write.settling import FlushWait
+from logquarry.write.waits import ReplicaWait, ThreadWait, Waiter
 
 RESULT = PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, bytes(8), 1_000, 0, 100, 1, 0, 0.0, (0,))
 END = RESULT.end_offset
