@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from logquarry.config import StoreConfig
     from logquarry.dialect31.prepared import PreparedTransaction, TransactionEnd
     from logquarry.log.batches import DamageLog
-    from logquarry.message import Message, StoredMessage
+    from logquarry.message import Message
     from logquarry.read.features import StoreFeatures
     from logquarry.read.get_message import GetMessageStatus, GetResult
     from logquarry.repair.calls import diff, salvage, verify
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from logquarry.store.stats import StoreStats
     from logquarry.store.transaction.checks import CheckReport, OpenTransaction
     from logquarry.store.transaction.transaction import Transaction, TransactionState
+    from logquarry.stored_message import StoredMessage
     from logquarry.write.dispatcher import MessageArrival
     from logquarry.write.put_future import PutFuture
     from logquarry.write.put_many import PutManyResult
@@ -142,7 +143,7 @@ _HOMES = {
     "StoreState": "logquarry.store.state",
     "StoreStats": "logquarry.store.stats",
     "StoreWriter": "logquarry.store.message_store",
-    "StoredMessage": "logquarry.message",
+    "StoredMessage": "logquarry.stored_message",
     "Transaction": "logquarry.store.transaction.transaction",
     "TransactionEnd": "logquarry.dialect31.prepared",
     "TransactionState": "logquarry.store.transaction.transaction",

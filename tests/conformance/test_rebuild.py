@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from logquarry.format.index import ENTRY, IndexShape
-from logquarry.read.consume_queue import UNIT_DTYPE
+from logquarry.read.queue import UNIT_DTYPE
 from logquarry.repair.rebuild.rebuild import rebuild
 from tests.conformance.golden_facts import SOUND, Scenario
 from tests.conformance.test_replay import files_below, index_parts

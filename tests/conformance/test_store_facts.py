@@ -13,11 +13,11 @@ import pytest
 
 from logquarry.errors import MessageNotFound, UnsupportedStore, UsageError
 from logquarry.log.walk import LogEnd, LogReader, Run
-from logquarry.message import StoredMessage
 from logquarry.read.get_message import GetMessageStatus, GetResult
 from logquarry.read.index import Index
 from logquarry.read.log_end import log_bound, sound_bound
 from logquarry.store.message_store import MessageStore
+from logquarry.stored_message import StoredMessage
 from tests.conformance.golden_facts import LOG_GONE, SOUND, Scenario
 
 EXTRA_GETS = [

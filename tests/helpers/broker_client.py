@@ -13,10 +13,10 @@ import logquarry as lq
 from logquarry.broker import Broker, BrokerOptions
 from logquarry.format import fastjson, frame
 from logquarry.format.frame import Frame
-from logquarry.message import StoredMessage
 from logquarry.protocol import remoting
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader
 from logquarry.protocol.remoting_codes import RequestCode
+from logquarry.stored_message import StoredMessage
 
 PATIENCE_SECONDS = 60.0
 SMALL = lq.StoreConfig(

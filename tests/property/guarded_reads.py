@@ -18,9 +18,9 @@ from logquarry.format.rows import POSITION, REACHED_STOP, SIZE
 from logquarry.log import codec, columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
-from logquarry.read.consume_queue import UNIT_DTYPE
 from logquarry.read.get_kernel import LogAtHand
 from logquarry.read.get_message import TransferLimits
+from logquarry.read.queue import UNIT_DTYPE
 from logquarry.testing import strategies
 from tests.helpers.small_log import FRAMES, small_log
 

@@ -17,7 +17,7 @@ from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns, schema
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
-from logquarry.message import JSON_NAMES, StoredMessage
+from logquarry.stored_message import JSON_NAMES, StoredMessage
 from logquarry.testing import strategies
 from tests.helpers.small_log import small_log
 from tests.helpers.twins import both, sound_rows

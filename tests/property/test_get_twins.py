@@ -17,14 +17,14 @@ from logquarry.format.frame import Damage
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log import codec
 from logquarry.log.file_sequence import FileSequence, StoreFile
-from logquarry.message import JSON_NAMES, StoredMessage
 from logquarry.read import get_kernel
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import UNIT_DTYPE
 from logquarry.read.get_kernel import KernelGet
 from logquarry.read.get_message import GetMessageStatus, GetResult, TransferLimits, get_message
 from logquarry.read.log_queues import LogQueue
 from logquarry.read.messages import read_message
+from logquarry.read.queue import UNIT_DTYPE
+from logquarry.stored_message import JSON_NAMES, StoredMessage
 from logquarry.testing import strategies
 from logquarry.testing.strategies import Log
 

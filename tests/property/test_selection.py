@@ -19,10 +19,10 @@ from logquarry.log.columns import Decoding
 from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader
-from logquarry.message import StoredMessage
 from logquarry.read import selection
 from logquarry.read.log_end import log_bound
 from logquarry.read.selection import Selection, filter_of, plan_read, read_in_order, read_part
+from logquarry.stored_message import StoredMessage
 from tests.helpers.memory_stores import MemoryFileSystem
 
 STORES = [

@@ -23,7 +23,7 @@ LAYERS = (
     "errors units compiled uncompiled documents text arguments cache signals systems",
     "format",
     "protocol",
-    "layout_config config message_call message",
+    "layout_config config message_call stored_message message",
     "log",
     "disk",
     "read",

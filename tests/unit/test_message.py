@@ -16,8 +16,8 @@ from logquarry.log import batches
 from logquarry.log.columns import Decoding
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader
-from logquarry.message import JSON_NAMES, StoredMessage
 from logquarry.read.log_end import log_bound
+from logquarry.stored_message import JSON_NAMES, StoredMessage
 from logquarry.testing import strategies
 from tests.conformance.golden_facts import OUR_NAMES, SOUND, Scenario
 

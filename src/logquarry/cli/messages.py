@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from logquarry.log.filters import MessageFilter
     from logquarry.log.layout import StoreLayout
     from logquarry.log.walk import DamagedSpan, Run
-    from logquarry.message import StoredMessage
     from logquarry.store.message_store import MessageStore
+    from logquarry.stored_message import StoredMessage
 
 _REDACTED: Final = "(redacted)"
 _MOST_LISTED: Final = 20

@@ -20,7 +20,8 @@ from logquarry.errors import LogquarryError, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
-from logquarry.message import Message, StoredMessage, require_message
+from logquarry.message import Message, require_message
+from logquarry.stored_message import StoredMessage
 from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)

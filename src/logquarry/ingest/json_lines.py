@@ -13,7 +13,7 @@ import pyarrow as pa
 from logquarry.errors import BadRow
 from logquarry.format import properties as props
 from logquarry.ingest.rows import Rows, SourceFile, first_bad
-from logquarry.message import JSON_NAMES
+from logquarry.stored_message import JSON_NAMES
 from logquarry.write.message_rules import utf8
 
 CHUNK_BYTES: Final = 8 << 20

@@ -23,7 +23,7 @@ from logquarry.log.inner_batches import unwrapped
 from logquarry.log.layout import StoreLayout
 from logquarry.log.lost_frames import decoded
 from logquarry.log.walk import DamagedSpan, Event, Run
-from logquarry.message import StoredMessage
+from logquarry.stored_message import StoredMessage
 
 T = TypeVar("T")
 

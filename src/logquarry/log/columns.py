@@ -31,7 +31,7 @@ from logquarry.log.columns_kernel import (
     too_large,
 )
 from logquarry.log.walk import Run
-from logquarry.message import StoredMessage
+from logquarry.stored_message import StoredMessage
 
 _EXACT: Final = schema.EXACT_PROPERTIES.name
 _PROPERTY_COLUMNS: Final = WHOLE_PROPERTIES | {"tags", "keys", "uniq_key", "tags_code"}

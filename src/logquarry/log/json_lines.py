@@ -1,8 +1,8 @@
 """Messages as JSON lines, for ``messages --jsonl`` and ``export --format jsonl``.
 
-The result equals :meth:`logquarry.message.StoredMessage.to_json`, but is made from the columns of a
-whole run, several times as fast. A line is UTF-8 and safe on a terminal: control characters are
-escaped, also if JSON allows them unescaped.
+The result equals :meth:`logquarry.stored_message.StoredMessage.to_json`, but is made from the
+columns of a whole run, several times as fast. A line is UTF-8 and safe on a terminal: control
+characters are escaped, also if JSON allows them unescaped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from logquarry.format import rows as r
 from logquarry.log import columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
-from logquarry.message import JSON_NAMES
+from logquarry.stored_message import JSON_NAMES
 
 REDACTIONS: Final = ("body", "properties", "hosts")
 

@@ -1,6 +1,6 @@
 """Reads one batch queue of RocketMQ 5: queue offset -> frame (``BatchConsumeQueue``).
 
-:class:`BatchQueue` gives the entries as any :class:`~logquarry.read.consume_queue.Queue` does: one
+:class:`BatchQueue` gives the entries as any :class:`~logquarry.read.queue.Queue` does: one
 per queue offset. An entry for several messages is repeated, so all offsets of an inner batch name
 its frame (:func:`logquarry.read.get_message.get_message` picks the message). Files are searched by
 the first queue offset of their first entry.
@@ -26,15 +26,8 @@ from logquarry.format.batch_entry import ENTRY_SIZE
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
-from logquarry.read.consume_queue import (
-    NO_CODE,
-    UNIT_DTYPE,
-    ConsumeQueue,
-    FileQueue,
-    QueueSegment,
-    StoreTime,
-    Units,
-)
+from logquarry.read.consume_queue import ConsumeQueue, FileQueue
+from logquarry.read.queue import NO_CODE, UNIT_DTYPE, QueueSegment, StoreTime, Units
 from logquarry.read.rocksdb_queue import RocksQueue, rocksdb_queues
 
 BATCH_DTYPE: Final = batch_entry.LAYOUT.dtype()

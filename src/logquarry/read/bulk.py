@@ -20,7 +20,7 @@ from logquarry.read.store_sizes import require_log
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from logquarry.message import StoredMessage
+    from logquarry.stored_message import StoredMessage
 
 
 def message_filter(

@@ -19,15 +19,15 @@ from logquarry.format.frame import Frame
 from logquarry.log.file_sequence import FileSequence
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import COMPACTED_LOG, COMPACTED_QUEUE
-from logquarry.message import StoredMessage
 from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import CLEANUP, COMPACTION_POLICY, topic_attributes
 from logquarry.read.get_message import GetMessageStatus, GetResult, TransferLimits, get_message
+from logquarry.stored_message import StoredMessage
 
 if TYPE_CHECKING:
     from logquarry.format.frame import Damage
-    from logquarry.read.consume_queue import Queue
+    from logquarry.read.queue import Queue
 
 QueueKey = tuple[str, int]
 

@@ -22,7 +22,6 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.lost_pages import lost
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.compaction import CompactedGets
-from logquarry.read.consume_queue import UNIT_DTYPE, Queue, Units
 from logquarry.read.get_message import (
     LEAST_UNITS,
     GetMessageStatus,
@@ -33,6 +32,7 @@ from logquarry.read.get_message import (
 )
 from logquarry.read.log_end import DamageMap, known_damage
 from logquarry.read.messages import GotMessages, read_message
+from logquarry.read.queue import UNIT_DTYPE, Queue, Units
 
 _FOUND: Final = GetMessageStatus.FOUND
 _NO_MATCH: Final = GetMessageStatus.NO_MATCHED_MESSAGE

@@ -18,10 +18,10 @@ from logquarry.format import java
 from logquarry.format.frame import Damage, DamageKind
 from logquarry.format.inner_batch import is_inner_batch
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
-from logquarry.message import StoredMessage
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import Queue, Units
 from logquarry.read.messages import frames_of
+from logquarry.read.queue import Queue, Units
+from logquarry.stored_message import StoredMessage
 
 LEAST_UNITS: Final = 16_000 // UNIT_SIZE
 """Entries that one ``get`` reads, or ``max_count`` if that is larger.

@@ -24,7 +24,7 @@ from logquarry.log.readable import Unreadable, first_unreadable
 from logquarry.log.store_files import BATCH_QUEUE, NAME_DIGITS
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
+from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
 
 if TYPE_CHECKING:
     from logquarry.log.walk import LogReader

@@ -26,15 +26,8 @@ from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.format.rows import SIZE
 from logquarry.log.inner_batches import message_counts
 from logquarry.log.walk import Event, LogEnd, Run
-from logquarry.message import StoredMessage
-from logquarry.read.consume_queue import (
-    NO_CODE,
-    UNIT_DTYPE,
-    Queue,
-    QueueSegment,
-    Units,
-    has_message,
-)
+from logquarry.read.queue import NO_CODE, UNIT_DTYPE, Queue, QueueSegment, Units, has_message
+from logquarry.stored_message import StoredMessage
 
 _CHUNK: Final = 1 << 20
 """Entries that are summed at once."""

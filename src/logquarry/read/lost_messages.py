@@ -10,8 +10,8 @@ import numpy as np
 from logquarry.format import java
 from logquarry.log.layout import StoreLayout
 from logquarry.read.batch_queue import all_queues, frames_in
-from logquarry.read.consume_queue import has_message
 from logquarry.read.log_end import Span
+from logquarry.read.queue import has_message
 from logquarry.text import plural
 
 _OFFSET, _SIZE = "physical_offset", "size"

@@ -19,8 +19,8 @@ from logquarry.format import frame, java, sys_flag
 from logquarry.format.frame import Damage, DamageKind, Frame
 from logquarry.format.got_rows import ROW
 from logquarry.format.java import crc32
-from logquarry.message import StoredMessage
 from logquarry.read.got_fields import GotFields, make_messages
+from logquarry.stored_message import StoredMessage
 
 _HOST: Final = f"{frame.HOST_SIZE_V4}s"
 _PREFIX: Final = struct.Struct(

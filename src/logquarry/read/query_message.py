@@ -14,8 +14,8 @@ from logquarry.format.frame import Frame
 from logquarry.format.rows import POSITION
 from logquarry.log.readable import rereads
 from logquarry.log.walk import Event, Run
-from logquarry.message import StoredMessage
 from logquarry.read.index import Index
+from logquarry.stored_message import StoredMessage
 
 _ROUNDS: Final = 3
 """How often ``queryMessage`` reads the index, each time further back."""

@@ -26,8 +26,8 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb, is_installed, is_there, needs_package
 from logquarry.log.store_files import CONSUME_QUEUE
 from logquarry.log.walk import LogReader
-from logquarry.read.consume_queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
 from logquarry.read.log_queues import LogQueue, QueueBuilder, QueueKey
+from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import Queue
+from logquarry.read.queue import Queue
 from logquarry.read.selection import Selection, plan_read, read_in_order
 from logquarry.store.reads import StoreReads
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_halves

@@ -18,10 +18,10 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format.properties import parse_tags
 from logquarry.log.layout import StoreLayout
 from logquarry.read.batch_queue import open_queue
-from logquarry.read.consume_queue import Queue
 from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
 from logquarry.read.live_read import LiveLog
+from logquarry.read.queue import Queue
 from logquarry.store.read_rules import get_arguments, no_queue
 from logquarry.store.reads import StoreReads
 

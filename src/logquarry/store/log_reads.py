@@ -15,8 +15,8 @@ from logquarry.errors import MessageNotFound
 from logquarry.format import message_id as ids
 from logquarry.format.frame import Damage, DamageKind, Frame
 from logquarry.log.layout import StoreLayout
-from logquarry.message import StoredMessage
 from logquarry.read.commit_log import CommitLog
+from logquarry.stored_message import StoredMessage
 
 if TYPE_CHECKING:
     from logquarry.log.walk import LogReader

@@ -19,9 +19,9 @@ from logquarry.format import dledger, frame, java, sys_flag
 from logquarry.format.index import IndexHeader, IndexShape
 from logquarry.log.file_sequence import FileSequence
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import Queue
 from logquarry.read.index import Index
 from logquarry.read.log_queues import UnitCount, count_units
+from logquarry.read.queue import Queue
 from logquarry.store.reads import StoreReads
 from logquarry.store.state import State, condition
 from logquarry.store.visible_damage import visible_damage

@@ -8,7 +8,7 @@ from typing import Final
 
 from logquarry import arguments
 from logquarry.errors import UsageError
-from logquarry.read.consume_queue import Queue
+from logquarry.read.queue import Queue
 
 NOT_FOR_USERS: Final = frozenset(
     (

@@ -20,14 +20,14 @@ from logquarry.format import java
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT
-from logquarry.message import StoredMessage
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import Queue
 from logquarry.read.get_kernel import MessageGetter
 from logquarry.read.get_message import GetResult, TransferLimits
 from logquarry.read.index import Index
+from logquarry.read.queue import Queue
 from logquarry.store.log_reads import LogReads
 from logquarry.store.read_rules import NOT_FOR_USERS, renamed_topic
+from logquarry.stored_message import StoredMessage
 
 if TYPE_CHECKING:
     import pyarrow as pa

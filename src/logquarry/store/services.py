@@ -30,11 +30,11 @@ from logquarry.format.frame import Frame
 from logquarry.log.batches import sound_runs
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import Run
-from logquarry.message import Message, StoredMessage, require_message
+from logquarry.message import Message, require_message
 from logquarry.read import timer_wheel, timers
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import Queue
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import Queue
 from logquarry.store.schedule.delivery import DelayedDelivery, Delays, DeliveryService, Put
 from logquarry.store.schedule.progress import DelayProgress
 from logquarry.store.schedule.timers import TimerDelivery
@@ -48,6 +48,7 @@ from logquarry.store.transaction.transaction import (
     TransactionState,
     key_of,
 )
+from logquarry.stored_message import StoredMessage
 from logquarry.write.put_future import PutFuture
 from logquarry.write.put_many import PutManyResult
 from logquarry.write.put_result import PutResult

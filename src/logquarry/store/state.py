@@ -22,8 +22,8 @@ from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import Queue
 from logquarry.read.log_queues import QueueKey, RetainedCounter
+from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.store.retention.rules import disk_use
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, HalfCounter

@@ -20,11 +20,12 @@ from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder
 from logquarry.log.store_files import LOADS
-from logquarry.message import Message, StoredMessage
-from logquarry.read.consume_queue import Queue
+from logquarry.message import Message
+from logquarry.read.queue import Queue
 from logquarry.store.live_reads import LiveReads
 from logquarry.store.service_calls import ServiceCalls
 from logquarry.store.single_put import SinglePut
+from logquarry.stored_message import StoredMessage
 from logquarry.units import Clock, now_ms
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from logquarry.format import (
 )
 from logquarry.format.java import crc32
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, NAME_DIGITS
-from logquarry.message import StoredMessage
+from logquarry.stored_message import StoredMessage
 
 STORE_HOST = message_id.host_bytes("127.0.0.1:10911")
 BORN_HOST = message_id.host_bytes("127.0.0.1:40000")

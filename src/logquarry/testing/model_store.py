@@ -21,8 +21,9 @@ from typing import NamedTuple, Self
 
 from logquarry.errors import CorruptStore, UsageError
 from logquarry.log.batches import OnDamage
-from logquarry.message import Message, StoredMessage
+from logquarry.message import Message
 from logquarry.store.message_store import MessageStore
+from logquarry.stored_message import StoredMessage
 from logquarry.write.put_result import PutResult, PutStatus
 
 QueueKey = tuple[str, int]

@@ -33,8 +33,8 @@ from logquarry.log.columns import Decoding
 from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.inner_batches import queue_counts
 from logquarry.read.batch_queue import BATCH_DTYPE
-from logquarry.read.consume_queue import UNIT_DTYPE, Units
 from logquarry.read.log_queues import QueueKey, copies_of
+from logquarry.read.queue import UNIT_DTYPE, Units
 
 Int64 = npt.NDArray[np.int64]
 

@@ -14,8 +14,8 @@ import pytest
 from logquarry.broker import background
 from logquarry.broker import broker as module
 from logquarry.format import properties as props
-from logquarry.message import StoredMessage
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.stored_message import StoredMessage
 from logquarry.testing.clock import ShiftedClock
 from logquarry.units import now_ms
 from tests.helpers.broker_client import (

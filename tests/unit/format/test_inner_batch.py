@@ -11,7 +11,7 @@ from logquarry.format import batch, java, sys_flag
 from logquarry.format.batch import BatchItem
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.format.inner_batch import INNER_BATCH, is_inner_batch, queue_count, unwrap
-from logquarry.message import StoredMessage
+from logquarry.stored_message import StoredMessage
 
 ITEMS = (
     BatchItem(b"one", b"KEYS\x01k1\x02TAGS\x01a\x02", flag=3),

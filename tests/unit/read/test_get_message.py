@@ -12,10 +12,10 @@ from logquarry.config import StoreConfig
 from logquarry.errors import CorruptFrame
 from logquarry.format import frame, java, queue_entry
 from logquarry.format.frame import Damage
-from logquarry.message import StoredMessage
 from logquarry.read.get_message import GetMessageStatus, TransferLimits, get_message
 from logquarry.read.messages import LazyMessage, read_message
 from logquarry.store.message_store import MessageStore
+from logquarry.stored_message import StoredMessage
 from tests.helpers.store_maker import StoreMaker
 
 FOUND = GetMessageStatus.FOUND

@@ -11,8 +11,8 @@ import pytest
 
 import logquarry as lq
 from logquarry.read import log_queues
-from logquarry.read.consume_queue import Units
 from logquarry.read.log_queues import RetainedCounter, UnitCount, count_units
+from logquarry.read.queue import Units
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.overview import count_log, overview
 from logquarry.store.state import DelayLevel, GroupLag, TopicStats

@@ -22,7 +22,7 @@ from logquarry.format.index import IndexShape
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.follow import DispatchRequests
 from logquarry.message import Message
-from logquarry.read.consume_queue import UNIT_DTYPE
+from logquarry.read.queue import UNIT_DTYPE
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.dispatcher import (
     ArrivalListeners,

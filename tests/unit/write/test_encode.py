@@ -11,7 +11,8 @@ from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import frame, java, message_id, sys_flag
 from logquarry.format.frame import Frame
-from logquarry.message import Message, StoredMessage
+from logquarry.message import Message
+from logquarry.stored_message import StoredMessage
 from logquarry.write.encode import Encoded, MessageEncoder
 
 NOW = 1_700_000_000_123

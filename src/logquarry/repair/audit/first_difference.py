@@ -23,8 +23,8 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import Follower
 from logquarry.log.walk import Run
 from logquarry.read.batch_queue import BatchQueue
-from logquarry.read.consume_queue import Queue, Units
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import Queue, Units
 from logquarry.repair.audit.batch_first_difference import BatchQueueAudit
 from logquarry.repair.audit.differences import (
     GAP_SLACK,

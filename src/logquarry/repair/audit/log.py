@@ -43,9 +43,9 @@ from logquarry.log.walk import (
     Run,
 )
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import Queue
 from logquarry.read.index import ROCKSDB_STORE
 from logquarry.read.log_end import last_entries
+from logquarry.read.queue import Queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from logquarry.format.rocksdb_queue import ENTRY
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import is_installed
-from logquarry.read.consume_queue import Queue
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
 from logquarry.repair.audit.differences import Difference, EntryGroup, LostSpans, queue_name
 from logquarry.repair.audit.queues import QueuesAudit

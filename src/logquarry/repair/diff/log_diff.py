@@ -16,7 +16,8 @@ from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue, Units
+from logquarry.read.consume_queue import ConsumeQueue
+from logquarry.read.queue import Units
 from logquarry.repair.audit.differences import TagsRule, same_entries
 from logquarry.repair.diff.store_diff import (
     Divergence,

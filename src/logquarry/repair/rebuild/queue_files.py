@@ -20,8 +20,8 @@ from logquarry.format.index import IndexShape
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.follow import Followed
 from logquarry.log.store_files import NAME_DIGITS
-from logquarry.read.consume_queue import Units
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import Units
 from logquarry.repair.audit.differences import consecutive
 from logquarry.write.index_writer import IndexFileWriter, IndexWriter
 from logquarry.write.message_rules import LONGEST_NAME, name_fault

@@ -27,8 +27,8 @@ from logquarry.format import java, queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.filesystem import whole_file
 from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, SIDECAR
-from logquarry.read.consume_queue import UNIT_DTYPE, Units
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import UNIT_DTYPE, Units
 
 
 class Target(Protocol):

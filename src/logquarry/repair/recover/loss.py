@@ -33,8 +33,8 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import COMMIT_LOG
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
 from logquarry.read.batch_queue import all_queues, frames_in
-from logquarry.read.consume_queue import Queue, Units, has_message
 from logquarry.read.log_end import LARGEST_MESSAGE, known_damage
+from logquarry.read.queue import Queue, Units, has_message
 
 _SMALL_BYTES: Final = 64 << 10
 _SMALL_SHARE: Final = 10

@@ -43,7 +43,6 @@ from logquarry.log.store_files import (
 from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import Queue
 from logquarry.read.index import Index
 from logquarry.read.log_end import (
     known_damage,
@@ -52,6 +51,7 @@ from logquarry.read.log_end import (
     sound_bound,
 )
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import Queue
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import FileFault, file_differences, queue_name
 from logquarry.repair.audit.first_difference import QueueAudits

@@ -18,8 +18,8 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import INDEX
 from logquarry.log.walk import DamagedSpan
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import Queue
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import Queue
 from logquarry.repair.audit.differences import AuditedQueue, names_damage
 from logquarry.repair.audit.index import entries_of_last, file_fault, sequence_fault
 from logquarry.repair.audit.log import damage_json

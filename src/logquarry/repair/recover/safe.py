@@ -26,9 +26,9 @@ from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, INDEX
 from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import all_queues
-from logquarry.read.consume_queue import Queue
 from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import RocksQueue
 from logquarry.repair.audit.differences import (
     AuditedQueue,

@@ -15,8 +15,8 @@ import numpy as np
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import MISSING_FILE, DamagedSpan
 from logquarry.read.batch_queue import all_queues
-from logquarry.read.consume_queue import has_message
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import has_message
 from logquarry.repair.audit.differences import Int64, consecutive, span_numbers
 from logquarry.repair.audit.queue_offsets import Range
 

@@ -17,12 +17,13 @@ from typing import NamedTuple, Self
 
 from logquarry import arguments
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.message import Message, StoredMessage
+from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.store.consumer.group import ConsumerGroup
 from logquarry.store.consumer.progress import OffsetEstimate, Progress
 from logquarry.store.consumer.source import MOST_AT_ONCE, Arrivals, QueueReader
 from logquarry.store.consumer.subscription import Subscription, sent_back
+from logquarry.stored_message import StoredMessage
 from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)

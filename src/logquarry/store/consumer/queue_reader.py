@@ -17,10 +17,11 @@ from logquarry.disk.disk import LocalDisk
 from logquarry.disk.service import Health
 from logquarry.format import java
 from logquarry.message import Message
-from logquarry.read.consume_queue import FileQueue, Queue
+from logquarry.read.consume_queue import FileQueue
 from logquarry.read.get_kernel import MessageGetter
 from logquarry.read.get_message import LEAST_UNITS
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import Queue
 from logquarry.store.consumer.progress import LostOffsets, Progress
 from logquarry.store.consumer.registry import Consumers
 from logquarry.store.consumer.source import (

@@ -18,9 +18,9 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from logquarry.format import java
-from logquarry.message import StoredMessage
-from logquarry.read.consume_queue import Queue
 from logquarry.read.get_message import GetMessageStatus, GetResult, TransferLimits
+from logquarry.read.queue import Queue
+from logquarry.stored_message import StoredMessage
 
 _SHORTEST_PAUSE: Final = 0.001
 _LONGEST_PAUSE: Final = 0.2

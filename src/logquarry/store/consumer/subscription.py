@@ -10,9 +10,10 @@ from logquarry import arguments
 from logquarry.errors import UsageError
 from logquarry.format import java
 from logquarry.format import properties as props
-from logquarry.message import Message, StoredMessage
+from logquarry.message import Message
 from logquarry.store.consumer.sql_filter import SqlFilter
 from logquarry.store.consumer.sql_parser import parse
+from logquarry.stored_message import StoredMessage
 from logquarry.write.message_rules import BROKER_CHECK, LONGEST_TOPIC, name_fault
 
 RETRY_PREFIX: Final = "%RETRY%"

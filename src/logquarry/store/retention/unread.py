@@ -21,8 +21,8 @@ from logquarry.format import delay, java, timer
 from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import Queue
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import Queue
 from logquarry.read.timers import QUEUE_ID, timers_of
 from logquarry.store.consumer.subscription import RETRY_PREFIX
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_by

@@ -35,7 +35,7 @@ from logquarry.errors import MessageRejected, StoreUnavailable
 from logquarry.format.frame import Frame
 from logquarry.log.walk import Run
 from logquarry.message import Message
-from logquarry.read.consume_queue import Queue, Units, has_message
+from logquarry.read.queue import Queue, Units, has_message
 from logquarry.store.schedule.progress import (
     UNKNOWN,
     DelayProgress,

@@ -37,7 +37,7 @@ from logquarry.format.timer import TimerCheck
 from logquarry.log.store_files import SIDECAR
 from logquarry.log.walk import Run
 from logquarry.message import Message
-from logquarry.read.consume_queue import Queue
+from logquarry.read.queue import Queue
 from logquarry.read.timers import Known, Timer, Timers, find_timers
 from logquarry.store.schedule.delivery import AT_ONCE, BYTES_AT_ONCE, Put
 from logquarry.write.put_again import put_again

@@ -41,11 +41,12 @@ from logquarry.format import properties as props
 from logquarry.format.frame import Frame, Outcome
 from logquarry.format.rows import POSITION
 from logquarry.log.walk import Run
-from logquarry.message import Message, StoredMessage
-from logquarry.read.consume_queue import Queue
+from logquarry.message import Message
+from logquarry.read.queue import Queue
 from logquarry.store.transaction import half as halves
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC
 from logquarry.store.transaction.transaction import Append, TransactionService, TransactionState
+from logquarry.stored_message import StoredMessage
 from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)

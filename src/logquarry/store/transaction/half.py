@@ -25,7 +25,7 @@ from logquarry.format import delay, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.message import Message
-from logquarry.read.consume_queue import Queue
+from logquarry.read.queue import Queue
 from logquarry.write.host_fields import host_fields
 from logquarry.write.message_rules import given_properties, is_timed, utf8
 from logquarry.write.put_again import put_again, remade

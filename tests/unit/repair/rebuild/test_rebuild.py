@@ -12,7 +12,7 @@ import logquarry as lq
 from logquarry.disk.locks import StoreLock
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.format import queue_entry
-from logquarry.read.consume_queue import UNIT_DTYPE, Units
+from logquarry.read.queue import UNIT_DTYPE, Units
 from logquarry.repair.rebuild import queue_files
 from logquarry.repair.rebuild import rebuild as rebuild_module
 from logquarry.repair.rebuild.queue_files import QueueFiles

@@ -10,9 +10,10 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.format import delay
-from logquarry.message import Message, StoredMessage
+from logquarry.message import Message
 from logquarry.store.consumer.subscription import sent_back
 from logquarry.store.message_store import StoreWriter
+from logquarry.stored_message import StoredMessage
 from logquarry.testing.clock import FakeClock
 from tests.helpers.consumer_stores import saved
 from tests.helpers.small_store import config, opened

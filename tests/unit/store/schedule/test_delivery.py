@@ -16,7 +16,7 @@ from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.walk import Run
 from logquarry.message import Message
-from logquarry.read.consume_queue import UNIT_DTYPE, Queue, QueueSegment, Units
+from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, Units
 from logquarry.store.schedule.delivery import DelayedDelivery, Put
 from logquarry.store.schedule.progress import DelayProgress
 

@@ -1,0 +1,232 @@
+"""A message as it is read from a store.
+
+A StoredMessage wraps the frame from the log and decodes text, properties, hosts and ids on demand.
+Its attributes have the names of the DataFrame columns and JSON members.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from logquarry.format import compression, delay, inner_batch, java, message_id, sys_flag
+from logquarry.format import properties as props
+from logquarry.format.frame import Frame
+
+_DEFAULT_LEVELS_MS = delay.parse_levels(delay.DEFAULT_LEVELS)
+
+
+class StoredMessage:
+    """A message read from a store. Immutable; equal if the frames are equal.
+
+    Attributes:
+        broker: name of the store that it comes from.
+    """
+
+    def __init__(
+        self,
+        frame: Frame,
+        *,
+        broker: str = "",
+        delay_levels_ms: tuple[int, ...] = _DEFAULT_LEVELS_MS,
+    ) -> None:
+        self._frame = frame
+        self.broker = broker
+        self._delay_levels_ms = delay_levels_ms
+
+    @property
+    def frame(self) -> Frame:
+        """The frame from the log."""
+        return self._frame
+
+    @cached_property
+    def topic(self) -> str:
+        """Topic; bytes that are not UTF-8 become U+FFFD."""
+        return self.frame.topic.decode("utf-8", java.UTF8_ERRORS)
+
+    @property
+    def queue_id(self) -> int:
+        """Queue of the topic."""
+        return self.frame.queue_id
+
+    @property
+    def queue_offset(self) -> int:
+        """Index in the consume queue."""
+        return self.frame.queue_offset
+
+    @property
+    def physical_offset(self) -> int:
+        """Physical offset of the frame in the commit log."""
+        return self.frame.physical_offset
+
+    @property
+    def size(self) -> int:
+        """Bytes of the frame."""
+        return self.frame.size
+
+    @cached_property
+    def message_id(self) -> str:
+        """Upper-case hex of store host and physical offset."""
+        return message_id.encode(self.frame.store_host, self.frame.physical_offset)
+
+    @property
+    def store_timestamp(self) -> int:
+        """Time at which the store stored it, in milliseconds since 1970."""
+        return self.frame.store_timestamp
+
+    @property
+    def born_timestamp(self) -> int:
+        """Time at which the producer created it, in milliseconds since 1970."""
+        return self.frame.born_timestamp
+
+    @cached_property
+    def born_host(self) -> str:
+        """The producer, ``ip:port`` or ``[ip]:port``."""
+        return message_id.host_text(self.frame.born_host)
+
+    @cached_property
+    def store_host(self) -> str:
+        """The broker, ``ip:port`` or ``[ip]:port``."""
+        return message_id.host_text(self.frame.store_host)
+
+    @property
+    def sys_flag(self) -> int:
+        """RocketMQ's bits (:mod:`logquarry.format.sys_flag`)."""
+        return self.frame.sys_flag
+
+    @property
+    def flag(self) -> int:
+        """The application's bits."""
+        return self.frame.flag
+
+    @property
+    def body_crc(self) -> int:
+        """CRC-32 of the body as stored, sign bit cleared."""
+        return self.frame.body_crc
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often consumers sent the message back."""
+        return self.frame.reconsume_times
+
+    @property
+    def prepared_transaction_offset(self) -> int:
+        """For a committed or rolled back message, the physical offset of its half message."""
+        return self.frame.prepared_transaction_offset
+
+    @property
+    def body(self) -> bytes:
+        """The body as stored, compressed or not."""
+        return self.frame.body
+
+    @cached_property
+    def properties_string(self) -> str:
+        """The property string as stored; bytes that are not UTF-8 become U+FFFD."""
+        return self.frame.properties.decode("utf-8", java.UTF8_ERRORS)
+
+    @cached_property
+    def properties(self) -> Mapping[str, str]:
+        """The properties as RocketMQ's parser reads them."""
+        return props.decode(self.properties_string)
+
+    @property
+    def tags(self) -> str | None:
+        """The TAGS property."""
+        return self.properties.get(props.TAGS)
+
+    @property
+    def keys(self) -> str | None:
+        """The KEYS property: keys separated by spaces."""
+        return self.properties.get(props.KEYS)
+
+    @property
+    def uniq_key(self) -> str | None:
+        """The UNIQ_KEY property: the client's id."""
+        return self.properties.get(props.UNIQ_KEY)
+
+    @cached_property
+    def tags_code(self) -> int:
+        """The tags code in the message's queue entry."""
+        return delay.tags_code(
+            self.topic, self.properties, self.frame.store_timestamp, self._delay_levels_ms
+        )
+
+    @property
+    def is_dispatched(self) -> bool:
+        """Whether the message gets a queue entry (not PREPARED, not ROLLBACK)."""
+        return sys_flag.advances_queue(self.frame.sys_flag)
+
+    def unwrap(self) -> tuple[StoredMessage, ...]:
+        """The messages of an inner batch of RocketMQ 5, each with its own queue offset, body, flag
+        and properties (:mod:`logquarry.format.inner_batch`); else this message alone."""
+        if not inner_batch.is_inner_batch(self.frame.sys_flag):
+            return (self,)
+        return tuple(
+            StoredMessage(found, broker=self.broker, delay_levels_ms=self._delay_levels_ms)
+            for found in inner_batch.unwrap(self.frame)
+        )
+
+    def content(self, *, limit: int = compression.DEFAULT_LIMIT) -> bytes:
+        """The body, decompressed if SYSFLAG marks it as compressed.
+
+        Raises:
+            DecompressionError: if it does not decompress, or to more than ``limit`` bytes.
+        """
+        return compression.decompress(self.frame.body, self.frame.sys_flag, limit=limit)
+
+    def to_json(self, *, body: bytes | None = None) -> dict[str, Any]:
+        """The message as the object of one JSON line.
+
+        Args:
+            body: replaces the stored body, for example by its content.
+        """
+        document: dict[str, Any] = {name: getattr(self, name) for name in JSON_NAMES}
+        document["properties"] = dict(self.properties)
+        document["body"] = base64.b64encode(self.body if body is None else body).decode("ascii")
+        if "\ufffd" in self.properties_string:
+            document["properties_base64"] = base64.b64encode(self.frame.properties).decode("ascii")
+        return document
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StoredMessage):
+            return NotImplemented
+        return self.frame == other.frame
+
+    def __hash__(self) -> int:
+        return hash((self.frame.physical_offset, self.frame.store_timestamp))
+
+    def __repr__(self) -> str:
+        return (
+            f"StoredMessage({self.topic!r}, queue {self.queue_id}, offset {self.queue_offset}, "
+            f"at {self.physical_offset}, {len(self.body)} bytes of body)"
+        )
+
+
+JSON_NAMES = (
+    "broker",
+    "topic",
+    "queue_id",
+    "queue_offset",
+    "physical_offset",
+    "size",
+    "message_id",
+    "store_timestamp",
+    "born_timestamp",
+    "born_host",
+    "store_host",
+    "sys_flag",
+    "flag",
+    "body_crc",
+    "reconsume_times",
+    "prepared_transaction_offset",
+    "properties",
+    "properties_string",
+    "tags_code",
+    "tags",
+    "keys",
+    "uniq_key",
+    "body",
+)
+"""Members of a JSON line, in order."""
