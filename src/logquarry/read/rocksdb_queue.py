@@ -157,7 +157,10 @@ def open_queues(layout: StoreLayout) -> QueueDb | None:
         found = [QueueDb(layout, folder) for folder in folders]
     except CorruptFile as error:
         # verify reports it. Each part of a command opens RocksDB: one warning is enough.
-        _warn_once(f"{error}: the queues are made from the log")
+        _warn_once(
+            f"{error}: the queues are made from the log. A queue whose messages have all expired "
+            "is missing then, and its offsets would begin at 0 again"
+        )
         return None
     return max(found, key=lambda one: one.dispatched_end)
 
