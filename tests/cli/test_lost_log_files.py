@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -127,3 +128,18 @@ def test_sizes_of_another_store_are_a_usage_error(root: Path, line: str, words: 
         shown = run(command, root, *options, "--config", config)
         assert shown.exit_code == 2, (command, options, shown.output)
         assert words in shown.output
+
+
+def test_all_commands_count_the_same_loss(root: Path, made: Path) -> None:
+    """The queues reach several files beyond the log, or the durable offset does."""
+    for path in operator_faults.log_files(root)[-3:]:
+        path.unlink()
+    (done,) = re.findall(r"[\d,]+ messages lost, [\d,]+ bytes", run("verify", root).output)
+    for words in (
+        ("info", root),
+        ("messages", root, "--on-damage", "skip"),
+        ("diff", root, made),
+    ):
+        assert done in run(*words).output
+    shutil.rmtree(root / ".logquarry")
+    assert done in run("info", root).output

@@ -10,7 +10,7 @@ import numpy as np
 from logquarry.format import java
 from logquarry.log.layout import StoreLayout
 from logquarry.read.batch_queue import all_queues, frames_in
-from logquarry.read.log_end import Span
+from logquarry.read.log_end import Span, last_entries
 from logquarry.read.queue import has_message
 from logquarry.text import plural
 
@@ -46,7 +46,11 @@ def lost_messages(layout: StoreLayout, spans: Sequence[Span], log_end: int) -> L
     """
     # An entry that points further ahead is itself damaged.
     log = layout.commit_log
-    limit = max(log_end, log.end) + log.file_size if log.files else java.LONG_MAX
+    limit = java.LONG_MAX
+    if log.files:
+        furthest = next(iter(last_entries(layout)), None)
+        known = 0 if furthest is None else furthest.physical_offset + furthest.size
+        limit = max(max(log_end, log.end) + log.file_size, known)
     starts = np.array([span.offset for span in spans], np.int64)
     ends = np.array([span.offset + span.length for span in spans], np.int64)
     offsets, sizes, counts = [_NONE], [_NONE], [_NONE]
