@@ -12,7 +12,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE
 from logquarry.read.compaction import compacted_topics
 from logquarry.read.rocksdb_queue import open_queues, rocksdb_folders
-from logquarry.text import plural
+from logquarry.text import plural, printable
 
 logger = logging.getLogger(__name__)
 
@@ -87,4 +87,4 @@ def _nearest(topic: str, found: Iterable[str]) -> str:
 def _some(found: Iterable[str]) -> str:
     names = sorted(found)
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"; there are: {', '.join(names[:5])}{more}"
+    return f"; there are: {', '.join(map(printable, names[:5]))}{more}"
