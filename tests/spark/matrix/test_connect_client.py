@@ -35,18 +35,11 @@ try:
     version("pyspark")
 except PackageNotFoundError:
     print("only pyspark-client", version("pyspark-client").rpartition(".")[0])
-port, store, out = sys.argv[1:]
+port, store = sys.argv[1:]
 spark = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").getOrCreate()
 register(spark)
 df = spark.read.format("rocketmq").option("topics", "orders").load(store)
 print("rows", sorted(bytes(row[0]).decode() for row in df.select("body").collect()))
-messages = df.select("topic", "body").write.format("rocketmq").mode("append")
-messages.option("config", '{"mappedFileSizeCommitLog": 65536}').save(out)
-print("written", read(spark, out, columns="topic,body").count())
-stream = spark.readStream.format("rocketmq").load(store).select("body").writeStream
-stream = stream.format("parquet").option("checkpointLocation", out + "-checkpoint")
-stream.trigger(availableNow=True).start(out + "-rows").awaitTermination(240)
-print("streamed", spark.read.parquet(out + "-rows").count())
 try:
     verify_stores(spark, store)
 except UsageError as error:
@@ -86,7 +79,7 @@ def test_a_driver_with_the_client_alone(port: str, tmp_path: Path) -> None:
         maker.put(["orders", "payments"][n % 2], body=b"body %d" % n)
     maker.write(tmp_path / "store")
     done = subprocess.run(
-        [CLIENT, "-c", DRIVER, port, tmp_path / "store", tmp_path / "out"],
+        [CLIENT, "-c", DRIVER, port, tmp_path / "store"],
         # A JVM on the driver would be a fault.
         env={**os.environ, "JAVA_HOME": "/nonexistent", "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
@@ -94,13 +87,9 @@ def test_a_driver_with_the_client_alone(port: str, tmp_path: Path) -> None:
         check=False,
         timeout=280,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
     told = done.stdout.splitlines()
     assert told[0].startswith("only pyspark-client 4.")
-    assert told[1:4] == [
-        f"rows {sorted(f'body {n}' for n in range(0, 20, 2))}",
-        "written 10",
-        "streamed 20",
-    ]
-    assert told[4].startswith("refused: this job needs a classic Spark session")
-    assert "StoreNotFound" in told[5]
+    assert told[1] == f"rows {sorted(f'body {n}' for n in range(0, 20, 2))}"
+    assert told[2].startswith("refused: this job needs a classic Spark session")
+    assert "StoreNotFound" in told[3]
