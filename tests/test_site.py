@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 import runpy
+import shutil
+import subprocess
+import tarfile
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -84,3 +88,31 @@ def test_the_site_builds(tmp_path: Path) -> None:
     for page in drawn:
         assert 'src="assets/mermaid.min.js"' in page.read_text("utf-8")
     assert (tmp_path / "site/assets/mermaid.min.js").stat().st_size > 1_000_000
+
+
+def test_an_interrupted_download_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails = True
+
+    def pack(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        """As npm: half of the archive is there at an interrupt."""
+        target = Path(command[command.index("--pack-destination") + 1]) / "thing-1.0.tgz"
+        if fails:
+            target.write_bytes(b"half")
+            raise KeyboardInterrupt
+        with tarfile.open(target, "w:gz") as archive:
+            member = tarfile.TarInfo("package/x.js")
+            member.size = 2
+            archive.addfile(member, io.BytesIO(b"js"))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(docs_site, "ROOT", tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(subprocess, "run", pack)
+    with pytest.raises(KeyboardInterrupt):
+        docs_site.npm_script("thing@1.0", "x.js")
+    assert list((tmp_path / "build").iterdir()) == []
+    fails = False
+    assert docs_site.npm_script("thing@1.0", "x.js") == b"js"
+    assert [path.name for path in (tmp_path / "build").iterdir()] == ["thing-1.0.tgz"]

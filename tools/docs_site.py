@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,10 +200,13 @@ def npm_script(package: str, path: str) -> bytes:
         if npm is None:
             raise PluginError(f"the site needs {package}: install npm, which downloads it")
         folder.mkdir(exist_ok=True)
-        command = [npm, "pack", "--silent", "--pack-destination", str(folder), package]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise PluginError(f"npm could not download {package}: {done.stderr.strip()}")
+        # An interrupted download must not stay under the final name.
+        with tempfile.TemporaryDirectory(dir=folder) as draft:
+            command = [npm, "pack", "--silent", "--pack-destination", draft, package]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise PluginError(f"npm could not download {package}: {done.stderr.strip()}")
+            (Path(draft) / packed.name).replace(packed)
     with tarfile.open(packed) as archive:
         script = archive.extractfile(f"package/{path}")
         assert script is not None

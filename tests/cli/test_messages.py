@@ -272,3 +272,15 @@ def test_a_store_whose_log_is_missing_is_refused(small_store: Path) -> None:
     shutil.rmtree(small_store / "consumequeue")
     # A new store has no messages, and needs no warning.
     assert not run("messages", small_store).stderr
+
+
+def test_an_unknown_topic_is_named_beside_the_nearest(small_store: Path, tmp_path: Path) -> None:
+    where = [small_store, "--topic", "order"]
+    for command in (
+        ["messages", *where, "--jsonl"],
+        ["export", *where, "--format", "jsonl", "--to", "-"],
+    ):
+        result = run(*command)
+        assert not result.stdout
+        assert "there is no topic 'order' (did you mean 'orders'?)" in result.stderr
+    assert not run("messages", *where, "--quiet").stderr

@@ -364,6 +364,7 @@ def _jsonl(
     from logquarry.cli import messages, output
     from logquarry.log.layout import StoreLayout
     from logquarry.log.store_names import broker_names, find_stores
+    from logquarry.read.known_topics import warn_of_unknown_topics
 
     policy = options.damage_policy(on_damage)
     wanted = filters.message_filter()
@@ -381,6 +382,7 @@ def _jsonl(
         for path, name in zip(paths, broker_names(paths), strict=True)
     ]
     path = None if target == _STDOUT else output.check_target(target, paths)
+    warn_of_unknown_topics([reader.layout for reader in readers], wanted)
     if path is None:
         count, length = _write(out, readers, sys.stdout.buffer, filters.limit)
         sys.stdout.flush()

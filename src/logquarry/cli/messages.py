@@ -68,6 +68,7 @@ def messages(
     """
     out = Output(quiet=quiet)
     from logquarry.log import json_lines
+    from logquarry.read.known_topics import warn_of_unknown_topics
     from logquarry.store.message_store import MessageStore
 
     policy = options.damage_policy(on_damage)
@@ -94,6 +95,7 @@ def messages(
             for message in found.unwrap():
                 write(_of_one(message, reader.decoding, hidden, jsonl=jsonl))
             return
+        warn_of_unknown_topics([opened.layout], wanted)
         for lines in _lines(reader, out, filters.limit, hidden, jsonl=jsonl):
             write(lines)
         report_damage(out, reader.damage.spans, policy, opened.layout)

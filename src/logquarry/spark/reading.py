@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,11 @@ def _text(name: str, value: Any) -> str:
 
 
 def _by_map(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
+    if find_spec("pandas") is None:
+        raise UsageError(
+            "read on Spark 3.5 uses mapInArrow, which needs the package pandas: pip install "
+            "'logquarry[spark]'"
+        )
     context = context_of(spark)
     use_this_python(context)
     options = parse_read_options(given)

@@ -21,6 +21,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import LogSplit
 from logquarry.log.store_names import broker_names, find_stores
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, Event, ExpiredSpan, LogEnd
+from logquarry.read.known_topics import warn_of_unknown_topics
 from logquarry.read.selection import (
     Part,
     PlaceList,
@@ -156,6 +157,7 @@ def plan_tasks(
         require_log(layout)
         check_start(layout, selection, fail=options.fail_on_data_loss)
         stores.append(_Store(location, broker, layout, selection))
+    warn_of_unknown_topics([store.layout for store in stores], options.wanted)
     whole = sum(file.size for store in stores for file in store.layout.commit_log.files)
     size = max(options.split_size or _split_size(whole, min_tasks), _least_split(whole))
     plans = [_plan(store, options, size) for store in stores]

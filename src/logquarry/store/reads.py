@@ -346,11 +346,13 @@ class StoreReads(LogReads):
         """
         self._require_open()
         from logquarry.read import bulk
+        from logquarry.read.known_topics import warn_of_unknown_topics
 
         if topic is not None:
             topics = renamed_topic(topic, topics)
         wanted = bulk.message_filter(topics, queue_id, tags, keys, since, until)
         layout, stop = self._bulk_layout()
+        warn_of_unknown_topics([layout], wanted)
         return bulk.messages(layout, self.broker, wanted, on_damage, damage, stop_offset=stop)
 
     def to_arrow(
@@ -388,12 +390,15 @@ class StoreReads(LogReads):
         """
         self._require_open()
         from logquarry.read import bulk
+        from logquarry.read.known_topics import warn_of_unknown_topics
 
+        wanted = bulk.message_filter(topics, queue_id, tags, keys, since, until)
         layout, stop = self._bulk_layout()
+        warn_of_unknown_topics([layout], wanted)
         return bulk.arrow_reader(
             layout,
             self.broker,
-            bulk.message_filter(topics, queue_id, tags, keys, since, until),
+            wanted,
             columns=columns,
             on_damage=on_damage,
             damage=damage,

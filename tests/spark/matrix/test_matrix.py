@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from logquarry.errors import UsageError
-from logquarry.spark import export_parquet, read, register
+from logquarry.spark import export_delta, export_parquet, read, register, verify_stores
 from logquarry.spark.adapter import has_admission, has_sources
 from tests.helpers.store_maker import StoreMaker
 from tests.spark.golden_rows import golden_messages, rows_by_broker, sound_stores
@@ -70,6 +70,24 @@ def test_export_to_parquet(spark: SparkSession, tmp_path: Path) -> None:
     assert done.messages == 20
     files = [str(tmp_path / "out" / file.path) for file in done.files]
     assert ds.dataset(files).count_rows() == 20
+
+
+def test_export_to_delta(spark: SparkSession, tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake", reason="needs the extra lakehouse")
+    for added, total in ((20, 20), (10, 30)):
+        small_store(tmp_path / "store", total - added, added)
+        done = export_delta(spark, tmp_path / "store", tmp_path / "table", partition_by=["topic"])
+        assert done.messages == added
+        table = deltalake.DeltaTable(str(tmp_path / "table")).to_pyarrow_table(columns=["body"])
+        assert sorted(table["body"].to_pylist()) == sorted(b"body %d" % n for n in range(total))
+
+
+def test_a_job_over_stores(spark: SparkSession, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        small_store(tmp_path / name, 0, 20)
+    reports = verify_stores(spark, str(tmp_path / "*"))
+    found = [(report.counts["messages"], report.has_damage) for report in reports]
+    assert found == [(20, False)] * 2
 
 
 @pytest.mark.skipif(has_sources(), reason="this PySpark has data sources in Python")

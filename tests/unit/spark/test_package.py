@@ -8,6 +8,8 @@ import sys
 import pytest
 
 import logquarry.spark
+from logquarry.errors import UsageError
+from logquarry.spark import reading
 
 
 @pytest.mark.parametrize("name", logquarry.spark.__all__)
@@ -32,3 +34,12 @@ def test_jobs_are_imported_when_they_are_first_used() -> None:
         assert "logquarry.repair" in sys.modules
         """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_spark_without_sources_names_the_extra_that_has_pandas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "has_sources", lambda: False)
+    monkeypatch.setattr(reading, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"needs the package pandas: .*logquarry\[spark\]"):
+        reading.read(object(), "store")  # type: ignore[arg-type]

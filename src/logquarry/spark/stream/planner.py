@@ -18,6 +18,7 @@ from logquarry.log.splits import LogExtent, LogSplit, plan_splits
 from logquarry.log.store_names import stores_by_name
 from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import open_queue
+from logquarry.read.known_topics import warn_of_unknown_topics
 from logquarry.read.log_end import LogFrontier
 from logquarry.read.selection import ReadPlan, Selection, time_range
 from logquarry.spark.options import ReadOptions
@@ -70,6 +71,7 @@ class StreamPlanner:
             return self._initial
         layouts = self._layouts()
         check_brokers(self._options, list(layouts))
+        warn_of_unknown_topics(list(layouts.values()), self._options.wanted)
         starts: dict[str, int] = {}
         queues: dict[str, dict[tuple[str, int], int]] = {}
         for broker, layout in layouts.items():
