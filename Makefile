@@ -18,6 +18,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # worksteal: a worker without tests takes some tests of a busy worker.
 PARALLEL := $(PYTEST) -n 3 --dist worksteal
 QUICK := not slow and not java and not root and not cluster
+# The files that have tests with a marker: to collect all others too takes eight seconds of processor
+# time in each process. ARGS may name other files.
+FILES = $(if $(ARGS),,$(shell grep -rlE --include='test_*.py' '$(1)' tests))
+SPARK_FILES = $(call FILES,mark\.spark|\bspark: )
 # If no test is selected, that is an error, unless ARGS narrowed the selection.
 OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])
 
@@ -43,20 +47,21 @@ test-plain: .venv/.compiled ## the quick tests without Spark
 	$(PARALLEL) -m "$(QUICK) and not spark" $(ARGS) $(OR_NONE)
 
 test-spark: .venv/.compiled ## the quick tests with Spark
-	$(PYTEST) -m "$(QUICK) and spark" $(ARGS) $(OR_NONE)
+	$(PYTEST) -m "$(QUICK) and spark" $(SPARK_FILES) $(ARGS) $(OR_NONE)
 
 test-slow: .venv/.compiled ## the slow tests, and those that need RocketMQ's own code or root (else skipped)
 	$(PARALLEL) -m "(slow or java or root) and not cluster and not spark" $(ARGS) $(OR_NONE)
-	$(PYTEST) -m "spark and slow" $(ARGS) $(OR_NONE)
+	$(PYTEST) -m "spark and slow" $(SPARK_FILES) $(ARGS) $(OR_NONE)
 
 test-java: .venv/.compiled ## the quick tests beside RocketMQ's own code (skipped without a JDK and Maven)
-	$(PARALLEL) -m "java and not spark and not slow" $(ARGS) $(OR_NONE)
+	$(PARALLEL) -m "java and not spark and not slow" $(call FILES,mark\.java) $(ARGS) $(OR_NONE)
 
 test-root: .venv/.compiled ## the quick tests that need root, for mounts (else skipped)
-	$(PYTEST) -m "root and not slow" $(ARGS) $(OR_NONE)
+	$(PYTEST) -m "root and not slow" $(call FILES,mark\.root) $(ARGS) $(OR_NONE)
 
 test-cluster: .venv/.compiled ## the tests that start a Spark cluster here, or Spark beside RocketMQ
-	$(PYTEST) -m "cluster or (spark and (java or root) and not slow)" $(ARGS) $(OR_NONE)
+	$(PYTEST) -m "cluster or (spark and (java or root) and not slow)" \
+		$(call FILES,mark\.cluster) $(SPARK_FILES) $(ARGS) $(OR_NONE)
 
 CELLS ?=
 test-matrix: .venv/.installed-dev ## each version of Spark in an environment below .matrix: CELLS="3.5 4.3"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ import pytest
 RUN = Path(__file__).parents[2] / "oracle" / "run"
 _BUILD_SECONDS = 600
 _ANSWER_SECONDS = 60
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A JVM that lives for some seconds ends before the optimizing compiler is of any use."""
 
 
 def require_oracle(run: Path = RUN) -> None:
@@ -77,6 +80,7 @@ def started(*command: str | Path, cwd: Path | None = None) -> Master:
         stderr=subprocess.DEVNULL,
         text=True,
         cwd=cwd,
+        env={"ORACLE_JVM": QUICK_JVM} | os.environ,
     )
     running = Master(process)
     try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import logquarry as lq
 from logquarry.format import broker_config
 from logquarry.replication import ConfigServer, ConfigSyncOptions, sync_config
-from tests.conformance.oracle import RUN, Master, require_oracle, started
+from tests.conformance.oracle import QUICK_JVM, RUN, Master, require_oracle, started
 from tests.helpers.broker_config import real_config
 from tests.helpers.replication import PATIENCE_SECONDS, opened
 
@@ -21,27 +22,39 @@ pytestmark = pytest.mark.java
 PROGRAM = Path(__file__).parents[1] / "data" / "ConfigBroker.java"
 FILES = ["topics.json", "consumerOffset.json", "delayOffset.json", "subscriptionGroup.json"]
 PATIENT = ConfigSyncOptions(timeout=PATIENCE_SECONDS)
+TARGET = RUN.parent / "target"
 
 
-@contextmanager
-def broker(*arguments: str | Path) -> Iterator[Master]:
-    """The real broker of ConfigBroker.java, once it is ready."""
+Broker = Callable[..., AbstractContextManager[Master]]
+"""Starts the real broker of ConfigBroker.java with its arguments; the block begins when it is
+ready."""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Broker:
+    """Compile the program once: `java ConfigBroker.java` would compile it at each start."""
     require_oracle()
-    target = RUN.parent / "target"
+    folder = tmp_path_factory.mktemp("classes")
+    path = f"{TARGET}/classes:{(TARGET / 'classpath.txt').read_text()}"
+    subprocess.run(["javac", "-cp", path, "-d", folder, PROGRAM], check=True)
     opened_up = ("java.nio", "sun.nio.ch", "java.lang", "java.util")
-    running = started(
-        "java",
-        *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in opened_up),
-        *("-Drocketmq.client.logUseSlf4j=true", "-Doracle.log=OFF", f"-Duser.home={target}/home"),
-        *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
-        *("-cp", f"{target}/classes:{(target / 'classpath.txt').read_text()}"),
-        PROGRAM,
-        *arguments,
-    )
-    try:
-        yield running
-    finally:
-        running.kill()
+
+    @contextmanager
+    def begun(*arguments: str | Path) -> Iterator[Master]:
+        running = started(
+            "java",
+            *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in opened_up),
+            *("-Drocketmq.client.logUseSlf4j=true", "-Doracle.log=OFF"),
+            *(f"-Duser.home={TARGET}/home", *QUICK_JVM.split()),
+            *("-cp", f"{folder}:{path}", PROGRAM.stem),
+            *arguments,
+        )
+        try:
+            yield running
+        finally:
+            running.kill()
+
+    return begun
 
 
 @pytest.fixture
@@ -50,7 +63,7 @@ def config(golden: Path, tmp_path: Path) -> Path:
     return real_config(golden, tmp_path / "m")
 
 
-def test_our_slave_asks_a_real_master(config: Path, tmp_path: Path) -> None:
+def test_our_slave_asks_a_real_master(broker: Broker, config: Path, tmp_path: Path) -> None:
     with broker("master", config) as master, opened(tmp_path / "s", "SLAVE") as slave:
         port = master.ready["port"]
         assert sync_config(slave, "127.0.0.1", port, options=PATIENT) == (tuple(FILES), (), ())
@@ -73,7 +86,7 @@ def test_our_slave_asks_a_real_master(config: Path, tmp_path: Path) -> None:
         master.quit()
 
 
-def test_a_real_slave_asks_our_master(config: Path, tmp_path: Path) -> None:
+def test_a_real_slave_asks_our_master(broker: Broker, config: Path, tmp_path: Path) -> None:
     folder = config / "config"
     # The slave has an own past, of which it keeps the offsets that the master has not got.
     (tmp_path / "s" / "config").mkdir(parents=True)
@@ -95,7 +108,7 @@ def test_a_real_slave_asks_our_master(config: Path, tmp_path: Path) -> None:
     assert offsets(found["consumerOffset.json"]) == expected
 
 
-def test_a_real_slave_keeps_what_our_master_has_not_got(tmp_path: Path) -> None:
+def test_a_real_slave_keeps_what_our_master_has_not_got(broker: Broker, tmp_path: Path) -> None:
     with lq.MessageStore.open(tmp_path / "m", mode="rw", config=lq.StoreConfig()) as store:
         root = store.root
     (tmp_path / "s" / "config").mkdir(parents=True)
