@@ -282,5 +282,5 @@ def test_an_unknown_topic_is_named_beside_the_nearest(small_store: Path, tmp_pat
     ):
         result = run(*command)
         assert not result.stdout
-        assert "there is no topic 'order' (did you mean 'orders'?)" in result.stderr
+        assert "no queue has the topic 'order' (did you mean 'orders'?)" in result.stderr
     assert not run("messages", *where, "--quiet").stderr

@@ -47,7 +47,7 @@ def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter
         return
     where = layouts[0].root if len(layouts) == 1 else plural(len(layouts), "store")
     for topic in _missing(wanted, found):
-        logger.warning("%s: there is no topic %r%s", where, topic, _nearest(topic, found))
+        logger.warning("%s: no queue has the topic %r%s", where, topic, _nearest(topic, found))
     if wanted.topic_pattern is not None and not any(map(wanted.takes_topic, found)):
         logger.warning(
             "%s: no topic matches the pattern %r%s", where, wanted.topic_pattern, _some(found)

@@ -39,10 +39,10 @@ def test_the_warning_names_the_nearest_topic(
     layout = made(tmp_path, "orders", "Payments")
     assert told(caplog, layout, topics=frozenset({"orders"})) == []
     assert told(caplog, layout, topics=frozenset({"orders", "payment"})) == [
-        f"{tmp_path}: there is no topic 'payment' (did you mean 'Payments'?)"
+        f"{tmp_path}: no queue has the topic 'payment' (did you mean 'Payments'?)"
     ]
     assert told(caplog, layout, topics=frozenset({"zzzzz"})) == [
-        f"{tmp_path}: there is no topic 'zzzzz'; there are: Payments, orders"
+        f"{tmp_path}: no queue has the topic 'zzzzz'; there are: Payments, orders"
     ]
     assert told(caplog, layout, topic_pattern="ord.*") == []
     assert told(caplog, layout, topic_pattern="ord") == [
@@ -55,7 +55,7 @@ def test_one_of_several_stores_is_enough(tmp_path: Path, caplog: pytest.LogCaptu
     layouts = made(tmp_path / "a", "orders"), made(tmp_path / "b", "payments")
     assert told(caplog, *layouts, topics=frozenset({"orders", "payments"})) == []
     assert told(caplog, *layouts, topics=frozenset({"order"})) == [
-        "2 stores: there is no topic 'order' (did you mean 'orders'?)"
+        "2 stores: no queue has the topic 'order' (did you mean 'orders'?)"
     ]
 
 
@@ -98,7 +98,8 @@ def test_each_read_warns_and_finds_nothing(
     assert plan_tasks(parse_read_options(options)) == []
     StreamPlanner(parse_read_options(options, is_stream=True), ["topic"]).initial()
     assert (
-        caplog.messages == [f"{tmp_path}: there is no topic 'order' (did you mean 'orders'?)"] * 4
+        caplog.messages
+        == [f"{tmp_path}: no queue has the topic 'order' (did you mean 'orders'?)"] * 4
     )
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
