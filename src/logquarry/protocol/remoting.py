@@ -136,7 +136,8 @@ class RemotingReader:
             raise ValueError(f"its header has {size} bytes, but the frame has {length}")
         if left < _SIZE + length:
             return position
-        start, end = position + _PREFIX_SIZE, position + _SIZE + length
+        start = position + _PREFIX_SIZE
+        end: int = position + _SIZE + length
         header, body = received[start : start + size], received[start + size : end]
         commands.append(decode_binary(header, body) if form else decode_json(header, body))
         return end

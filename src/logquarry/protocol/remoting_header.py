@@ -313,6 +313,7 @@ def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
         scan.at += 1
         if scan.at == scan.end:
             return None
+        value: Any
         if scan.at[0] == b'"':
             value = _scan_text(scan)
         elif scan.at[0] == b"{" and not depth:
@@ -341,12 +342,16 @@ def _scan_text(scan: Any) -> str | None:
         return None
     if scan.at[0] == b'"':
         scan.at += 1
-        return PyUnicode_DecodeUTF8(start, scan.at - start - 1, cython.NULL)
+        plain: str = PyUnicode_DecodeUTF8(start, scan.at - start - 1, cython.NULL)
+        return plain
     # Each escape is longer than its character.
     made = PyBytes_FromStringAndSize(start, scan.end - start)
     to = PyBytes_AS_STRING(made)
     size = unescape(scan, start, to)
-    return None if size < 0 else PyUnicode_DecodeUTF8(to, size, cython.NULL)
+    text: str | None = None
+    if size >= 0:
+        text = PyUnicode_DecodeUTF8(to, size, cython.NULL)
+    return text
 
 
 def _scan_number(scan: Any) -> int | None:

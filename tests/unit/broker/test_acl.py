@@ -226,7 +226,7 @@ def test_a_client_id_belongs_to_the_account_that_uses_it(tmp_path: Path) -> None
 
             async def ask(who: Any, name: str, code: int, body: bytes) -> int:
                 request = signed(name, code, {}, body)
-                return (await who.ask(code, request.ext_fields, body)).code
+                return int((await who.ask(code, request.ext_fields, body)).code)
 
             code = RequestCode.HEART_BEAT
             producer = b'{"clientID":"c","producerDataSet":[{"groupName":"p"}]}'
