@@ -1,16 +1,20 @@
 """Sends of pipelined clients to a broker: ``python -m benchmarks.bench_broker [COUNT] [RATE]``.
 
-The broker runs in a separate process. The result counts the processor time of that process, so it
-does not depend on what the client costs.
+The broker is ``logquarry broker`` with its default settings, in a separate process. The result
+counts the processor time of that process, user and system, of all its threads: the loop, the puts,
+the dispatch of queues and index, and flush. What the client costs does not count.
+With RATE the clients send that many messages in a second: the times are those of single sends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import subprocess
 import sys
+import tempfile
 import time
-from multiprocessing.connection import Connection
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import psutil
@@ -30,14 +34,25 @@ FIELDS: Final = {
 }
 
 
-def serve(pipe: Connection) -> None:
-    """Run a broker until the pipe gets a message."""
-    from logquarry.broker import background
-    from logquarry.config import StoreConfig
-
-    with background(config=StoreConfig(mapped_file_size_commit_log=1 << 28)) as broker:
-        pipe.send(broker.address)
-        pipe.recv()
+@contextmanager
+def serving() -> Iterator[tuple[str, int]]:
+    """Run ``logquarry broker``; gives its address and its process id."""
+    command = [sys.executable, "-m", "logquarry", "broker"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(
+            [*command, f"{folder}/store", "--listen", "127.0.0.1:0", "--name-port", "0"],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            # serving STORE at HOST:PORT, name server HOST:PORT
+            line = process.stdout.readline()
+            yield line.partition(" at ")[2].partition(",")[0], process.pid
+        finally:
+            process.terminate()
 
 
 class Sender(asyncio.Protocol):
@@ -114,17 +129,9 @@ def main(arguments: list[str]) -> None:
     """Run three times; the first also loads the broker's code."""
     count = int(arguments[0]) if arguments else 100_000
     rate = float(arguments[1]) if len(arguments) > 1 else 0.0
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,))
-    process.start()
-    try:
-        address = ours.recv()
+    with serving() as (address, broker):
         for _ in range(3):
-            asyncio.run(run(address, psutil.Process(process.pid), count, rate))
-    finally:
-        ours.send(None)
-        process.join()
+            asyncio.run(run(address, psutil.Process(broker), count, rate))
 
 
 if __name__ == "__main__":

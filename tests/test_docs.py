@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.protocol import ha, remoting
+from logquarry.protocol import ha, remoting_header
 from tests.conformance import test_append_vectors
 from tests.helpers.command import run
 from tools import docs_tables
@@ -36,7 +36,7 @@ def test_the_diagrams_and_tables_of_replication_are_those_of_the_code() -> None:
     page = (ROOT / "docs/replicate.md").read_text("utf-8")
     for table in (ha.MASTER, ha.SLAVE):
         assert f"```mermaid\n{table.diagram()}\n```" in page
-    for layout in (ha.REPORT, ha.HEADER, remoting.PREFIX):
+    for layout in (ha.REPORT, ha.HEADER, remoting_header.PREFIX):
         assert layout.markdown() in page
 
 

@@ -2,6 +2,7 @@
 'use strict';
 
 const { Consumer, Message, Producer } = require('ali-ons');
+const MessageQueue = require('ali-ons/lib/message_queue');
 const http = require('urllib');
 
 const topic = 't-node';
@@ -36,8 +37,27 @@ async function push() {
   await consumer.close();
 }
 
+// The package has no pull consumer: this is the pull that its push consumer makes.
+async function pull() {
+  const consumer = new Consumer({ ...options, consumerGroup: 'c-node-pull' });
+  await consumer.ready();
+  const found = new Set();
+  for (let queueId = 0; queueId < 4; queueId++) {
+    const queue = new MessageQueue(topic, 'broker-a', queueId);
+    for (let offset = 0, end = 1; offset < end;) {
+      const result = await consumer.pullKernelImpl(queue, 'a', 'TAG', 0, offset, 0);
+      if (result.pullStatus !== 'FOUND') break;
+      for (const message of result.msgFoundList) found.add(message.body.toString());
+      offset = result.nextBeginOffset;
+      end = result.maxOffset;
+    }
+  }
+  await consumer.close();
+  if (found.size !== 20) throw new Error(`got ${found.size} of 20`);
+}
+
 (async () => {
-  for (const work of [ send, push ]) {
+  for (const work of [ send, push, pull ]) {
     try {
       await work();
       console.log('OK', work.name);

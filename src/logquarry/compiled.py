@@ -29,6 +29,8 @@ MODULES: Final = (
     "store.call_counts",
     "store.log_growth",
     "store.single_put",
+    "protocol.remoting_header",
+    "protocol.remoting",
 )
 """Below ``logquarry``; each imports only modules before it without Python in between."""
 

@@ -77,4 +77,4 @@ def test_node(tmp_path: Path) -> None:
     install("npm", "install", "--silent", "ali-ons@3.12.0", "urllib@2", cwd=tmp_path)
     # This client does not use the route of TBW102: its topics have to exist, as with RocketMQ.
     lines = outcome(tmp_path / "s", "node", "client.js", cwd=tmp_path, topic="t-node")
-    assert lines == ["OK send", "OK push"]
+    assert lines == ["OK send", "OK push", "OK pull"]

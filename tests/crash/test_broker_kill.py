@@ -9,7 +9,8 @@ import asyncio
 import multiprocessing
 import random
 from collections import defaultdict
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -73,68 +74,175 @@ async def send(client: Client, name: str, acknowledged: Bodies, sent: asyncio.Ev
     await asyncio.gather(*(one() for _ in range(WINDOW)), return_exceptions=True)
 
 
-async def consume(
-    client: Client, queue_id: int, acknowledged: Bodies, got: Bodies, consumed: asyncio.Event
-) -> None:
-    """Go on at the group's offset, and commit it after each pull."""
-    where = {"consumerGroup": GROUP, "topic": "t", "queueId": queue_id}
-    asked = await client.ask(RequestCode.QUERY_CONSUMER_OFFSET, where)
-    offset = int(asked.ext_fields["offset"])
-    assert offset <= len(got[queue_id]), "the group's offset is beyond what it got"
-    while True:
-        fields = pull_fields("t", offset, queue_id, sysFlag=2 | 4, suspendTimeoutMillis=60_000)
-        answer: RemotingCommand = await client.post(RequestCode.PULL_MESSAGE, fields)
-        for message in messages_of(answer):
-            assert message.queue_offset == offset, "the consumer gets each offset"
-            for known in acknowledged, got:
-                assert known[queue_id].get(offset, message.body) == message.body
-            got[queue_id][offset] = message.body
-            offset += 1
-            consumed.set()
-        assert answer.code in (0, 19, 20), answer
-        commit = where | {"commitOffset": offset}
-        client.post(RequestCode.UPDATE_CONSUMER_OFFSET, commit, flag=2)
+async def answer_to(request: asyncio.Future[RemotingCommand]) -> RemotingCommand:
+    """The answer to a request; ConnectionError if the broker is gone."""
+    await asyncio.wait([request])
+    if request.cancelled():
+        raise ConnectionError
+    return request.result()
 
 
-async def play(
-    process: multiprocessing.process.BaseProcess,
-    address: str,
+class Consumers:
+    """One consumer for each queue, connected from the first broker to the last.
+
+    Each holds a pull until a message comes. When the broker is gone, it connects to the next one,
+    and goes on at the offset that its group has there.
+
+    Attributes:
+        got: what the consumers got.
+        repeated: messages that came again.
+        returns: how often a consumer got a message after it had connected again.
+    """
+
+    def __init__(self, acknowledged: Bodies) -> None:
+        self._acknowledged = acknowledged
+        self._broker: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.got: Bodies = defaultdict(dict)
+        self.repeated = 0
+        self.returns = 0
+        self.consumed = asyncio.Event()
+
+    def serve(self, address: str) -> None:
+        """Let the consumers connect to a broker."""
+        self.consumed.clear()
+        self._broker.set_result(address)
+
+    def gone(self) -> None:
+        """The broker was killed."""
+        self._broker = asyncio.get_running_loop().create_future()
+
+    async def consume(self, queue_id: int) -> None:
+        """Consume one queue, from all brokers in turn."""
+        last: asyncio.Future[str] | None = None
+        while True:
+            while (broker := self._broker) is last:
+                await asyncio.sleep(0.005)
+            address, last = await broker, broker
+            # The broker may be killed at any point.
+            with suppress(ConnectionError):
+                client = await connected(address)
+                try:
+                    await self._pull(client, queue_id)
+                finally:
+                    await client.close()
+
+    async def _pull(self, client: Client, queue_id: int) -> None:
+        where = {"consumerGroup": GROUP, "topic": "t", "queueId": queue_id}
+        asked = await answer_to(client.post(RequestCode.QUERY_CONSUMER_OFFSET, where))
+        offset, got = int(asked.ext_fields["offset"]), self.got[queue_id]
+        assert offset <= len(got), "the group's offset is beyond what it got"
+        is_first = not got
+        while True:
+            fields = pull_fields("t", offset, queue_id, sysFlag=2 | 4, suspendTimeoutMillis=60_000)
+            answer = await answer_to(client.post(RequestCode.PULL_MESSAGE, fields))
+            for message in messages_of(answer):
+                assert message.queue_offset == offset, "the consumer gets each offset"
+                for known in self._acknowledged, self.got:
+                    assert known[queue_id].get(offset, message.body) == message.body
+                self.repeated += offset in got
+                self.returns += not is_first
+                is_first = True
+                got[offset] = message.body
+                offset += 1
+                self.consumed.set()
+            assert answer.code in (0, 19, 20), answer
+            commit = where | {"commitOffset": offset}
+            client.post(RequestCode.UPDATE_CONSUMER_OFFSET, commit, flag=2)
+
+    def has_all(self) -> bool:
+        """Whether the consumers have got every acknowledged message."""
+        return all(
+            of_queue.keys() <= self.got[queue_id].keys()
+            for queue_id, of_queue in self._acknowledged.items()
+        )
+
+
+@contextmanager
+def broker_of(root: Path) -> Iterator[tuple[multiprocessing.process.BaseProcess, Connection]]:
+    """A broker in a process, killed at the end."""
+    context = multiprocessing.get_context("forkserver")
+    # Each broker is a fork of a process that has loaded the code.
+    context.set_forkserver_preload([__name__, "logquarry.format.kernels"])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(str(root), theirs))
+    process.start()
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.join()
+
+
+async def address_of(pipe: Connection) -> str:
+    assert await asyncio.to_thread(pipe.poll, _START_SECONDS)
+    return str(pipe.recv())
+
+
+async def kill_amid_sends(
+    root: Path,
     number: int,
     rng: random.Random,
     acknowledged: Bodies,
-    got: Bodies,
+    consumers: Consumers,
 ) -> None:
-    """Send and consume until the kill."""
-    clients = [await connected(address) for _ in range(SENDERS + QUEUES)]
-    if number == 0:
-        fields = {"topic": "t", "readQueueNums": QUEUES, "writeQueueNums": QUEUES, "perm": 6}
-        assert (await clients[0].ask(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)).code == 0
-    else:
-        # All acknowledged messages are there before the first new one comes.
-        for queue_id, of_queue in acknowledged.items():
-            asked = {"topic": "t", "queueId": queue_id}
-            end = await clients[0].ask(RequestCode.GET_MAX_OFFSET, asked)
-            assert int(end.ext_fields["offset"]) > max(of_queue, default=-1)
-    sent, consumed = asyncio.Event(), asyncio.Event()
-    senders = [
-        asyncio.create_task(send(client, f"{number}-{which}", acknowledged, sent))
-        for which, client in enumerate(clients[:SENDERS])
-    ]
-    consumers = [
-        asyncio.create_task(consume(client, queue_id, acknowledged, got, consumed))
-        for queue_id, client in enumerate(clients[SENDERS:])
-    ]
-    await sent.wait()
-    await consumed.wait()
-    await asyncio.sleep(rng.choice((0.0, 0.02, 0.1)) * rng.random())
-    process.kill()
-    await asyncio.gather(*senders)
-    for consumer in consumers:
-        with suppress(asyncio.CancelledError, ConnectionError):
-            await consumer
-    for client in clients:
-        with suppress(ConnectionError):
-            await client.close()
+    """Start a broker, send and consume, and kill it."""
+    with broker_of(root) as (process, pipe):
+        address = await address_of(pipe)
+        clients = [await connected(address) for _ in range(SENDERS)]
+        if number == 0:
+            fields = {"topic": "t", "readQueueNums": QUEUES, "writeQueueNums": QUEUES, "perm": 6}
+            assert (await clients[0].ask(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)).code == 0
+        else:
+            # All acknowledged messages are there before the first new one comes.
+            for queue_id, of_queue in acknowledged.items():
+                asked = {"topic": "t", "queueId": queue_id}
+                end = await clients[0].ask(RequestCode.GET_MAX_OFFSET, asked)
+                assert int(end.ext_fields["offset"]) > max(of_queue, default=-1)
+        consumers.serve(address)
+        sent = asyncio.Event()
+        senders = [
+            asyncio.create_task(send(client, f"{number}-{which}", acknowledged, sent))
+            for which, client in enumerate(clients)
+        ]
+        await sent.wait()
+        await consumers.consumed.wait()
+        await asyncio.sleep(rng.choice((0.0, 0.02, 0.1)) * rng.random())
+        process.kill()
+        consumers.gone()
+        await asyncio.gather(*senders)
+        for client in clients:
+            with suppress(ConnectionError):
+                await client.close()
+
+
+async def scenario(rounds: int, root: Path) -> tuple[Bodies, Consumers]:
+    """Kill brokers, one after the other; the last one lives until the consumers have all."""
+    rng = random.Random(SEED)
+    acknowledged: Bodies = defaultdict(dict)
+    consumers = Consumers(acknowledged)
+    tasks = [asyncio.create_task(consumers.consume(queue_id)) for queue_id in range(QUEUES)]
+
+    async def kills() -> None:
+        for number in range(rounds):
+            with told(SEED, f"round {number}", root, root.parent):
+                await kill_amid_sends(root, number, rng, acknowledged, consumers)
+        with broker_of(root) as (_, pipe):
+            consumers.serve(await address_of(pipe))
+            while not consumers.has_all():
+                await asyncio.sleep(0.005)
+
+    work = asyncio.create_task(kills())
+    # A consumer never ends, except by an error.
+    await asyncio.wait([work, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    for task in (work, *tasks):
+        task.cancel()
+    for task, result in zip(
+        (work, *tasks), await asyncio.gather(work, *tasks, return_exceptions=True), strict=True
+    ):
+        if isinstance(result, Exception):
+            raise result
+        assert task is not work or result is None, "a consumer ended"
+    return acknowledged, consumers
 
 
 @pytest.mark.parametrize(
@@ -145,35 +253,25 @@ async def play(
     ],
 )
 def test_kills(rounds: int, tmp_path: Path) -> None:
-    rng = random.Random(SEED)
     root = tmp_path / "store"
-    acknowledged: Bodies = defaultdict(dict)
-    got: Bodies = defaultdict(dict)
-    context = multiprocessing.get_context("forkserver")
-    # Each broker is a fork of a process that has loaded the code.
-    context.set_forkserver_preload([__name__, "logquarry.format.kernels"])
-    for number in range(rounds):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(str(root), theirs))
-        process.start()
-        try:
-            with told(SEED, f"round {number}", root, tmp_path):
-                assert ours.poll(_START_SECONDS)
-                asyncio.run(play(process, ours.recv(), number, rng, acknowledged, got))
-        finally:
-            process.kill()
-            process.join()
+    acknowledged, consumers = asyncio.run(scenario(rounds, root))
     with told(SEED, "the end", root, tmp_path):
         with lq.MessageStore.open(root, mode="rw", config=SMALL) as store:
             store.wait_dispatched()
             stored: Bodies = defaultdict(dict)
             for message in store.scan("t"):
                 stored[message.queue_id][message.queue_offset] = message.body
-            for name, known in ("acknowledged", acknowledged), ("consumed", got):
-                for queue_id, of_queue in known.items():
-                    assert of_queue.items() <= stored[queue_id].items(), f"lost: {name}"
+        for queue_id, of_queue in acknowledged.items():
+            got = consumers.got[queue_id]
+            assert of_queue.items() <= got.items(), "an acknowledged message was not consumed"
+            assert sorted(got) == list(range(len(got))), "a consumer missed an offset"
+            assert got.items() <= stored[queue_id].items(), "lost"
         with lq.MessageStore.open(root, config=SMALL) as store:
             assert not verify_store(store.layout).has_damage
-    sums = [sum(map(len, known.values())) for known in (acknowledged, got, stored)]
-    print(f"{rounds} kills: {sums[0]} acknowledged, {sums[1]} consumed, {sums[2]} stored")
-    assert sums[0] >= rounds
+    sums = [sum(map(len, known.values())) for known in (acknowledged, consumers.got, stored)]
+    print(
+        f"{rounds} kills: {sums[0]} acknowledged, {sums[1]} consumed and {consumers.repeated} of "
+        f"them again, {consumers.returns} times after a new connection, {sums[2]} stored"
+    )
+    # In each round after the first, a consumer got a message; each was new once.
+    assert sums[0] >= rounds and consumers.returns >= rounds - 1 - QUEUES

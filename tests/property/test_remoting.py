@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from logquarry import protocol
 from logquarry.errors import ProtocolViolation
 from logquarry.format import fastjson
-from logquarry.protocol import remoting, remoting_codes
+from logquarry.protocol import remoting, remoting_codes, remoting_header
 from logquarry.protocol.remoting import LANGUAGES, RemotingCommand, RemotingReader
 
 INT = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -83,3 +89,103 @@ def test_numbers_as_keys_have_no_quotes(table: dict[int, object]) -> None:
     expected = {str(key): value for key, value in table.items()}
     assert fastjson.decode(fastjson.compact(table)) == expected
     assert json.loads(fastjson.compact(table, quote_keys=True)) == expected
+
+
+# -------------------------------------------------------------------------- compiled, interpreted
+def _interpreted() -> ModuleType:
+    """The source of the header codec, which is also in use if there is nothing compiled."""
+    path = Path(protocol.__file__).with_name("remoting_header.py")
+    spec = spec_from_file_location("remoting_header_interpreted", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+REFERENCE = _interpreted()
+
+
+def outcome(call: Callable[..., Any], *arguments: object) -> object:
+    """The result of a call, or its exception; a text that is no UTF-8 has one message less."""
+    try:
+        return call(*arguments)
+    except UnicodeDecodeError:
+        return UnicodeDecodeError
+    except ValueError as error:
+        return type(error), str(error)
+
+
+HEADERS = st.one_of(
+    COMMANDS.map(REFERENCE._json_header),
+    JSON.map(lambda value: json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()),
+    st.text('{}":,\\u0019abtnr/-.eE \n\x01\x7f\xe9', max_size=40).map(
+        lambda text: f'{{"code":1,"opaque":2,"extFields":{{"a":"{text}'.encode()
+    ),
+    st.lists(
+        st.sampled_from(
+            [
+                *(b"{", b"}", b'"', b":", b",", b"\\", b'"a"', b'"a":', b"0", b"-1", b"00"),
+                *(b"9" * 18, b"9" * 19, b"1.5", b"1e3", b"true", b"null", b"\\u0041"),
+                *(b"\\u00e9", b"\xc3\xa9", b"\xff", b"\n", b" ", b"\x1f"),
+                *(b'"code":1,"opaque":2', b'"extFields":{'),
+            ]
+        ),
+        max_size=12,
+    ).map(b"".join),
+)
+
+
+@given(HEADERS)
+@example(b'{"code":1,"opaque":2,"remark":"\\u007f\\ud83d\\ude00"}\n')
+@example(b'{"code":1,"opaque":2,"extFields":{"a":"\\')
+@example(b'{"code":-0,"opaque":-2147483648,"flag":2147483648}')
+def test_json_headers_are_decoded_alike(header: bytes) -> None:
+    found = outcome(remoting_header.decode_json, header, b"body")
+    assert found == outcome(REFERENCE.decode_json, header, b"body")
+
+
+@given(COMMANDS, st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4))
+def test_damaged_headers_are_decoded_alike(
+    command: RemotingCommand, changes: list[tuple[int, int]]
+) -> None:
+    for encode, name in (
+        (REFERENCE._json_header, "decode_json"),
+        (REFERENCE._binary_header, "decode_binary"),
+    ):
+        header = bytearray(encode(command))
+        for at, byte in changes:
+            header[at % len(header)] = byte
+        found = outcome(getattr(remoting_header, name), bytes(header), b"")
+        assert found == outcome(getattr(REFERENCE, name), bytes(header), b"")
+
+
+@given(COMMANDS)
+@example(RemotingCommand(0, 1, ext_fields={"a": "\x7f", "b": "x" * 2_000}))
+@example(RemotingCommand(0, 1, ext_fields={"a": "x" * 850}, language="\ud800"))
+def test_heads_are_encoded_alike(command: RemotingCommand) -> None:
+    assert remoting_header.encode_head(command) == REFERENCE.encode_head(command)
+
+
+NUMBERS = st.one_of(
+    st.integers(-(1 << 65), 1 << 65).map(str),
+    st.sampled_from(["", "-", "+5", " 7", "1_0", "007", "-0", "\u0663", "1.5", "2147483648"]),
+    st.sampled_from([str(1 << 63), str(-(1 << 63)), str(-(1 << 31)), str(-(1 << 31) - 1)]),
+)
+
+
+@given(
+    st.sampled_from(sorted(remoting_codes.REQUESTS)),
+    st.lists(NUMBERS | st.sampled_from(["true", "True", "no"]), min_size=16, max_size=16),
+    st.integers(0, 16),
+)
+def test_fields_are_parsed_alike(code: int, texts: list[str], count: int) -> None:
+    expected = tuple(map(tuple, remoting_codes.REQUESTS[code].fields))
+    names = [field.key for field in remoting_codes.REQUESTS[code].fields]
+    fields = dict(zip(names[:count], texts, strict=False))
+    expected_of = tuple(
+        # The reference has its own mark for a field that must be there.
+        (name, kind, REFERENCE.REQUIRED if default is remoting_header.REQUIRED else default, key)
+        for name, kind, default, key in expected
+    )
+    found = outcome(remoting_header.parse_fields, expected, fields)
+    assert found == outcome(REFERENCE.parse_fields, expected_of, fields)

@@ -367,7 +367,8 @@ class _Port:
         acl = self._broker.options.acl
         if acl is not None:
             account = acl.admit(request.command, request.fields)
-            request.require = None if account is None else account.require_topic
+            if account is not None:
+                request.require, request.account = account.require_topic, account.access_key
 
 
 def _memory() -> str | None:

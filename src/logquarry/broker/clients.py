@@ -26,6 +26,8 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 _MOST_GROUPS: Final = 10_000
 """Producer and consumer groups of one connection."""
+_MOST_IDS: Final = 100
+"""Client ids of one connection. Clients of RocketMQ have one."""
 _LONGEST_FILTER: Final = 8_192
 """Characters of an SQL92 filter: the event loop parses it."""
 _CACHED_FILTERS: Final = 256
@@ -108,6 +110,7 @@ class Client:
         version: number of its RocketMQ version.
         seen: time of the last heartbeat, by ``time.monotonic``.
         require: as :attr:`Request.require`.
+        account: as :attr:`Request.account`.
     """
 
     client_id: str
@@ -116,6 +119,7 @@ class Client:
     version: int
     seen: float
     require: Callable[[str, str], None] | None = None
+    account: str = ""
 
     def may_publish(self, topic: str) -> bool:
         """Whether the client's account may send to a topic."""
@@ -169,6 +173,9 @@ class Clients:
         self._groups: dict[Connection, tuple[set[str], set[str]]] = {}
         """The producer groups and the consumer groups of each connection."""
         self._next: dict[str, int] = {}
+        self._owners: dict[str, tuple[str, set[Connection]]] = {}
+        """Of each client id: the account that has it, and the connections that use it."""
+        self._ids: dict[Connection, set[str]] = {}
 
     def heartbeat(
         self,
@@ -180,8 +187,10 @@ class Clients:
         """Take the groups of a heartbeat.
 
         Raises:
-            Refused: if the connection is in too many groups.
+            Refused: if the connection is in too many groups, or a client of another account has
+                the id.
         """
+        self._claim(connection, client())
         of_producers, of_consumers = self._groups.setdefault(connection, (set(), set()))
         for producer in producers:
             _add_group(of_producers, producer)
@@ -203,6 +212,32 @@ class Clients:
             if self._subscribe(group, filters) or is_new:
                 self._changed(name)
 
+    def _claim(self, connection: Connection, client: Client) -> None:
+        """Keep a client id for the account of the client until its connections end.
+
+        Replies, and the answers to some requests of mqadmin, go to the client with an id.
+        """
+        if not client.account:
+            return
+        self.require_owner(client.client_id, client.account)
+        ids = self._ids.setdefault(connection, set())
+        if len(ids) >= _MOST_IDS and client.client_id not in ids:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"a connection has at most {_MOST_IDS} clients"
+            )
+        ids.add(client.client_id)
+        self._owners.setdefault(client.client_id, (client.account, set()))[1].add(connection)
+
+    def require_owner(self, client_id: str, account: str) -> None:
+        """Raise Refused if a client of another account has an id."""
+        owner, _ = self._owners.get(client_id, (account, None))
+        if owner != account:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"a client of another account has the id {client_id[:200]}: set another "
+                "instanceName",
+            )
+
     def _subscribe(self, group: ConsumerGroup, filters: Mapping[str, TopicFilter]) -> bool:
         has_changed = False
         for topic, found in filters.items():
@@ -223,6 +258,11 @@ class Clients:
 
     def disconnected(self, connection: Connection) -> None:
         """Remove a client from all groups."""
+        for client_id in self._ids.pop(connection, ()):
+            users = self._owners[client_id][1]
+            users.discard(connection)
+            if not users:
+                del self._owners[client_id]
         producers, consumers = self._groups.pop(connection, _NO_GROUPS)
         for group in list(producers):
             self._leave_producers(connection, group)

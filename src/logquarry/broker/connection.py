@@ -49,12 +49,14 @@ class Request:
         connection: where it came from.
         require: raises Refused if the client's account has not a permission (PUB or SUB) for a
             topic that is known only now; None without accounts.
+        account: the access key of the client's account; empty without accounts.
     """
 
     command: RemotingCommand
     fields: dict[str, Any]
     connection: Connection
     require: Callable[[str, str], None] | None = None
+    account: str = ""
 
     def reply(
         self,

@@ -79,7 +79,8 @@ class Consuming:
         """Register a client, and create its groups and their retry topics.
 
         Raises:
-            Refused: if a group is not created; the client is in all other groups.
+            Refused: if a group is not created; the client is in all other groups. Also if a client
+                of another account has the id.
         """
         core, document = self._core, document_of(request)
         client_id = str(document.get("clientID") or "")
@@ -102,6 +103,7 @@ class Consuming:
                 command.version,
                 time.monotonic(),
                 request.require,
+                request.account,
             ),
             producers,
             consumers,
@@ -211,6 +213,7 @@ class Consuming:
         """The client and the queues of a request for locks."""
         document = document_of(request)
         group, client = str(document.get("consumerGroup")), str(document.get("clientId"))
+        self._core.clients.require_owner(client, request.account)
         keys = []
         for queue in _objects(document, "mqSet"):
             topic, queue_id = str(queue.get("topic")), queue.get("queueId", 0)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from logquarry.protocol.remoting_header import BOOL, REQUIRED, TEXT, HeaderField, parse_fields
+
 
 class RequestCode(IntEnum):
     """The requests that logquarry serves or sends."""
@@ -96,28 +98,7 @@ class ResponseCode(IntEnum):
     CONSUME_MSG_TIMEOUT = 207
 
 
-class HeaderField(NamedTuple):
-    """A header field of a request.
-
-    Attributes:
-        name: RocketMQ's name; key of the parsed fields.
-        kind: _TEXT, _BOOL, or the bound of its numbers: at least minus that, and below it.
-        default: the value if the field is missing; REQUIRED if it must be there.
-        key: its name in the header, if that is another.
-    """
-
-    name: str
-    kind: int
-    default: Any
-    key: str
-
-
-REQUIRED: Final = object()
-
-
-_TEXT: Final = 0
-_BOOL: Final = 1
-_KINDS: Final = {"text": _TEXT, "bool": _BOOL, "int": 1 << 31, "long": 1 << 63}
+_KINDS: Final = {"text": TEXT, "bool": BOOL, "int": 31, "long": 63}
 _DEFAULTS: Final[Mapping[str, Any]] = {"text": "", "int": 0, "long": 0, "bool": False}
 
 
@@ -317,7 +298,7 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
-_PARSED: Final = {row.code: row.fields for row in _ROWS}
+_PARSED: Final = {row.code: tuple(map(tuple, row.fields)) for row in _ROWS}
 
 
 def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
@@ -326,23 +307,4 @@ def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         ValueError: if a field is missing or invalid.
     """
-    found: dict[str, Any] = {}
-    for name, kind, default, key in _PARSED.get(code, ()):
-        text = ext_fields.get(key)
-        if text is None:
-            if default is REQUIRED:
-                raise ValueError(f"the custom field <{name}> is null")
-            found[name] = default
-        elif kind is _TEXT:
-            found[name] = text
-        elif kind is _BOOL:
-            found[name] = text == "true" or text.lower() == "true"
-        else:
-            try:
-                value = int(text)
-            except ValueError:
-                raise ValueError(f"the custom field <{name}> is no number: {text[:80]!r}") from None
-            if not -kind <= value < kind:
-                raise ValueError(f"the custom field <{name}> is too large: {text[:80]!r}")
-            found[name] = value
-    return found
+    return parse_fields(_PARSED.get(code, ()), ext_fields)

@@ -16,7 +16,13 @@ from logquarry.broker.connection import Refused
 from logquarry.errors import UsageError
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import REQUESTS, RequestCode, parse
-from tests.helpers.broker_client import PATIENCE_SECONDS, pull_fields, send_fields, serving
+from tests.helpers.broker_client import (
+    PATIENCE_SECONDS,
+    connected,
+    pull_fields,
+    send_fields,
+    serving,
+)
 
 SECRET = "12345678"
 PUB, SUB, BOTH = frozenset({"PUB"}), frozenset({"SUB"}), frozenset({"PUB", "SUB"})
@@ -206,5 +212,39 @@ def test_a_consumer_does_not_get_the_signature_of_an_administrator(tmp_path: Pat
             assert asked.ext_fields == fields
             client.answer(asked)
             assert (await answer).code == 0
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
+
+
+def test_a_client_id_belongs_to_the_account_that_uses_it(tmp_path: Path) -> None:
+    other = Account("other1", SECRET, topics={"t": BOTH}, groups={"group": SUB})
+    control = AccessControl(SENDER, other, CHIEF)
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "s", acl=control) as (broker, client):
+            strangers = [await connected(broker.address) for _ in range(2)]
+
+            async def ask(who: Any, name: str, code: int, body: bytes) -> int:
+                request = signed(name, code, {}, body)
+                return int((await who.ask(code, request.ext_fields, body)).code)
+
+            code = RequestCode.HEART_BEAT
+            producer = b'{"clientID":"c","producerDataSet":[{"groupName":"p"}]}'
+            assert await ask(client, "sender", code, producer) == 0
+            for body in producer, _heartbeat("group", "t"):
+                assert await ask(strangers[0], "other1", code, body) == 16
+            assert (
+                await ask(strangers[0], "other1", RequestCode.LOCK_BATCH_MQ, _locks("group", "t"))
+                == 16
+            )
+            # A client has several connections; each keeps its id.
+            assert await ask(strangers[1], "sender", code, producer) == 0
+            await client.close()
+            assert await ask(strangers[0], "other1", code, producer) == 16
+            await strangers[1].close()
+            while broker.core.clients.client("c") is not None:
+                await asyncio.sleep(0.01)
+            assert await ask(strangers[0], "other1", code, producer) == 0
+            await strangers[0].close()
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
