@@ -409,7 +409,9 @@ class LogReader:
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         if self.live and (lost := self._synced_after(position)):
             if self._is_whole(position):
-                return self._step(position, None)
+                event, after = self._step(position, None)
+                if event is not None:
+                    return event, after
             length = min(position + lost, here) - position
             return DamagedSpan(position, length, kind, reason, path), position + length
         if self._log.data_end(position) <= position:
