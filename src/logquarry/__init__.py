@@ -24,9 +24,14 @@ that a quick command stays quick.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+
+# A type checker takes this name for true. Importing typing would take longer than the rest of this
+# module, and the command line handles Ctrl-C only after it.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from logquarry import errors
     from logquarry.config import StoreConfig
     from logquarry.dialect31.prepared import PreparedTransaction, TransactionEnd

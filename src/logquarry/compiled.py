@@ -53,9 +53,9 @@ class _Sources:
         return PathFinder.find_spec(name, path, target)
 
 
-def is_switched_off() -> bool:
-    """Whether :data:`SWITCH` asks for interpreted modules."""
-    return os.environ.get(SWITCH, "").lower() in ("off", "0", "no", "false")
+def is_switched_off(switch: str = SWITCH) -> bool:
+    """Whether an environment variable says off (default: the one for compiled modules)."""
+    return os.environ.get(switch, "").lower() in ("off", "0", "no", "false")
 
 
 def obey_switch() -> None:

@@ -7,6 +7,7 @@ other. Public names are imported when they are first used.
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -132,6 +133,18 @@ def test_the_package_imports_nothing_before_it_is_asked_for() -> None:
     """``import logquarry`` is quick: each public name is imported when it is first used."""
     code = "import sys, logquarry; print(*(m for m in sys.modules if m.startswith('logquarry.')))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == []
+
+
+def test_little_is_imported_before_ctrl_c_is_handled() -> None:
+    """Until then Python prints a traceback."""
+    code = (
+        "import sys; before = set(sys.modules); import logquarry.cli.interrupts; "
+        "print(*{'typing', 're', 'click'} & (set(sys.modules) - before))"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "LOGQUARRY_COMPILED"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environ)
     assert done.stdout.split() == []
 
 

@@ -4,7 +4,7 @@ Before a command runs there is nothing to clean up, so the first handler ends th
 That includes the imports, in which a KeyboardInterrupt would print a traceback. While a command
 runs, Ctrl-C raises KeyboardInterrupt, so that the command removes its unfinished output.
 
-This module imports only what Python has loaded at its start.
+Python's own start, and the imports of this module, still print a traceback. So it imports little.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any, Final
+
+TYPE_CHECKING = False  # A type checker takes this name for true. Importing typing takes longer.
+
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any, Final
 
 _LINE: Final = b"error: interrupted\n"
 _INTERRUPTED: Final = 130

@@ -8,7 +8,6 @@ numba the reference is used too.
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from logquarry.compiled import is_switched_off
 from logquarry.format import crc, dledger, frame
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, ROW_WIDTH, SIZE, TABLE_FULL
 
@@ -35,7 +35,7 @@ Rows = npt.NDArray[np.int32]
 @cache
 def kernels() -> ModuleType | None:
     """The kernel module, or None if it is switched off or numba is missing."""
-    if os.environ.get(SWITCH, "").lower() in ("off", "0", "no", "false"):
+    if is_switched_off(SWITCH):
         return None
     try:
         from logquarry.format import kernels as module

@@ -175,8 +175,6 @@ class FileSystem(ABC):
 
 
 class _LocalFile(FileView):
-    is_mapped = True
-
     def __init__(self, path: str, note: Callable[[Sequence[Unreadable]], None]) -> None:
         self.path = path
         descriptor = os.open(path, READ_ONLY)
@@ -185,17 +183,14 @@ class _LocalFile(FileView):
             if not stat.S_ISREG(status.st_mode):
                 raise FileNotFoundError(errno.ENOENT, "not a file", path)
             self.size = status.st_size
-            # The map keeps its own reference to the file until the last window is released.
-            self._map = (
-                ReadableMap(
-                    path,
-                    WatchedMap(descriptor, self.size, access=mmap.ACCESS_READ).watch(),
-                    self.size,
-                    note=note,
-                )
-                if self.size
-                else None
-            )
+            self._map: ReadableMap | None = None
+            self.is_mapped = True
+            if self.size:
+                # The map keeps its own reference to the file until the last window is released.
+                mapped = WatchedMap(descriptor, self.size, access=mmap.ACCESS_READ).watch()
+                self.is_mapped = mapped.is_watched or not hasattr(os, "pread")
+                copied = None if self.is_mapped else os.dup(descriptor)
+                self._map = ReadableMap(path, mapped, self.size, descriptor=copied, note=note)
         finally:
             os.close(descriptor)
 

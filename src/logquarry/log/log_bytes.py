@@ -129,7 +129,8 @@ class LogBytes:
         """The first unreadable range in the frame or blank that seems to start at a position."""
         view = self.view(file)
         # Also if no range is known yet: the window notes a truncated file.
-        head = view.fault(at, FIXED_SIZE_V1) if view.is_mapped else None
+        is_noted = view.is_mapped or bool(view.unreadable)
+        head = view.fault(at, FIXED_SIZE_V1) if is_noted else None
         if head is not None or not view.unreadable:
             return head
         size, _ = BLANK_LAYOUT.struct.unpack_from(

@@ -1,7 +1,7 @@
 """Keeps SIGBUS from ending the process if the disk does not deliver a page of a watched map.
 
-Compiled by Cython (``lost_pages.pxd`` has the handler); interpreted, no map is watched and SIGBUS
-ends the process.
+Compiled by Cython (``lost_pages.pxd`` has the handler). Interpreted, no map is watched: readers
+copy their windows (:class:`logquarry.log.readable.ReadableMap`), and SIGBUS ends a writer.
 
 A page of a map can fail after it was probed: the page cache drops it and the disk fails when it is
 read again, another program truncates the file, or a written page finds no block on a full disk.
@@ -18,8 +18,9 @@ process handles SIGBUS and must be the only one, such as a Java virtual machine.
 from __future__ import annotations
 
 import mmap
-import os
 from typing import Final
+
+from logquarry.compiled import is_switched_off
 
 try:
     import cython
@@ -30,7 +31,7 @@ if cython.compiled:
     from cython.cimports.cpython.memoryview import PyMemoryView_GET_BUFFER
 
 SWITCH: Final = "LOGQUARRY_SIGBUS"
-_IS_ON: Final = os.environ.get(SWITCH, "").lower() not in ("off", "0", "no", "false")
+_IS_ON: Final = not is_switched_off(SWITCH)
 
 _noted = 0
 

@@ -10,6 +10,9 @@ If pages cannot be read, the window is a copy: these pages hold ``FILL``, and
 bytes. A caller that decodes bytes without a CRC must ask :func:`first_unreadable` too, after it has
 read them: a page can be lost after its probe, and then holds ``FILL`` too
 (:mod:`logquarry.log.lost_pages`). :func:`lost` tells cheaply whether any page of the process was.
+
+If no handler watches the map, a lost page would end the process. The windows of readers are copies
+then, made with ``pread``.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import mmap
 import os
 import sys
 import threading
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -49,6 +53,8 @@ _STEP: Final = 8 << 20
 """Maximum bytes of one probe: a larger one would hold the process's memory map lock for long."""
 _POPULATE_READ: Final = 22
 _UNKNOWN, _GOOD, _BAD = b"\0", b"\1", b"\2"
+LARGEST_COPY: Final = 64 << 20
+"""Maximum bytes of a window that is a copy although its bytes can be read."""
 _NO_BYTES: Final = memoryview(b"")
 _LOST: Final = "could be read before, and the disk does not deliver them any more (SIGBUS)"
 
@@ -210,6 +216,11 @@ class WatchedMap(mmap.mmap):
     # Also when the interpreter exits, and has deleted the names of the module.
     _end = staticmethod(lost_pages.forget)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether the map loses a page instead of ending the process."""
+        return self.number >= 0
+
     def watch(self, *, in_children: bool = True) -> WatchedMap:
         """Watch the map until it is closed; returns it."""
         self.number = lost_pages.watch(self, in_children)
@@ -247,6 +258,8 @@ class ReadableMap:
         mapped: its map. It must not be closed while this object or a window is in use.
         size: bytes of the map.
         is_watched: whether another program may truncate the file.
+        descriptor: of the file, if windows are copies of it: all up to :data:`LARGEST_COPY` bytes.
+            A larger one, such as a whole file, is a part of the map. This object closes it.
         note: called with all unreadable ranges when another one is found.
     """
 
@@ -257,10 +270,14 @@ class ReadableMap:
         size: int,
         *,
         is_watched: bool = True,
+        descriptor: int | None = None,
         note: Callable[[Sequence[Unreadable]], None] = lambda _: None,
     ) -> None:
         self.path = path
         self._is_watched = is_watched
+        self._descriptor = descriptor
+        if descriptor is not None:
+            weakref.finalize(self, os.close, descriptor)
         self._tell = note
         self._unreadable: tuple[Unreadable, ...] = ()
         self._lost = lost()
@@ -296,6 +313,8 @@ class ReadableMap:
         stop = min(self._size, start + length)
         if start >= stop:
             return _NO_BYTES
+        if self._descriptor is not None and stop - start <= LARGEST_COPY:
+            return self._copy(start, stop)
         first, last = start // CHUNK, -(-stop // CHUNK)
         if self._is_truncated():
             self._truncated()
@@ -307,6 +326,15 @@ class ReadableMap:
         if state.find(_BAD, first, last) >= 0:
             return self._copied(start, stop)
         return self._view[start : self._good_end(last)]
+
+    def _copy(self, start: int, stop: int) -> memoryview:
+        """A window that is a copy, from the file."""
+        first = start - start % BLOCK
+        data, faults = self._read(first, stop - first)
+        if faults:
+            with self._change:
+                self._note(faults)
+        return memoryview(data)[start - first :]
 
     def _good_end(self, chunk: int) -> int:
         """The position up to which all chunks from one on are good."""
@@ -360,30 +388,37 @@ class ReadableMap:
 
     def _read(self, start: int, length: int) -> tuple[bytes, list[Unreadable]]:
         """The bytes of a range, with FILL in place of the unreadable ones, and these."""
+        if self._descriptor is not None:
+            return self._read_from(self._descriptor, start, length)
         try:
             descriptor = os.open(self.path, READ_ONLY)
         except OSError as error:
             return FILL * length, [Unreadable(start, length, reason_of(error))]
         try:
-            with suppress(OSError):
-                data = _probe.read(self.path, descriptor, start, length)
-                if len(data) == length:
-                    return data, []
-            parts: list[bytes] = []
-            faults: list[Unreadable] = []
-            for at in range(start, start + length, BLOCK):
-                count = min(BLOCK, start + length - at)
-                reason = "cannot be read: the file was truncated while it was open"
-                try:
-                    part = _probe.read(self.path, descriptor, at, count)
-                except OSError as error:
-                    part, reason = b"", reason_of(error)
-                parts.append(part.ljust(count, FILL))
-                if len(part) < count:
-                    faults.append(Unreadable(at + len(part), count - len(part), reason))
-            return b"".join(parts), faults
+            return self._read_from(descriptor, start, length)
         finally:
             os.close(descriptor)
+
+    def _read_from(
+        self, descriptor: int, start: int, length: int
+    ) -> tuple[bytes, list[Unreadable]]:
+        with suppress(OSError):
+            data = _probe.read(self.path, descriptor, start, length)
+            if len(data) == length:
+                return data, []
+        parts: list[bytes] = []
+        faults: list[Unreadable] = []
+        for at in range(start, start + length, BLOCK):
+            count = min(BLOCK, start + length - at)
+            reason = "cannot be read: the file was truncated while it was open"
+            try:
+                part = _probe.read(self.path, descriptor, at, count)
+            except OSError as error:
+                part, reason = b"", reason_of(error)
+            parts.append(part.ljust(count, FILL))
+            if len(part) < count:
+                faults.append(Unreadable(at + len(part), count - len(part), reason))
+        return b"".join(parts), faults
 
     def _note(self, faults: list[Unreadable]) -> None:
         if faults:

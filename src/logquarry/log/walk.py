@@ -407,6 +407,13 @@ class LogReader:
             if not is_cut:
                 return DamagedSpan(position, length, kind, reason, path), self.bound
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
+        if self.live and (lost := self._synced_after(position)):
+            if self._is_whole(position):
+                event, after = self._step(position, None)
+                if event is not None:
+                    return event, after
+            length = min(position + lost, here) - position
+            return DamagedSpan(position, length, kind, reason, path), position + length
         if self._log.data_end(position) <= position:
             # Only zeros follow: there is no frame that a writer may still finish.
             return LogEnd(position), position
@@ -422,6 +429,22 @@ class LogReader:
         else:
             reason = f"{kind}: {reason}"
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
+
+    def _synced_after(self, position: int) -> int:
+        """How many bytes from a position on a live writer has synced, and another program cut.
+
+        The writer may have written them after the read that did not find them.
+        """
+        durable = self.layout.durable_end
+        if durable is None or durable <= position:
+            return 0
+        listed = self.files.at(position)
+        if listed is None or listed.size < self.files.file_size:
+            # The writer may have made the file after the listing.
+            now = {file.base: file.size for file in self.layout.list_commit_log()}
+            if now.get(position - position % self.files.file_size, 0) >= self.files.file_size:
+                return 0
+        return durable - position
 
     def _heals(self, position: int) -> bool:
         """Wait briefly for a live writer to finish the frame at ``position``."""

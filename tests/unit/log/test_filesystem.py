@@ -15,7 +15,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from logquarry.errors import StoreNotFound, UsageError
-from logquarry.log import batches, filesystem
+from logquarry.log import batches, filesystem, lost_pages
 from logquarry.log.columns import Decoding
 from logquarry.log.filesystem import ArrowFileSystem, FileSystem, LocalFileSystem, open_filesystem
 from logquarry.log.filters import MessageFilter
@@ -255,7 +255,25 @@ def test_locations_that_nobody_knows(location: str) -> None:
 def test_maps_outlive_their_file(store: Path, tmp_path: Path) -> None:
     shutil.copy(store / "checkpoint", tmp_path / "copy")
     view = LocalFileSystem(tmp_path).open("copy")
-    window = view.window(0, 24)
+    window = view.window(0, view.size)
     (tmp_path / "copy").unlink()
     del view
     assert bytes(window) == (store / "checkpoint").read_bytes()
+
+
+def test_without_a_handler_of_sigbus_windows_are_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lost_pages, "watch", lambda mapped, in_children: -1)
+    data = bytes(range(251)) * 50
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    view = LocalFileSystem(tmp_path).open("file")
+    assert not view.is_mapped
+    kept = view.window(4_000, 3_000)
+    os.truncate(path, 5_000)
+    path.unlink()
+    assert bytes(kept) == data[4_000:7_000]
+    assert bytes(view.window(4_000, 900)) == data[4_000:4_900] and not view.unreadable
+    assert bytes(view.window(4_000, 3_000)) == data[4_000:5_000] + b"\xff" * 2_000
+    assert [(one.offset, one.length) for one in view.unreadable] == [(5_000, 2_000)]
