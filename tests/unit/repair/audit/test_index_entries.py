@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.format.index import IndexHeader
 from logquarry.repair.audit import index_entries
+from logquarry.repair.audit.differences import names_ends
 from logquarry.repair.verify import verify_store
 from tests.helpers.small_store import opened
 
@@ -21,12 +23,11 @@ def test_the_header_of_each_index_file_is_compared_once(
             store.put(lq.Message("t", b"body", keys=f"k{number}"))
         assert store.wait_dispatched(timeout=60)
     compared = 0
-    before = index_entries.names_ends
 
-    def counted(header: index_entries.IndexHeader, first: int, last: int) -> bool:
+    def counted(header: IndexHeader, first: int, last: int) -> bool:
         nonlocal compared
         compared += 1
-        return before(header, first, last)
+        return names_ends(header, first, last)
 
     monkeypatch.setattr(index_entries, "names_ends", counted)
     with lq.MessageStore.open(tmp_path / "store") as reader:
