@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from tests.conformance.oracle import Master, master, require_oracle
 
 MESSAGES = 400
 READS = 8
-MOST_ROUNDS = 500
+ROUNDS = 3
+"""How often the store is filled beside each read."""
 
 
 def free_port() -> int:
@@ -23,36 +26,52 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def fill(running: Master, stop: threading.Event, rounds: list[int]) -> None:
-    """Append until the test stops it, for a bounded time."""
-    while not stop.is_set() and len(rounds) < MOST_ROUNDS:
-        running.ask(f"fill {MESSAGES} 900 {len(rounds)}")
-        rounds.append(MESSAGES)
+@contextmanager
+def filling(running: Master, reads: int) -> Iterator[Callable[[], None]]:
+    """Append beside the block, three times for each read that it announces by a call.
+
+    At the end the store has MESSAGES messages more for each of these times, however fast it is.
+    """
+    turns = threading.Semaphore(0)
+
+    def fill() -> None:
+        for number in range(ROUNDS * reads):
+            turns.acquire()
+            running.ask(f"fill {MESSAGES} 900 {number}")
+
+    writer = threading.Thread(target=fill)
+    writer.start()
+    announced = 0
+
+    def announce() -> None:
+        nonlocal announced
+        announced += 1
+        turns.release(ROUNDS)
+
+    try:
+        yield announce
+    finally:
+        if announced < reads:
+            turns.release(ROUNDS * (reads - announced))
+        writer.join()
 
 
 @pytest.mark.java
 def test_a_reader_beside_the_real_store_sees_a_growing_prefix(tmp_path: Path) -> None:
     require_oracle()
     seen: list[int] = []
-    rounds: list[int] = []
     with master(tmp_path / "store", free_port()) as running:
         running.ask(f"fill {MESSAGES} 900 99")
-        stop = threading.Event()
-        writer = threading.Thread(target=fill, args=(running, stop, rounds))
-        writer.start()
-        try:
+        with filling(running, READS) as announce:
             for _ in range(READS):
+                announce()
                 with lq.MessageStore.open(tmp_path / "store") as store:
                     offsets = [message.physical_offset for message in store.scan()]
                     report = verify_store(store.layout)
                 assert offsets[: len(seen)] == seen, "what was read once was not read again"
                 assert not report.has_damage, report.findings
                 seen = offsets
-        finally:
-            stop.set()
-            writer.join()
         with lq.MessageStore.open(tmp_path / "store") as store:
             assert store.is_live
-            assert sum(1 for _ in store.scan()) == MESSAGES + sum(rounds)
+            assert sum(1 for _ in store.scan()) == MESSAGES * (1 + ROUNDS * READS)
             assert store.max_offset == running.ask("status")["maxPhyOffset"]
-    assert len(rounds) > 1

@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 import random
-import threading
 from pathlib import Path
 
 import pytest
 
 import logquarry as lq
 from tests.conformance.oracle import master, require_oracle
-from tests.conformance.test_live import MESSAGES, fill, free_port
+from tests.conformance.test_live import MESSAGES, ROUNDS, filling, free_port
 from tests.helpers.stream import Stream
 
-READS = 25
+READS = 12
 
 
 @pytest.mark.java
 def test_a_stream_beside_the_real_store(tmp_path: Path) -> None:
     require_oracle()
-    rounds: list[int] = []
     rng = random.Random(6)
     with master(tmp_path / "store", free_port()) as running:
         running.ask(f"fill {MESSAGES} 900 99")
         stream = Stream(tmp_path / "store", maxBytesPerTrigger="100k")
-        stop = threading.Event()
-        writer = threading.Thread(target=fill, args=(running, stop, rounds))
-        writer.start()
-        try:
+        with filling(running, READS) as announce:
             for _ in range(READS):
+                announce()
                 stream.drain(rng.randrange(1, 6))
                 if rng.random() < 0.3:
                     stream.restart()
-        finally:
-            stop.set()
-            writer.join()
         stream.drain()
         assert stream.at == {"store": running.ask("status")["maxPhyOffset"]}
-        assert len(stream.rows) == MESSAGES + sum(rounds)
+        assert len(stream.rows) == MESSAGES * (1 + ROUNDS * READS)
     assert not stream.damage.spans
     assert not stream.plan()
     with lq.MessageStore.open(tmp_path / "store") as store:
         assert [offset for _, offset in stream.places] == [m.physical_offset for m in store.scan()]
-    assert len(rounds) > 1

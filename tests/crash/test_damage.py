@@ -169,14 +169,18 @@ def log_of(root: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
 
 
+def used_size(data: bytes) -> int:
+    """Bytes of a file without most of the zeros at its end."""
+    return min(len(data), len(data.rstrip(b"\0")) + 24)
+
+
 def bits(victim: Victim) -> Iterator[tuple[str, int]]:
-    """Two bits of each byte (by hand all), but for most of the zeros at the end of files."""
+    """One bit of each byte (by hand all), but for most of the zeros at the end of files."""
     for name, data in victim.files.items():
-        used = min(len(data), len(data.rstrip(b"\0")) + 24)
+        used = used_size(data)
         for byte in range(used):
-            # Others than in the bytes around.
-            first = (byte * 3 + SEED) % 4
-            for bit in range(8) if IS_BY_HAND else (first, first + 4):
+            # Another one than in the seven bytes before.
+            for bit in range(8) if IS_BY_HAND else [(byte * 3 + SEED) % 8]:
                 yield name, byte * 8 + bit
         for position in range(used, len(data), 61):
             yield name, position * 8 + position % 8
@@ -189,8 +193,8 @@ def test_every_bit_of_a_small_store(part: int, shm: Path, tmp_path: Path) -> Non
     for number, (name, bit) in enumerate(bits(victim)):
         if number % PARTS == part:
             with told(SEED, f"bit {bit} of {name}"):
-                # One of eight bytes.
-                chosen = IS_BY_HAND or ((bit // 8 + SEED) % 8 == 0 and bit % 8 < 4)
+                # One of seventeen bytes.
+                chosen = IS_BY_HAND or (bit // 8 + SEED) % 17 == 0
                 victim.flip(name, bit, and_recover=chosen)
 
 
@@ -214,7 +218,8 @@ def test_bits_of_a_larger_store(seed: int, shm: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
-def test_each_kind_of_file_ends_at_each_length(shm: Path) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_each_kind_of_file_ends_at_each_length(part: int, shm: Path) -> None:
     victim = Victim(shm / "store", 12, SMALL, random.Random(SEED))
     kinds: dict[str, str] = {}
     for name in victim.files:
@@ -225,7 +230,8 @@ def test_each_kind_of_file_ends_at_each_length(shm: Path) -> None:
         data = victim.files[name]
         path = victim.root / name
         base = int(path.name) if name.startswith("commitlog/") else 1 << 62
-        for length in {*range(min(len(data), 1_100)), *range(1_100, len(data), 97)}:
+        used = len(data) if IS_BY_HAND else used_size(data)
+        for length in sorted({*range(used), *range(used, len(data), 97)})[part::PARTS]:
             # One of three lengths, and all around the ends of frames and entries; by hand all.
             if not (IS_BY_HAND or length % 3 == 0 or is_edge(victim, base, length)):
                 continue
@@ -245,6 +251,8 @@ def test_each_kind_of_file_ends_at_each_length(shm: Path) -> None:
                 }
                 assert bodies >= whole, "lost"
                 assert bodies <= {put.body for put in victim.model.puts}
-                if IS_BY_HAND or length % 31 == 0 or is_edge(victim, base, length):
+                is_log = name.startswith("commitlog/")
+                chosen = is_edge(victim, base, length) if is_log else length % 9 == 0
+                if IS_BY_HAND or length % 31 == 0 or chosen:
                     victim.recover({put.body for put in victim.model.puts} - whole)
         path.write_bytes(data)

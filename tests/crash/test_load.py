@@ -147,9 +147,10 @@ def check(root: Path, run: Run, brokers: int) -> None:
 def test_a_load_is_there_once(how: str, brokers: int, shm: Path, tmp_path: Path) -> None:
     run = Run(shm / "live", brokers)
     rng = random.Random(SEED)
-    chosen = list(enumerate(run.states))
-    chosen = rng.sample(chosen, min(count(60), len(chosen)))
-    for number, (call, state) in chosen:
+    # Spread over the load, with other moments for a kill than for a power cut.
+    step = max(1, len(run.states) // count(25))
+    begin = step // 2 if how == "killed" else 0
+    for number, (call, state) in list(enumerate(run.states))[begin::step]:
         image = shm / "image"
         with told(SEED, f"{how} before call {number}, {call}", image, tmp_path):
             (state.killed() if how == "killed" else state.crash(rng)).write(image)
@@ -162,7 +163,7 @@ def test_a_disk_that_fails_once(shm: Path, tmp_path: Path) -> None:
     begun(shm / "first", 1)
     rng = random.Random(SEED)
     run = Run(shm / "live", 1)
-    for number in rng.sample(range(1, len(run.states)), count(25)):
+    for number in rng.sample(range(1, len(run.states)), count(15)):
         root = shm / "copy"
         shutil.copytree(shm / "first", root)
         plan = planned(root, 1)

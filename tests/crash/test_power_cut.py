@@ -43,7 +43,7 @@ def test_power_cuts_and_recoveries(seed: int, shm: Path, tmp_path: Path) -> None
     """A power cut, a recovery, more puts and a second power cut, each at any moment."""
     first = recorded(shm / "live", seed)
     rng = random.Random(seed)
-    for number in range(EACH // 6):
+    for number in range(EACH // 15):
         point = rng.choice(first.points)
         root = shm / "again"
         with told(seed, f"crash {number} before {point.number} {point.call}", root, tmp_path):

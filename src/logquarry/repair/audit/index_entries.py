@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -253,7 +254,7 @@ class IndexEntries:
     def __len__(self) -> int:
         return len(self._parts)
 
-    @property
+    @cached_property
     def has_odd_header(self) -> bool:
         """Whether a header names another first or last message than its entries."""
         for number, part in enumerate(self._parts):
