@@ -85,7 +85,7 @@ def test_a_driver_with_the_client_alone(port: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=900,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
     told = done.stdout.splitlines()
