@@ -66,23 +66,11 @@ class Cell:
         wanted += [text for text in extras["lakehouse"] if text.startswith("deltalake")]
         python = str(self.folder / "bin" / "python")
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        commands = [[base, "-m", "venv", str(self.folder)], [*pip, *wanted]]
-        if self.spark != "3.5":
-            client = str(self.folder / "client")
-            commands.append([base, "-m", "venv", client])
-            words = [f"{client}/bin/python" if word == python else word for word in pip]
-            commands.append([*words, self.client, *project["dependencies"]])
-        for command in commands:
+        for command in ([base, "-m", "venv", str(self.folder)], [*pip, *wanted]):
             if not succeeds(command, seconds=seconds):
                 return False
         done.touch()
         return True
-
-    @property
-    def client(self) -> str:
-        """The requirement of the client of Spark Connect, which has fewer versions than PySpark."""
-        major, minor = self.spark.split(".")
-        return f"pyspark-client>={major},<{major}.{int(minor) + 1}"
 
     def test(self) -> bool:
         """Run the tests; return whether they passed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from logquarry.log.filters import MessageFilter
@@ -16,6 +16,7 @@ from logquarry.text import plural, printable
 
 logger = logging.getLogger(__name__)
 
+_Source = Callable[[StoreLayout], set[str] | None]
 _NEAR: Final = 0.4
 """Least similarity of a name that the warning suggests."""
 
@@ -34,15 +35,16 @@ def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter
     if wanted.topics is None and wanted.topic_pattern is None:
         return
     found: set[str] = set()
-    for layout in layouts:
-        found |= _cheap(layout)
-    if _missing(wanted, found) or not any(map(wanted.takes_topic, found)):
-        # RocksDB takes longer to open.
+    # The first is read by each plan, and usually has all topics; RocksDB takes longest to open.
+    sources: tuple[_Source, ...] = (_with_queues, _configured, _in_rocksdb)
+    for names in sources:
         for layout in layouts:
-            others = _in_rocksdb(layout)
+            others = names(layout)
             if others is None:
                 return
             found |= others
+        if not _missing(wanted, found) and any(map(wanted.takes_topic, found)):
+            return
     if not found:
         return
     where = layouts[0].root if len(layouts) == 1 else plural(len(layouts), "store")
@@ -58,16 +60,19 @@ def _missing(wanted: MessageFilter, found: set[str]) -> list[str]:
     return sorted((wanted.topics or frozenset()) - found)
 
 
-def _cheap(layout: StoreLayout) -> set[str]:
-    """The topics that folders and the configuration name, as they are now."""
-    queues = {topic for topic, _ in (*layout.queue_names, *layout.batch_queue_names)}
+def _with_queues(layout: StoreLayout) -> set[str]:
+    return {topic for topic, _ in (*layout.queue_names, *layout.batch_queue_names)}
+
+
+def _configured(layout: StoreLayout) -> set[str]:
+    """The topics of the configuration, of compaction, and of queue folders that are new."""
     folders = {
         entry.name
         for parent in (CONSUME_QUEUE, BATCH_QUEUE)
         for entry in layout.filesystem.list(parent)
         if entry.is_dir
     }
-    return queues | folders | compacted_topics(layout) | layout.read_topics().keys()
+    return folders | compacted_topics(layout) | layout.read_topics().keys()
 
 
 def _in_rocksdb(layout: StoreLayout) -> set[str] | None:
