@@ -64,13 +64,24 @@ class Cell:
         wanted += extras["fast"]
         wanted += [text for text in extras["spark"] if text.startswith("pandas")]
         wanted += [text for text in extras["lakehouse"] if text.startswith("deltalake")]
-        python = str(self.folder / "bin" / "python")
-        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        for command in ([base, "-m", "venv", str(self.folder)], [*pip, *wanted]):
-            if not succeeds(command, seconds=seconds):
+        installs = [(self.folder, wanted)]
+        if self.spark != "3.5":
+            installs.append((self.folder / "client", [self.client, *project["dependencies"]]))
+        for folder, packages in installs:
+            pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+            pip += ["--disable-pip-version-check", *packages]
+            if not succeeds([base, "-m", "venv", str(folder)], seconds=seconds):
+                return False
+            if not succeeds(pip, seconds=seconds):
                 return False
         done.touch()
         return True
+
+    @property
+    def client(self) -> str:
+        """The requirement of the client of Spark Connect, which has fewer versions than PySpark."""
+        major, minor = self.spark.split(".")
+        return f"pyspark-client>={major},<{major}.{int(minor) + 1}"
 
     def test(self) -> bool:
         """Run the tests; return whether they passed."""
