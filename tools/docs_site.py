@@ -48,6 +48,10 @@ SCRIPTS = {
 """Script on the site -> its package in npm, and its path there. The theme would load these scripts
 from another host."""
 
+_ROLE = re.compile(r":(?:mod|class|func|meth|attr|data|exc):<code>(?:~[\w.]*\.)?")
+_LITERAL_BLOCK = "<p>::</p>"
+"""Marks of Sphinx in docstrings, which Markdown shows as text."""
+
 _ROW_BYTES = 16
 _BYTE_WIDTH = 40
 _ROW_HEIGHT = 34
@@ -225,7 +229,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, *, page: Page, **_: Any) -> str:
-    """Load Mermaid's script on the pages that have a diagram of it (MkDocs calls this)."""
+    """Drop Sphinx's marks, and load Mermaid's script where it is used (MkDocs calls this)."""
+    if page.file.src_uri.startswith("reference/"):
+        html = _ROLE.sub("<code>", html).replace(_LITERAL_BLOCK, "")
     if '<pre class="mermaid">' not in html:
         return html
     from mkdocs.utils import get_relative_url

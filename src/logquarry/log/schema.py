@@ -123,5 +123,5 @@ def spark_ddl(names: Sequence[str] = NAMES) -> str:
 def markdown() -> str:
     """The columns as a table for the documentation."""
     lines = ["| column | type | meaning |", "|---|---|---|"]
-    lines += [f"| {c.name} | {c.spark} | {c.meaning} |" for c in COLUMNS]
+    lines += [f"| {c.name} | `{c.spark}` | {c.meaning} |" for c in COLUMNS]
     return "\n".join(lines)

@@ -39,4 +39,4 @@ def test_names_that_are() -> None:
 def test_every_column_stands_in_the_table() -> None:
     lines = schema.markdown().splitlines()
     assert len(lines) == 2 + len(schema.NAMES)
-    assert lines[2].startswith("| broker | string |")
+    assert lines[2].startswith("| broker | `string` |")
