@@ -7,10 +7,11 @@ window's title or hide text. So all of it passes :func:`printable` before it rea
 from __future__ import annotations
 
 import codecs
+import difflib
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Final
 
@@ -58,6 +59,25 @@ def count_text(count: int | None) -> str:
 def plural(count: int, what: str, many: str | None = None) -> str:
     """A number with its noun: ``1 file``, ``2 files``."""
     return f"{count:,} {what if count == 1 else many or what + 's'}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Names for a sentence: ``a, b and 3 more`` if there are more than ``most``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def nearest(name: str, names: Iterable[str], least: float = 0.6) -> str | None:
+    """The name that the user may have meant; upper and lower case count as the same.
+
+    Args:
+        name: what the user gave.
+        names: what exists.
+        least: similarity that it must have, 0 to 1.
+    """
+    spelling = {one.casefold(): one for one in names}
+    found = difflib.get_close_matches(name.casefold(), spelling, 1, least)
+    return spelling[found[0]] if found else None
 
 
 def time_text(ms: int | None) -> str:

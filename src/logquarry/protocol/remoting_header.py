@@ -355,18 +355,18 @@ def _scan_text(scan: Any) -> str | None:
 
 
 def _scan_number(scan: Any) -> int | None:
-    """Compiled: the whole number at a position; None if it is none, or long."""
+    """Compiled: the whole number at a position, or its first 18 digits; None if it is none."""
     start = scan.at
     is_negative = scan.at[0] == b"-"
     if is_negative:
         scan.at += 1
     first = scan.at
     value = 0
-    while scan.at < scan.end and b"0" <= scan.at[0] <= b"9" and scan.at - first <= _MOST_DIGITS:
+    while scan.at < scan.end and b"0" <= scan.at[0] <= b"9" and scan.at - first < _MOST_DIGITS:
         value = value * 10 + digit_of(scan.at[0])
         scan.at += 1
     digits = scan.at - first
-    if not 0 < digits <= _MOST_DIGITS or (digits > 1 and first[0] == b"0"):
+    if not digits or (digits > 1 and first[0] == b"0"):
         scan.at = start
         return None
     return -value if is_negative else value

@@ -37,6 +37,7 @@ from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.index import ROCKSDB_STORE as INDEX_TAGS_SINCE
 from logquarry.read.index import find_tag_entries
 from logquarry.read.rocksdb_queue import rocksdb_folders
+from logquarry.text import listed
 
 QueueKind = Literal["simple", "batch", "rocksdb"]
 
@@ -490,6 +491,4 @@ def _holds_data(entry: Entry) -> bool:
 
 
 def _names(topics: set[str]) -> str:
-    names = sorted(topics)
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    return listed(sorted(topics), _MOST_NAMES)

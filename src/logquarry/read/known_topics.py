@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -12,13 +11,14 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE
 from logquarry.read.compaction import compacted_topics
 from logquarry.read.rocksdb_queue import open_queues, rocksdb_folders
-from logquarry.text import plural, printable
+from logquarry.text import listed, nearest, plural, printable
 
 logger = logging.getLogger(__name__)
 
 _Source = Callable[[StoreLayout], set[str] | None]
 _NEAR: Final = 0.4
 """Least similarity of a name that the warning suggests."""
+_MOST_NAMES: Final = 5
 
 
 def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter) -> None:
@@ -84,12 +84,9 @@ def _in_rocksdb(layout: StoreLayout) -> set[str] | None:
 
 
 def _nearest(topic: str, found: Iterable[str]) -> str:
-    names = {name.casefold(): name for name in sorted(found)}
-    near = difflib.get_close_matches(topic.casefold(), names, n=1, cutoff=_NEAR)
-    return f" (did you mean {names[near[0]]!r}?)" if near else _some(names.values())
+    near = nearest(topic, sorted(found), _NEAR)
+    return _some(found) if near is None else f" (did you mean {near!r}?)"
 
 
 def _some(found: Iterable[str]) -> str:
-    names = sorted(found)
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"; there are: {', '.join(map(printable, names[:5]))}{more}"
+    return f"; there are: {listed([*map(printable, sorted(found))], _MOST_NAMES)}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, TypeVar
 
 from logquarry.errors import UsageError
+from logquarry.text import nearest
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ def refuse_unknown(
         key = name.lower()
         if key in known or key in _SPARKS or key.startswith("kafka."):
             continue
-        near = difflib.get_close_matches(key, spelling, n=1)
-        found.append(f"{name} (did you mean {spelling[near[0]]}?)" if near else name)
+        near = nearest(name, spelling.values())
+        found.append(f"{name} (did you mean {near}?)" if near else name)
     if found:
         raise UsageError(f"there is no option {', '.join(found)}: see docs/spark.md, docs/sink.md")

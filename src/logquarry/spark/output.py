@@ -34,6 +34,7 @@ from logquarry.errors import CorruptFile, UsageError
 from logquarry.log.location import arrow_folder
 from logquarry.log.store_names import absolute
 from logquarry.systems import fcntl
+from logquarry.text import listed
 
 if TYPE_CHECKING:
     from pyarrow import fs as pafs
@@ -252,11 +253,9 @@ class ExportCommit:
             and not path.startswith(TEMPORARY)
         )
         if foreign:
-            some = ", ".join(foreign[:_MOST_NAMED])
-            more = f" and {len(foreign) - _MOST_NAMED} more" * (len(foreign) > _MOST_NAMED)
             raise UsageError(
                 f"{self._folder.location}: holds Parquet files that no export wrote "
-                f"({some}{more}): give a folder without them"
+                f"({listed(foreign, _MOST_NAMED)}): give a folder without them"
             )
         for name, is_folder in names.items():
             if is_folder and name.startswith(TEMPORARY):
