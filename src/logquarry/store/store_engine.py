@@ -34,7 +34,6 @@ from logquarry.disk.queue_folders import NameGuard
 from logquarry.disk.service import Refusal, RunningFlags, Service
 from logquarry.errors import StoreError, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import delay
-from logquarry.log import codec
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import is_on
@@ -63,7 +62,13 @@ from logquarry.store.store_files import Housekeeping, StoreFiles
 from logquarry.units import Clock
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.append31 import AppendRules31
-from logquarry.write.dispatcher import ArrivalListeners, Dispatcher, DispatchService, Groups
+from logquarry.write.dispatcher import (
+    ArrivalListeners,
+    Dispatcher,
+    DispatchService,
+    Groups,
+    load_kernels,
+)
 from logquarry.write.flush import FlushServices
 from logquarry.write.log_appender import AppendRules, PropertyCrcRules
 from logquarry.write.settling import FlushWait
@@ -166,9 +171,7 @@ class StoreEngine:
             if not (root / COMMIT_LOG).is_dir():
                 disk.sync_parent(root)
             self._end.callback(self.health.end, f"{root}: the store was closed")
-            # The dispatcher needs the kernels at once. Loaded in its own thread they would take
-            # seconds while another thread puts without a pause: each import waits for the GIL.
-            codec.kernels()
+            load_kernels()
             self.config = found.config
             keep_settings(disk, root, found.config)
             self.files = self._open_files(found, was_unclean)

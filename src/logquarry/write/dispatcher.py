@@ -32,6 +32,7 @@ from logquarry.log.codec import Window
 from logquarry.log.follow import DispatchRequests, Followed, Follower
 from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE
 from logquarry.read.log_queues import QueueKey
+from logquarry.write import index_writer, queue_writer
 from logquarry.write.batch_queue_writer import BatchQueueWriter
 from logquarry.write.message_rules import LONGEST_NAME, name_fault
 from logquarry.write.queue_writer import (
@@ -219,6 +220,19 @@ class Lacking:
     def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
         """The writer of a selected queue, None for any other."""
         return self._writers.get(key) if key in self._keys else None
+
+
+def load_kernels() -> None:
+    """Load the kernels that dispatch, from numba's cache.
+
+    Loaded with the first run, they would take half a second while other threads put: each import
+    waits for the GIL, and the puts wait for the imports.
+    """
+    if codec.kernels_enabled():
+        window = Window.of(b"", 0, frame.BLANK.size)
+        Follower(()).follow(window, 0)
+        queue_writer.load_kernel()
+        index_writer.load_kernel()
 
 
 class Dispatcher:

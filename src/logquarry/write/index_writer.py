@@ -39,6 +39,12 @@ _NAME_FORMAT: Final = "%Y%m%d%H%M%S"
 _NAME_DIGITS: Final = 17
 
 
+def load_kernel() -> None:
+    """Load the kernel that puts keys; only called with kernels."""
+    none = np.zeros(0, np.int64)
+    codec.require_kernels().put_index_keys(0, 1, 0, 1, 0, none, none, none)
+
+
 class IndexFileWriter:
     """Puts keys into one index file.
 

@@ -27,6 +27,7 @@ from logquarry.format import properties as props
 from logquarry.format import queue_entry
 from logquarry.format.batch_entry import NOT_COMPACTED
 from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.format.request_rows import FIELD_COUNT
 from logquarry.log import codec, columns
 from logquarry.log.codec import Window
 from logquarry.log.columns import Decoding
@@ -62,6 +63,15 @@ class QueuePart:
 def is_batch(units: Units) -> bool:
     """Whether entries are those of a batch queue."""
     return units.dtype == BATCH_DTYPE
+
+
+def load_kernel() -> None:
+    """Load the kernel that groups entries; only called with kernels."""
+    none = np.zeros(0, np.int64)
+    codec.require_kernels().group_units(
+        *(np.zeros((FIELD_COUNT, 0), np.int64), 0, 0),
+        *(np.zeros(1, np.int64), none, none, none.view(np.uint8)),
+    )
 
 
 def parts_of(followed: Followed) -> dict[QueueKey, QueuePart]:

@@ -20,14 +20,39 @@ import logquarry as lq
 from logquarry.disk.service import Service
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import sys_flag
+from logquarry.log import codec
 from logquarry.repair.verify import verify_store
 from logquarry.store import services
 from tests.helpers.failing_disk import ENOSPC, FaultyDisk
 from tests.helpers.python_process import run
 from tests.helpers.small_store import NOW, bodies, config, facts, opened
 
-
 # ------------------------------------------------------------------------------ open and close
+_KERNELS_OF_A_PUT = """
+import sys
+import logquarry as lq
+from logquarry.log import codec
+
+def loaded():
+    kernels = vars(codec.require_kernels()).items()
+    return {name for name, kernel in kernels if getattr(kernel, "signatures", None)}
+
+small = lq.StoreConfig(mapped_file_size_commit_log=1 << 20)
+store = lq.MessageStore.open(sys.argv[1], mode="rw", config=small)
+before = loaded()
+store.put(lq.Message("t", b"x", keys="k"))
+store.close()
+assert {"follow", "group_units", "put_index_keys"} <= before, before
+assert loaded() == before, loaded() - before
+"""
+
+
+@pytest.mark.skipif(not codec.kernels_enabled(), reason="without kernels")
+def test_opening_loads_the_kernels_that_dispatch(tmp_path: Path) -> None:
+    done = run(_KERNELS_OF_A_PUT, tmp_path / "store")
+    assert done.returncode == 0, done.stderr
+
+
 def test_opened_again(tmp_path: Path) -> None:
     expected = []
     for round_ in range(4):
