@@ -24,6 +24,7 @@ MODULES: Final = (
     "disk.file_place",
     "write.frame_append",
     "write.put_path",
+    "write.put_batch_path",
     "write.put_future",
     "write.settling",
     "store.call_counts",

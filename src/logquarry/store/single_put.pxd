@@ -3,7 +3,7 @@ cimport cython
 from logquarry.store.call_counts cimport CallCounter
 from logquarry.store.log_growth cimport LogGrowth
 from logquarry.write.frame_append cimport ticks_ns
-from logquarry.write.put_path cimport PutPath
+from logquarry.write.put_batch_path cimport PutBatchPath
 
 cdef double _SLOW
 
@@ -15,7 +15,7 @@ cdef class _Count:
     cpdef failed(self)
 
 cdef class SinglePut:
-    cdef PutPath _path
+    cdef PutBatchPath _path
     cdef CallCounter _counter
     cdef object _feed
     cdef LogGrowth _growth

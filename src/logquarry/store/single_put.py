@@ -10,14 +10,15 @@ from logquarry import arguments
 from logquarry.errors import LogquarryError
 from logquarry.message import Message, require_message, require_messages
 from logquarry.write.frame_append import SLOW_PUT
+from logquarry.write.put_batch_path import batch_size
 from logquarry.write.put_future import PutFuture, failed_future
-from logquarry.write.put_path import batch_size, log_slow
+from logquarry.write.put_path import log_slow
 
 if TYPE_CHECKING:
     from logquarry.store.call_counts import CallCounter
     from logquarry.store.log_feed import LogFeed
     from logquarry.store.log_growth import LogGrowth
-    from logquarry.write.put_path import PutPath
+    from logquarry.write.put_batch_path import PutBatchPath
     from logquarry.write.put_result import PutResult
 
 try:
@@ -53,13 +54,13 @@ class _Count:
 class SinglePut:
     """The put of one message, or of a batch; :class:`~logquarry.store.writer.BaseWriter` has it."""
 
-    _path: PutPath
+    _path: PutBatchPath
     _counter: CallCounter
     _feed: LogFeed
     _growth: LogGrowth
 
     def _start_puts(
-        self, path: PutPath, counter: CallCounter, feed: LogFeed, growth: LogGrowth
+        self, path: PutBatchPath, counter: CallCounter, feed: LogFeed, growth: LogGrowth
     ) -> None:
         """Look up once what each put needs.
 

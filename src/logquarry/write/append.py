@@ -78,7 +78,7 @@ class CommitLogWriter(LogAppender):
         wire: bytes | None,
         message: Message | None,
     ) -> tuple[PutResult, bool]:
-        """See :meth:`PutPath.append_batch_reference`."""
+        """See :meth:`PutBatchPath.append_batch_reference`."""
         if messages is not None:
             messages = require_messages(messages, "put_batch")
         if message is not None:

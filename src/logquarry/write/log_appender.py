@@ -31,7 +31,8 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.units import Clock
 from logquarry.write.encode import Encoded
 from logquarry.write.frame_append import SLOW_PUT, Settle, log_held
-from logquarry.write.put_path import PutPath, settle_nothing
+from logquarry.write.put_batch_path import PutBatchPath
+from logquarry.write.put_path import settle_nothing
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus, refusal
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class AppendRules:
         """Continue after bytes of another store's log that are dispatched by now."""
 
 
-class LogAppender(PutPath):
+class LogAppender(PutBatchPath):
     """Appends to the log. Any thread may append.
 
     Args:

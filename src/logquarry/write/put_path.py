@@ -1,4 +1,4 @@
-"""The put of one message or batch: property string, frame, CRC, queue offset, append, result.
+"""The put of one message: property string, frame, CRC, queue offset, append, result.
 
 One source, two ways to run: compiled by Cython (``put_path.pxd`` has the C types), or interpreted.
 Only the last step differs, because each way has its own cheapest means to write a frame:
@@ -10,8 +10,7 @@ bytes of the reference, :meth:`MessageEncoder.encode
 
 The reference takes every message. :meth:`PutPath.put_common` takes a message only if the store
 changes nothing in it; it returns None, and has changed nothing, for a delay, WAIT, further queues,
-dialect 3.1, a message that is refused, and if the last file has no room. So does
-:meth:`PutPath.put_common_batch`, which runs compiled only.
+dialect 3.1, a message that is refused, and if the last file has no room.
 
 Compiled, one clock read in three is exact: ``elapsed_ms`` then counts the kernel's ticks (1 to 4
 ms).
@@ -22,11 +21,9 @@ from __future__ import annotations
 import logging
 import struct
 import time
-from collections.abc import Sequence
 from typing import Any, Final
 
-from logquarry.errors import LogquarryError
-from logquarry.format import batch, frame, java
+from logquarry.format import frame, java
 from logquarry.format import properties as props
 from logquarry.format.java import crc32
 from logquarry.message import Message
@@ -43,7 +40,6 @@ except ImportError:
 if cython.compiled:
     from cython.cimports.cpython.bytes import PyBytes_AS_STRING
     from cython.cimports.cpython.unicode import PyUnicode_AsUTF8AndSize
-    from cython.cimports.libc.stdlib import free, malloc, realloc
 
 logger = logging.getLogger(__name__)
 
@@ -60,15 +56,8 @@ _MAGIC: Final = frame.MAGIC_V1
 _BLANK: Final = frame.BLANK.size
 _ONE_FRAME: Final = (0,)
 _NAME_SIZE = len(_KEYS)
-# The places of the fields of a wire form.
-_WIRE_FLAG_AT = batch.HEAD.offsets["flag"]
-_WIRE_BODY_LENGTH_AT = batch.HEAD.offsets["body_length"]
-_WIRE_HEAD = batch.HEAD.size
-_WIRE_FIXED = batch.FIXED_SIZE
-_AT_FIRST = 64
 _monotonic = time.monotonic
 _Message = Message
-assert batch.PROPERTIES_LENGTH.size == frame.PROPERTIES_LENGTH.size == 2
 
 
 def settle_nothing(result: PutResult, wait: bool) -> PutResult:
@@ -81,13 +70,8 @@ def log_slow(seconds: float, body_size: int, result: PutResult) -> None:
     logger.warning("a put took %d ms: %d bytes of body, %s", seconds * _MS, body_size, result)
 
 
-def batch_size(messages: Sequence[Message] | None, wire: bytes | None) -> int:
-    """Bytes of a batch's bodies, or of its wire form; for log messages."""
-    return sum(len(message.body) for message in messages or ()) + len(wire or b"")
-
-
 class PutPath(FrameAppend):
-    """The put of one message, or of a batch.
+    """The put of one message.
 
     The writer (:class:`~logquarry.write.log_appender.LogAppender`) is a subclass.
     """
@@ -127,50 +111,6 @@ class PutPath(FrameAppend):
 
     def append_reference(self, message: Message) -> tuple[PutResult, bool]:
         """Put any message as the reference does; see :meth:`append_message`."""
-        raise NotImplementedError
-
-    def put_batch(
-        self,
-        messages: Sequence[Message] | None = None,
-        *,
-        wire: bytes | None = None,
-        message: Message | None = None,
-    ) -> PutResult:
-        """Put messages of one topic and queue: all of them into one file, or none.
-
-        Args:
-            messages: the messages; None if ``wire`` and ``message`` are given.
-            wire: the wire form of the messages.
-            message: the fields that the messages of ``wire`` share.
-
-        Raises:
-            StoreUnavailable: if the store takes no messages now.
-            MessageRejected: if the store does not accept these messages.
-            UsageError: if the messages are not of one queue.
-        """
-        if self._flags.refusals or self._health.reason is not None or self._held_since:
-            self.check_status()
-        result, wait = None, True
-        if cython.compiled and self.takes_kernels:
-            result = self.put_common_batch(messages, wire, message)
-        if result is None:
-            result, wait = self.append_batch_reference(messages, wire, message)
-        return self.settle(result, wait)
-
-    def append_batch_reference(
-        self,
-        messages: Sequence[Message] | None,
-        wire: bytes | None,
-        message: Message | None,
-    ) -> tuple[PutResult, bool]:
-        """Append any batch as the reference does.
-
-        Returns:
-            The result, and whether the put waits.
-
-        Raises:
-            StoreUnavailable, MessageRejected, UsageError: as :meth:`put_batch`.
-        """
         raise NotImplementedError
 
     def put_common(self, message: Message) -> PutResult | None:
@@ -392,135 +332,3 @@ class PutPath(FrameAppend):
             if item.text != cython.NULL:
                 item.properties_length += 1
         item.crc = self.body_crc(item.body, item.body_length)
-
-    def put_common_batch(
-        self,
-        messages: Sequence[Message] | None,
-        wire: bytes | None,
-        message: Message | None,
-    ) -> PutResult | None:
-        """Compiled: put a batch in which the store changes nothing.
-
-        Returns:
-            None, and nothing is changed, for any other batch; then the reference puts it.
-        """
-        if wire is None:
-            if messages is None or message is not None:
-                return None
-            # Holds the messages while another thread may change the caller's list.
-            held = tuple(messages)
-            if not held:
-                return None
-            shared = held[0]
-        elif messages is not None or message is None:
-            return None
-        else:
-            held = ()
-            shared = message
-        if type(shared) is not _Message:
-            return None
-        fields = cython.cast(tuple, shared)
-        topic, body, tags, keys, text = fields[0], fields[1], fields[3], fields[4], fields[6]
-        born, store_host = fields[12], fields[14]
-        if topic in self._batch_topics:
-            return None
-        if wire is not None:
-            if type(wire) is not bytes or type(body) is not bytes or body:
-                return None
-            # Properties that the messages share, a delay, WAIT.
-            if not (tags is None and keys is None and text is None and fields[5] is None):
-                return None
-            if fields[7] or not fields[8]:
-                return None
-        items = cython.NULL
-        try:
-            head = self.head_of(
-                fields[13], self._store_host if store_host is None else store_host, fields[10]
-            )
-            if not head.takes_batch:
-                return None
-            topic_data = self.topic_data(topic)
-            if wire is not None:
-                count = self._wire_items(wire, cython.address(items))
-            else:
-                count = self._message_items(held, cython.address(items))
-            if count <= 0:
-                return None
-            reconsumed = fields[15]
-            result = self.append_items(
-                topic, topic_data, fields[2], head, born, reconsumed, 0, items, count
-            )
-            if result is not None and result.elapsed_ms > _SLOW_MS:
-                log_held(batch_size(messages, wire), result)
-            return result
-        except (OverflowError, UnicodeEncodeError, LogquarryError):
-            # The reference names the first fault, or replaces half a surrogate pair.
-            return None
-        finally:
-            free(items)
-
-    def _message_items(self, messages: tuple[Message, ...], items: Any) -> int:
-        """Compiled: describe messages in new memory; returns their number, 0 for the reference."""
-        count = len(messages)
-        items[0] = cython.cast(item_pointer, malloc(count * cython.sizeof(Item)))
-        if items[0] == cython.NULL:
-            raise MemoryError
-        first = cython.cast(tuple, messages[0])
-        for number in range(count):
-            if type(messages[number]) is not _Message:
-                return 0
-            fields = cython.cast(tuple, messages[number])
-            body, text, keys, tags = fields[1], fields[6], fields[4], fields[3]
-            if type(body) is not bytes or fields[5] is not None or fields[7] or not fields[8]:
-                return 0
-            if text is not None:
-                if type(text) is not str or keys is not None or tags is not None:
-                    return 0
-                if _DELAY in text or _DELIVER in text or _WAIT in text or _COPIES in text:
-                    return 0
-            # The fields that a batch has once.
-            for place in (0, 2, 10, 12, 13, 14, 15):
-                if fields[place] is not first[place] and fields[place] != first[place]:
-                    return 0
-            self._fill(cython.address(items[0][number]), body, tags, keys, text, fields[9])
-        return count
-
-    def _wire_items(self, wire: bytes, items: Any) -> int:
-        """Compiled: describe the messages of a wire form in new memory; 0 for the reference."""
-        at = PyBytes_AS_STRING(wire)
-        left = len(wire)
-        if left > self._largest:
-            return 0
-        room = _AT_FIRST
-        count = 0
-        items[0] = cython.cast(item_pointer, malloc(room * cython.sizeof(Item)))
-        if items[0] == cython.NULL:
-            raise MemoryError
-        while left:
-            if left < _WIRE_FIXED:
-                return 0
-            length = load32(at + _WIRE_BODY_LENGTH_AT)
-            if length < 0 or length > left - _WIRE_FIXED:
-                return 0
-            if count == room:
-                room *= 2
-                more = realloc(items[0], room * cython.sizeof(Item))
-                if more == cython.NULL:
-                    raise MemoryError
-                items[0] = cython.cast(item_pointer, more)
-            item = cython.address(items[0][count])
-            item.flag = load32(at + _WIRE_FLAG_AT)
-            item.body = at + _WIRE_HEAD
-            item.body_length = length
-            item.text = item.body + length + 2
-            item.text_length = item.properties_length = load16(item.body + length)
-            item.is_keys = False
-            item.tags = cython.NULL
-            length += _WIRE_FIXED + item.text_length
-            if item.text_length < 0 or length > left:
-                return 0
-            item.crc = self.body_crc(item.body, item.body_length)
-            at += length
-            left -= length
-            count += 1
-        return count

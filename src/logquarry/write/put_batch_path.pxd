@@ -1,0 +1,23 @@
+cimport cython
+
+from logquarry.write.frame_append cimport FrameHead, Item, item_pointer, load16, load32
+from logquarry.write.put_path cimport PutPath
+
+cdef int _WIRE_FLAG_AT, _WIRE_BODY_LENGTH_AT, _WIRE_HEAD, _WIRE_FIXED, _AT_FIRST
+cdef double _SLOW_MS
+
+cdef class PutBatchPath(PutPath):
+    @cython.locals(
+        held=tuple, fields=tuple, head=FrameHead, topic_data=bytes, items="Item *",
+        count=Py_ssize_t, reconsumed="long long"
+    )
+    cdef object put_common_batch(self, object messages, object wire, object message)
+    @cython.locals(
+        first=tuple, fields=tuple, count=Py_ssize_t, number=Py_ssize_t, place=Py_ssize_t
+    )
+    cdef Py_ssize_t _message_items(self, tuple messages, Item **items) except -1
+    @cython.locals(
+        at="const char *", left="long long", length="long long", room=Py_ssize_t,
+        count=Py_ssize_t, item="Item *", more="void *"
+    )
+    cdef Py_ssize_t _wire_items(self, bytes wire, Item **items) except -1
