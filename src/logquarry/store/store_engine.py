@@ -30,6 +30,7 @@ from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
 from logquarry.disk.log_files import log_paths
+from logquarry.disk.pages_ahead import PagesAhead
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.disk.service import Refusal, RunningFlags, Service
 from logquarry.errors import StoreError, StoreNotFound, StoreUnavailable, UsageError
@@ -179,6 +180,7 @@ class StoreEngine:
             undo.callback(self._take_back)
             self.log, self.queues = self.files.log, self.files.queues
             self._dispatched_timestamp = 0
+            self._pages_ahead: PagesAhead | None = None
             self.dispatcher = self._make_dispatcher(found.log_end)
             self._dispatch_rest(found)
             self._make_services()
@@ -270,6 +272,8 @@ class StoreEngine:
         if self.files.topics is not None:
             self.files.topics.note(groups.keys())
         self.listeners.tell(requests, groups)
+        if self._pages_ahead is not None:
+            self._pages_ahead.grown()
 
     def _dispatch_rest(self, found: StoreFound) -> None:
         """Dispatch the messages of the log that are in no queue yet."""
@@ -333,6 +337,9 @@ class StoreEngine:
         self._services += [housekeeping, files.allocator]
         if is_replicated:
             self._services.append(self.replicas.watch)
+        if not self._puts_wait and files.pool is None and not config.warm_mapped_file_enable:
+            self._pages_ahead = PagesAhead(self.log, health)
+            self._services.append(self._pages_ahead)
 
     def _committed(self) -> None:
         # Only committed messages can be dispatched: when the put woke the dispatcher, its message
