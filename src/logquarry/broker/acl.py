@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from logquarry.broker.connection import Refused
 from logquarry.errors import UsageError
 from logquarry.format import fastjson
 from logquarry.protocol.remoting import RemotingCommand
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.consumer.subscription import DEAD_PREFIX, RETRY_PREFIX
 
 _SIGNATURE: Final = "Signature"

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from logquarry import __version__
 from logquarry.broker.acl import CREDENTIALS
-from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.connection import Handler, Request
 from logquarry.broker.consumers import document_of
 from logquarry.broker.core import Core
 from logquarry.broker.pull import Pulling
 from logquarry.format import broker_config, fastjson
 from logquarry.format.broker_config import TopicConfig
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.consumer.subscription import RETRY_PREFIX
 
 _ASK_SECONDS: Final = 10.0

@@ -366,9 +366,7 @@ class _Port:
         self._core.counts.requests[request.command.code] += 1
         acl = self._broker.options.acl
         if acl is not None:
-            account = acl.admit(request.command, request.fields)
-            if account is not None:
-                request.require, request.account = account.require_topic, account.access_key
+            request.account = acl.admit(request.command, request.fields)
 
 
 def _memory() -> str | None:

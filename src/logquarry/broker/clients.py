@@ -1,8 +1,8 @@
 """The clients that are connected: producers and consumers of each group, by their heartbeats.
 
-Follows ``ProducerManager`` and ``ConsumerManager``: a client belongs to the groups of its last
-heartbeat. If the consumers of a group change, the broker asks all of them to divide the queues
-again.
+Follows ``ProducerManager`` and ``ConsumerManager``: a client stays in the groups of its heartbeats
+until it unregisters or its connection ends. If the consumers of a group change, the broker asks all
+of them to divide the queues again.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
-from logquarry.broker.connection import Connection, Refused
+from logquarry.broker.acl import PUB, Account
+from logquarry.broker.connection import Connection
 from logquarry.errors import BadFilter
 from logquarry.format.properties import ANY_TAG, parse_tags
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.consumer.sql_filter import SqlFilter
 from logquarry.store.consumer.sql_parser import parse
 
@@ -99,18 +100,17 @@ def _compiled(text: str) -> SqlFilter | str:
         return str(error)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, frozen=True)
 class Client:
-    """One client in one group.
+    """A client, as one of its heartbeats describes it.
 
     Attributes:
         client_id: its id.
         connection: its connection.
         language: of the client.
         version: number of its RocketMQ version.
-        seen: time of the last heartbeat, by ``time.monotonic``.
-        require: as :attr:`Request.require`.
-        account: as :attr:`Request.account`.
+        seen: time of that heartbeat, by ``time.monotonic``.
+        account: its account; None without accounts.
     """
 
     client_id: str
@@ -118,14 +118,13 @@ class Client:
     language: str
     version: int
     seen: float
-    require: Callable[[str, str], None] | None = None
-    account: str = ""
+    account: Account | None = None
 
     def may_publish(self, topic: str) -> bool:
         """Whether the client's account may send to a topic."""
         try:
-            if self.require is not None:
-                self.require(topic, "PUB")
+            if self.account is not None:
+                self.account.require_topic(topic, PUB)
         except Refused:
             return False
         return True
@@ -173,14 +172,13 @@ class Clients:
         self._groups: dict[Connection, tuple[set[str], set[str]]] = {}
         """The producer groups and the consumer groups of each connection."""
         self._next: dict[str, int] = {}
-        self._owners: dict[str, tuple[str, set[Connection]]] = {}
+        self._owners: dict[str, tuple[Account, set[Connection]]] = {}
         """Of each client id: the account that has it, and the connections that use it."""
         self._ids: dict[Connection, set[str]] = {}
 
     def heartbeat(
         self,
-        connection: Connection,
-        client: Callable[[], Client],
+        client: Client,
         producers: Iterable[str],
         consumers: Iterable[Mapping[str, Any]],
     ) -> None:
@@ -190,11 +188,13 @@ class Clients:
             Refused: if the connection is in too many groups, or a client of another account has
                 the id.
         """
-        self._claim(connection, client())
+        connection = client.connection
+        if client.account is not None:
+            self._claim(client, client.account)
         of_producers, of_consumers = self._groups.setdefault(connection, (set(), set()))
         for producer in producers:
             _add_group(of_producers, producer)
-            self.producers.setdefault(producer, {})[connection] = client()
+            self.producers.setdefault(producer, {})[connection] = client
         for document in consumers:
             name = str(document["groupName"])
             _add_group(of_consumers, name)
@@ -205,33 +205,31 @@ class Clients:
             }
             group = self.consumers.setdefault(name, ConsumerGroup())
             is_new = connection not in group.clients
-            group.clients[connection] = client()
+            group.clients[connection] = client
             group.consume_type = str(document.get("consumeType") or group.consume_type)
             group.model = str(document.get("messageModel") or group.model)
             group.start = str(document.get("consumeFromWhere") or group.start)
             if self._subscribe(group, filters) or is_new:
                 self._changed(name)
 
-    def _claim(self, connection: Connection, client: Client) -> None:
+    def _claim(self, client: Client, account: Account) -> None:
         """Keep a client id for the account of the client until its connections end.
 
         Replies, and the answers to some requests of mqadmin, go to the client with an id.
         """
-        if not client.account:
-            return
-        self.require_owner(client.client_id, client.account)
-        ids = self._ids.setdefault(connection, set())
+        self.require_owner(client.client_id, account)
+        ids = self._ids.setdefault(client.connection, set())
         if len(ids) >= _MOST_IDS and client.client_id not in ids:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"a connection has at most {_MOST_IDS} clients"
             )
         ids.add(client.client_id)
-        self._owners.setdefault(client.client_id, (client.account, set()))[1].add(connection)
+        self._owners.setdefault(client.client_id, (account, set()))[1].add(client.connection)
 
-    def require_owner(self, client_id: str, account: str) -> None:
+    def require_owner(self, client_id: str, account: Account | None) -> None:
         """Raise Refused if a client of another account has an id."""
         owner, _ = self._owners.get(client_id, (account, None))
-        if owner != account:
+        if owner is not account:
             raise Refused(
                 ResponseCode.NO_PERMISSION,
                 f"a client of another account has the id {client_id[:200]}: set another "

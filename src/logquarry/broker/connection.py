@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from logquarry.broker.acl import Account
 from logquarry.broker.sparing import SparingLog, line_of
 from logquarry.errors import LogquarryError, ProtocolViolation
 from logquarry.format import message_id
@@ -24,7 +25,7 @@ from logquarry.protocol.remoting import (
     RemotingReader,
     encode_head,
 )
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode, parse
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse
 
 logger = logging.getLogger(__name__)
 _failures, _violations = SparingLog(logger), SparingLog(logger)
@@ -47,16 +48,18 @@ class Request:
         command: the request as received.
         fields: its parsed header fields.
         connection: where it came from.
-        require: raises Refused if the client's account has not a permission (PUB or SUB) for a
-            topic that is known only now; None without accounts.
-        account: the access key of the client's account; empty without accounts.
+        account: the client's account; None without accounts.
     """
 
     command: RemotingCommand
     fields: dict[str, Any]
     connection: Connection
-    require: Callable[[str, str], None] | None = None
-    account: str = ""
+    account: Account | None = None
+
+    def require(self, topic: str, permission: str) -> None:
+        """Raise Refused if the account has no permission for a topic that is known only now."""
+        if self.account is not None:
+            self.account.require_topic(topic, permission)
 
     def reply(
         self,
@@ -80,18 +83,6 @@ class Request:
             _failures.warning("request %d of %s failed: %s", *code_and_peer, line_of(error))
             logger.debug("the same with its call stack", exc_info=error)
         self.reply(code, str(error) or repr(error))
-
-
-class Refused(Exception):
-    """A request gets an answer with another code than SUCCESS.
-
-    Attributes:
-        code: the response code.
-    """
-
-    def __init__(self, code: int, remark: str) -> None:
-        super().__init__(remark)
-        self.code = code
 
 
 Handler = Callable[[Request], Awaitable[None] | None]

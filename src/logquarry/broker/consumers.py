@@ -13,11 +13,11 @@ from functools import cached_property, partial
 from typing import Any, Final
 
 from logquarry.broker.clients import Client, parse_expression
-from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.broker.tables import ANY
 from logquarry.format import fastjson
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.consumer.subscription import retry_topic
 
 _MOST_LOCKS: Final = 100_000
@@ -95,14 +95,12 @@ class Consuming:
                 refused = error
         command = request.command
         core.clients.heartbeat(
-            request.connection,
-            lambda: Client(
+            Client(
                 client_id,
                 request.connection,
                 command.language,
                 command.version,
                 time.monotonic(),
-                request.require,
                 request.account,
             ),
             producers,

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from logquarry.broker.clients import Clients
-from logquarry.broker.connection import Refused
 from logquarry.broker.lanes import Lane
 from logquarry.broker.options import BrokerOptions
 from logquarry.broker.tables import READ, Tables
 from logquarry.format.broker_config import TopicConfig
-from logquarry.protocol.remoting_codes import ResponseCode
+from logquarry.protocol.remoting_codes import Refused, ResponseCode
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.units import Clock
 

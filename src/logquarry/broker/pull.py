@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from logquarry.broker.clients import TopicFilter, parse_expression
-from logquarry.broker.connection import Connection, Handler, Refused, Request
+from logquarry.broker.connection import Connection, Handler, Request
 from logquarry.broker.core import BUSY, Core
 from logquarry.broker.lanes import Mailbox
 from logquarry.broker.tables import READ
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.read.get_message import GetMessageStatus, GetResult
 from logquarry.read.messages import frames_of
 from logquarry.store.consumer.sql_filter import SqlFilter

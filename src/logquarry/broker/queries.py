@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.acl import SUB
+from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.errors import MessageNotFound
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.read.messages import frames_of
 
 
@@ -69,8 +70,7 @@ class Queries:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}"
             ) from error
-        if request.require is not None:
-            request.require(message.topic, "SUB")
+        request.require(message.topic, SUB)
         request.reply(body=frames_of((message,)))
 
     async def by_time(self, request: Request) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from logquarry.broker.acl import HIDDEN
-from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import BUSY, Core
 from logquarry.broker.lanes import Mailbox
 from logquarry.broker.tables import DEFAULT_TOPIC, INHERIT, WRITE
@@ -23,7 +23,7 @@ from logquarry.format import properties as props
 from logquarry.format import sys_flag
 from logquarry.format.broker_config import TopicConfig
 from logquarry.message import Message
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.consumer.subscription import (
     DEAD_PREFIX,
     MAX_RECONSUME_TIMES,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.broker.acl import TRACE_TOPIC
-from logquarry.broker.connection import Refused
 from logquarry.broker.options import BrokerOptions
 from logquarry.disk.config_file import (
     SUBSCRIPTION_GROUPS,
@@ -26,7 +25,7 @@ from logquarry.disk.disk import LocalDisk
 from logquarry.format import broker_config
 from logquarry.format.broker_config import TopicConfig
 from logquarry.log.store_files import CONFIG
-from logquarry.protocol.remoting_codes import ResponseCode
+from logquarry.protocol.remoting_codes import Refused, ResponseCode
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.write.message_rules import BROKER_CHECK, name_fault
 from logquarry.write.topic_table import topics_of

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
+from logquarry.broker.acl import PUB
 from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.broker.lanes import Mailbox
@@ -50,9 +51,9 @@ class Transactions:
         core, fields = self._core, request.fields
         writer = core.require_writer()
         state = _STATES.get(fields["commitOrRollback"])
-        if request.require is not None:
+        if request.account is not None:
             half = await core.slow(partial(core.store.message_at, fields["commitLogOffset"]))
-            request.require(half.properties.get(props.REAL_TOPIC, ""), "PUB")
+            request.require(half.properties.get(props.REAL_TOPIC, ""), PUB)
         if state is not None:
             job = partial(
                 writer.end_transaction,

@@ -98,6 +98,18 @@ class ResponseCode(IntEnum):
     CONSUME_MSG_TIMEOUT = 207
 
 
+class Refused(Exception):
+    """A request that gets an answer with another code than SUCCESS.
+
+    Attributes:
+        code: the response code.
+    """
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+
+
 _KINDS: Final = {"text": TEXT, "bool": BOOL, "int": 31, "long": 63}
 _DEFAULTS: Final[Mapping[str, Any]] = {"text": "", "int": 0, "long": 0, "bool": False}
 
