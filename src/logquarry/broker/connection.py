@@ -278,8 +278,6 @@ class Connection(asyncio.Protocol):
     async def _finish(self, request: Request, work: Awaitable[None]) -> None:
         try:
             await work
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             request.fail(error)
 

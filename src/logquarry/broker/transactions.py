@@ -17,13 +17,14 @@ from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.broker.lanes import Mailbox
 from logquarry.broker.send import refusal_of
+from logquarry.broker.sparing import SparingLog
 from logquarry.errors import LogquarryError
 from logquarry.format import frame
 from logquarry.format import properties as props
 from logquarry.protocol.remoting_codes import RequestCode
 from logquarry.store.transaction.checks import OpenTransaction
 
-logger = logging.getLogger(__name__)
+_lonely = SparingLog(logging.getLogger(__name__))
 
 _STATES: Final = {8: "commit", 12: "rollback"}
 """``MessageSysFlag``: other values leave the transaction open."""
@@ -79,7 +80,7 @@ class Transactions:
         group = message.properties.get(props.PRODUCER_GROUP, "")
         producer = self._core.clients.producer_of(group, transaction.topic)
         if producer is None:
-            logger.warning(
+            _lonely.warning(
                 "no producer of group %s is connected to decide about the transaction at %d",
                 *(group, message.physical_offset),
             )
