@@ -16,7 +16,6 @@ from logquarry.broker.pull import Pulling
 from logquarry.format import broker_config, fastjson
 from logquarry.format.broker_config import TopicConfig
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
-from logquarry.store.consumer.subscription import RETRY_PREFIX
 
 _ASK_SECONDS: Final = 10.0
 _MOST_QUEUES: Final = 1_024
@@ -163,11 +162,10 @@ class Admin:
         core, fields = self._core, request.fields
         group, wanted = fields["consumerGroup"], fields["topic"]
         offsets = core.tables.offsets.groups()
-        topics = {name for name, other in offsets if other == group}
+        topics = {wanted} if wanted else {name for name, other in offsets if other == group}
         online = core.clients.consumers.get(group)
-        topics |= set() if online is None else online.filters.keys()
-        if wanted:
-            topics &= {wanted}
+        if online is not None and online.filters:
+            topics &= online.filters.keys()
         found = [topic for name in sorted(topics) if (topic := core.tables.topic(name)) is not None]
         pairs = await core.slow(partial(_consume_stats, core, group, found))
         _reply(request, {"consumeTps": 0.0, "offsetTable": fastjson.ObjectKeys(pairs)})
@@ -353,12 +351,7 @@ def _consume_stats(
         offsets = core.tables.offsets.of(topic.name, group)
         for queue_id in range(topic.read_queues):
             first, end = core.store.queue_offsets(topic.name, queue_id)
-            offset = offsets.get(queue_id)
-            if offset is None:
-                # The group has not consumed this queue: RocketMQ shows only its retries.
-                if not topic.name.startswith(RETRY_PREFIX):
-                    continue
-                offset = 0
+            offset = offsets.get(queue_id, 0)
             time_ms = _time_of(core, topic.name, queue_id, offset - 1, first)
             stats = {"brokerOffset": end, "consumerOffset": offset, "lastTimestamp": time_ms}
             found.append((core.queue_key(topic.name, queue_id), stats))

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
+BROADCASTING: Final = "BROADCASTING"
 _MOST_GROUPS: Final = 10_000
 """Producer and consumer groups of one connection."""
 _MOST_IDS: Final = 100

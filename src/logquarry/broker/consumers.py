@@ -6,10 +6,9 @@ Follows ``ClientManageProcessor``, ``ConsumerManageProcessor`` and ``RebalanceLo
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final
 
 from logquarry.broker.clients import Client, parse_expression
@@ -18,6 +17,7 @@ from logquarry.broker.core import Core
 from logquarry.broker.tables import ANY
 from logquarry.format import fastjson
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
+from logquarry.read.get_message import TransferLimits
 from logquarry.store.consumer.subscription import retry_topic
 
 _MOST_LOCKS: Final = 100_000
@@ -156,19 +156,21 @@ class Consuming:
         request.reply(fields={"offset": str(offset)})
 
     def _start_of(self, topic: str, queue_id: int) -> int | None:
-        """The start of a new group if the broker decides: 0 if the queue has all its messages.
+        """The start of a new group if the broker decides: 0 if the queue is young.
 
-        Otherwise the client decides, by its ConsumeFromWhere.
+        It is young if it has its first message, and that message counts as in memory
+        (``checkInDiskByConsumeOffset``). Otherwise the client decides, by its ConsumeFromWhere.
         """
         store = self._core.store
-        size = store.max_offset - store.min_offset
-        is_young = store.queue_offsets(topic, queue_id).min <= 0 and size <= self._memory
+        queue = store.queue(topic, queue_id)
+        if queue is None:
+            return 0
+        if queue.min_offset > 0:
+            return None
+        memory = TransferLimits.of(store.config).memory_bytes
+        first = next(queue.entries(0, 1), None)
+        is_young = first is None or store.max_offset - first[1].physical_offset <= memory
         return 0 if is_young else None
-
-    @cached_property
-    def _memory(self) -> int:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return total * self._core.store.config.access_message_in_memory_max_ratio // 100
 
     def update_offset(self, request: Request) -> None:
         """Commit the offset of a group in a queue, in memory.

@@ -169,7 +169,8 @@ class Core:
         """
         found = self.tables.group(name)
         if found is None:
-            if not self.options.create_groups:
+            # A read-only store serves every group that asks.
+            if self.writer is not None and not self.options.create_groups:
                 raise Refused(
                     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                     f"subscription group [{name[:200]}] does not exist",

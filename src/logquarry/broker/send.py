@@ -17,7 +17,7 @@ from logquarry.broker.acl import HIDDEN
 from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import BUSY, Core
 from logquarry.broker.lanes import Mailbox
-from logquarry.broker.tables import DEFAULT_TOPIC, INHERIT, WRITE
+from logquarry.broker.tables import INHERIT, WRITE
 from logquarry.errors import LogquarryError, MessageRejected, StoreUnavailable
 from logquarry.format import properties as props
 from logquarry.format import sys_flag
@@ -227,7 +227,8 @@ class Sending:
             self._core.create_topic(name, 1)
             return
         model = tables.topic(default)
-        if default == DEFAULT_TOPIC and model is not None and model.perm & INHERIT:
+        is_allowed = self._core.options.create_topics
+        if is_allowed and model is not None and model.perm & INHERIT:
             self._core.create_topic(name, max(1, min(queues, model.write_queues)))
 
     def _retry_topic(self, request: Request, name: str, queue_id: int) -> tuple[str, int]:

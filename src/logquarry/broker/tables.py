@@ -102,7 +102,7 @@ class Tables:
             "TRANS_CHECK_MAX_TIME_TOPIC": (1, both),
             TRACE_TOPIC: (1, both),
             f"{options.cluster}_REPLY_TOPIC": (1, both),
-            options.cluster: (16, READ | INHERIT),
+            options.cluster: (16, both | INHERIT),
             options.name: (1, both | INHERIT),
         }
         if not options.create_topics:
@@ -176,11 +176,7 @@ class Tables:
     # -------------------------------------------------------------------------------------- groups
     def group(self, name: str) -> dict[str, Any] | None:
         """The settings of a subscription group; None if there is none."""
-        found = self.groups.get(name)
-        if found is None and self._writer is None:
-            # A read-only store serves every group that asks.
-            return new_group(name)
-        return found
+        return self.groups.get(name)
 
     def create_group(self, name: str) -> dict[str, Any]:
         """Create a group for a client in memory; :meth:`save` writes it.

@@ -78,6 +78,21 @@ def test_clients_create_a_limited_number_of_topics_and_groups(tmp_path: Path) ->
     play(scenario, tmp_path / "s", most_created=3)
 
 
+def test_a_read_only_store_has_a_limited_number_of_groups(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with lq.MessageStore.open(path, mode="rw", config=SMALL) as store:
+        store.put(lq.Message("t", b"x"))
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        for group, code in ("g0", 0), ("?", 1), ("g1", 0), ("g2", 16), ("g0", 0):
+            fields = {"consumerGroup": group, "topic": "t", "queueId": 0, "commitOffset": 1}
+            answer = await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+            assert (group, answer.code) == (group, code)
+        assert len(broker.core.tables.offsets.groups()) == 2
+
+    play(scenario, path, read_only=True, create_groups=False, most_created=2)
+
+
 def test_a_client_is_in_a_limited_number_of_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
