@@ -306,7 +306,7 @@ class Broker:
             self._pulling.close()
             end = core.loop.time() + _GRACE_SECONDS
             for connection in self.connections:
-                connection.stop_reading()
+                connection.drain()
             while any(c.pending for c in self.connections) and core.loop.time() < end:
                 await asyncio.sleep(0.005)
             for connection in self.connections:

@@ -130,7 +130,7 @@ class Connection(asyncio.Protocol):
         self._is_working = False
         self._opaque = 0
         self._asked: dict[int, asyncio.Future[RemotingCommand]] = {}
-        self._resumed: list[Callable[[], None]] = []
+        self._resumed: list[Callable[[], object]] = []
         self._early = b""
         """Bytes that came in the same record as the end of the TLS handshake."""
         self.address = ""
@@ -164,9 +164,8 @@ class Connection(asyncio.Protocol):
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(ConnectionError(f"{self.address}: the client disconnected"))
-        self._asked.clear()
-        self._resumed.clear()
         self._server.closed(self)
+        self._resume()
 
     def data_received(self, data: bytes) -> None:
         """See :class:`asyncio.Protocol`."""
@@ -192,14 +191,17 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """See :class:`asyncio.Protocol`."""
         self.is_writable = True
+        self._resume()
+        self._work()
+
+    def when_writable(self, call: Callable[[], object]) -> None:
+        """Call a function when the client has read its answers, or is gone."""
+        self._resumed.append(call)
+
+    def _resume(self) -> None:
         resumed, self._resumed = self._resumed, []
         for call in resumed:
             call()
-        self._work()
-
-    def when_writable(self, call: Callable[[], None]) -> None:
-        """Call a function when the client has read its answers."""
-        self._resumed.append(call)
 
     def close(self) -> None:
         """Send the bytes that wait, and end the connection."""
@@ -213,11 +215,9 @@ class Connection(asyncio.Protocol):
         """Requests that are being answered."""
         return self._pending
 
-    def stop_reading(self) -> None:
-        """Start no further requests."""
-        self._backlog.clear()
+    def drain(self) -> None:
+        """Start no further requests. Those under way may still need answers of the client."""
         self._is_stopped = True
-        self._throttle()
 
     def abort(self) -> None:
         """End the connection now."""
@@ -229,7 +229,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._backlog or self._is_stopped or not self.is_writable:
+        if self._backlog or not self.is_writable:
             transport.pause_reading()
         else:
             transport.resume_reading()
@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
                 command = backlog.popleft()
                 if command.is_response:
                     self._answered(command)
-                else:
+                elif not self._is_stopped:
                     self._start(command)
         finally:
             self._is_working = False
@@ -352,25 +352,31 @@ class Connection(asyncio.Protocol):
         *,
         timeout_s: float,
     ) -> RemotingCommand:
-        """Send a request to the client, and wait for its answer.
+        """Send a request to the client when it can take one, and wait for its answer.
 
         Raises:
             TimeoutError: if there is no answer in time.
             ConnectionError: if the client disconnects.
         """
-        if not self.is_open:
-            raise ConnectionError(f"{self.address}: the client disconnected")
-        self._opaque += 1
-        opaque = self._opaque
-        future: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
-        self._asked[opaque] = future
-        try:
-            self._send(
-                RemotingCommand(code=code, opaque=opaque, ext_fields=fields or {}, body=body)
-            )
-            return await asyncio.wait_for(future, timeout_s)
-        finally:
-            self._asked.pop(opaque, None)
+        async with asyncio.timeout(timeout_s):
+            # Bytes that the client does not read would stay in memory.
+            while self.is_open and not self.is_writable:
+                resumed = asyncio.Event()
+                self.when_writable(resumed.set)
+                await resumed.wait()
+            if not self.is_open:
+                raise ConnectionError(f"{self.address}: the client disconnected")
+            self._opaque += 1
+            opaque = self._opaque
+            future: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+            self._asked[opaque] = future
+            try:
+                self._send(
+                    RemotingCommand(code=code, opaque=opaque, ext_fields=fields or {}, body=body)
+                )
+                return await future
+            finally:
+                del self._asked[opaque]
 
     def _answered(self, command: RemotingCommand) -> None:
         future = self._asked.get(command.opaque)

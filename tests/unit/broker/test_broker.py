@@ -304,8 +304,8 @@ def test_a_group_may_be_forbidden_to_broadcast(tmp_path: Path) -> None:
         await client.send("t")
         await _until(client, "t")
         settings = {"groupName": "group", "consumeBroadcastEnable": False}
-        code, body = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, json.dumps(settings).encode()
-        assert (await client.ask(code, body=body)).code == 0
+        update, body = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, json.dumps(settings)
+        assert (await client.ask(update, body=body.encode())).code == 0
         for model, code in ("CLUSTERING", 0), ("BROADCASTING", ResponseCode.NO_PERMISSION):
             await client.heartbeat(group="group", model=model)
             assert (await client.pull("t", sysFlag=0)).code == code
