@@ -10,12 +10,11 @@ from typing import Any, Final
 from logquarry import __version__
 from logquarry.broker.acl import CREDENTIALS
 from logquarry.broker.connection import Handler, Request
-from logquarry.broker.consumers import document_of
 from logquarry.broker.core import Core
 from logquarry.broker.pull import Pulling
 from logquarry.format import broker_config, fastjson
 from logquarry.format.broker_config import TopicConfig
-from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse_body
 
 _ASK_SECONDS: Final = 10.0
 _MOST_QUEUES: Final = 1_024
@@ -130,7 +129,7 @@ class Admin:
         """Create a subscription group, or change its settings."""
         core = self._core
         core.tables.require_writer()
-        core.tables.set_group(document_of(request))
+        core.tables.set_group(parse_body(request.command.body))
         await core.slow(core.tables.save)
         request.reply()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 from logquarry.broker.acl import PUB, Account
@@ -33,39 +33,33 @@ _MOST_IDS: Final = 100
 _LONGEST_FILTER: Final = 8_192
 """Characters of an SQL92 filter: the event loop parses it."""
 _CACHED_FILTERS: Final = 256
+_LONGEST_NAME: Final = 512
+"""Characters of a client id, or of the name of a group."""
 _NO_GROUPS: Final = set[str](), set[str]()
 
 
-@dataclass(slots=True)
+@dataclass
 class TopicFilter:
     """The subscription of a consumer to a topic.
 
     Attributes:
         document: ``SubscriptionData`` as the client sent it.
-        version: its version; a later one replaces it.
-        tags: the tag expression; None for all messages.
-        sql: the SQL92 filter; None for none.
-        fault: why the expression is invalid; each pull with it gets this answer.
     """
 
     document: Mapping[str, Any]
-    version: int
-    tags: str | None = None
-    sql: SqlFilter | None = None
-    fault: Refused | None = None
 
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> TopicFilter:
-        """Parse ``SubscriptionData``."""
-        version = document.get("subVersion")
-        found = cls(document, version if isinstance(version, int) else 0)
-        try:
-            found.tags, found.sql = parse_expression(
-                str(document.get("subString") or ""), document.get("expressionType")
-            )
-        except Refused as fault:
-            found.fault = fault
-        return found
+    @property
+    def version(self) -> int:
+        """Its version; a later one replaces it."""
+        version = self.document.get("subVersion")
+        return version if isinstance(version, int) else 0
+
+    @cached_property
+    def expression(self) -> tuple[str | None, SqlFilter | None]:
+        """The result of :func:`parse_expression`; a heartbeat with thousands parses none."""
+        return parse_expression(
+            str(self.document.get("subString") or ""), self.document.get("expressionType")
+        )
 
 
 def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | None]:
@@ -190,6 +184,7 @@ class Clients:
                 the id.
         """
         connection = client.connection
+        _require_short(client.client_id)
         if client.account is not None:
             self._claim(client, client.account)
         of_producers, of_consumers = self._groups.setdefault(connection, (set(), set()))
@@ -200,7 +195,7 @@ class Clients:
             name = str(document["groupName"])
             _add_group(of_consumers, name)
             filters = {
-                str(one.get("topic")): TopicFilter.of(one)
+                str(one.get("topic")): TopicFilter(one)
                 for one in document.get("subscriptionDataSet") or ()
                 if isinstance(one, dict)
             }
@@ -343,7 +338,15 @@ class Clients:
         return [name for name, group in self.consumers.items() if topic in group.filters]
 
 
+def _require_short(name: str) -> None:
+    if len(name) > _LONGEST_NAME:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, f"{name[:80]}... has more than {_LONGEST_NAME} characters"
+        )
+
+
 def _add_group(groups: set[str], name: str) -> None:
+    _require_short(name)
     if len(groups) >= _MOST_GROUPS and name not in groups:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"a client is in at most {_MOST_GROUPS} groups")
     groups.add(name)

@@ -5,7 +5,6 @@ Follows ``ClientManageProcessor``, ``ConsumerManageProcessor`` and ``RebalanceLo
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -16,31 +15,15 @@ from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.broker.tables import ANY
 from logquarry.format import fastjson
-from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse_body
 from logquarry.read.get_message import TransferLimits
 from logquarry.store.consumer.subscription import retry_topic
 
 _MOST_LOCKS: Final = 100_000
 _LONGEST_NAMES: Final = 512
+"""Characters of the group, the topic and the client of a lock."""
 _LOCK_SECONDS: Final = 60.0
 """How long a queue stays locked without a renewal (``REBALANCE_LOCK_MAX_LIVE_TIME``)."""
-
-
-def document_of(request: Request) -> dict[str, Any]:
-    """The body of a request, as a document.
-
-    Raises:
-        Refused: if it is no JSON object, or has a number that is NaN or infinite.
-    """
-    try:
-        found = fastjson.decode(request.command.body)
-        # Python reads NaN and 1e999. In a stored table such a number would prevent each later save.
-        json.dumps(found, allow_nan=False)
-    except (ValueError, RecursionError) as error:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise Refused(ResponseCode.SYSTEM_ERROR, "the body is no JSON object")
-    return found
 
 
 def _objects(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -82,7 +65,7 @@ class Consuming:
             Refused: if a group is not created; the client is in all other groups. Also if a client
                 of another account has the id.
         """
-        core, document = self._core, document_of(request)
+        core, document = self._core, parse_body(request.command.body)
         client_id = str(document.get("clientID") or "")
         producers = [str(one.get("groupName")) for one in _objects(document, "producerDataSet")]
         consumers = []
@@ -126,7 +109,7 @@ class Consuming:
 
     def check_config(self, request: Request) -> None:
         """Check the filter of a consumer before it starts."""
-        document = document_of(request).get("subscriptionData")
+        document = parse_body(request.command.body).get("subscriptionData")
         if isinstance(document, dict):
             parse_expression(str(document.get("subString") or ""), document.get("expressionType"))
         request.reply()
@@ -211,13 +194,14 @@ class Consuming:
 
     def _queues_of(self, request: Request) -> tuple[str, list[tuple[str, str, int]]]:
         """The client and the queues of a request for locks."""
-        document = document_of(request)
+        document = parse_body(request.command.body)
         group, client = str(document.get("consumerGroup")), str(document.get("clientId"))
         self._core.clients.require_owner(client, request.account)
         keys = []
+        longest = _LONGEST_NAMES - len(group) - len(client)
         for queue in _objects(document, "mqSet"):
             topic, queue_id = str(queue.get("topic")), queue.get("queueId", 0)
-            if isinstance(queue_id, int) and len(group) + len(topic) <= _LONGEST_NAMES:
+            if isinstance(queue_id, int) and len(topic) <= longest:
                 keys.append((group, topic, queue_id))
         return client, keys
 

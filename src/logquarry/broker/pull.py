@@ -173,9 +173,7 @@ class Pulling:
             raise Refused(_C.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
         if topic.startswith(RETRY_PREFIX):
             return None, None
-        if known.fault is not None:
-            raise known.fault
-        return known.tags, known.sql
+        return known.expression
 
     # ---------------------------------------------------------------------------------- the answer
     def _start(self, pull: Pull) -> None:

@@ -6,6 +6,7 @@ they are saved to ``config/`` in RocketMQ's format, so RocketMQ's own broker can
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -196,6 +197,11 @@ class Tables:
         Raises:
             Refused: if the name or a setting is illegal.
         """
+        try:
+            # Python reads NaN and 1e999: in the file such a number would prevent each later save.
+            json.dumps(settings, allow_nan=False)
+        except ValueError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the group is illegal: {error}") from error
         name = str(settings.get("groupName", ""))
         fault = name_fault(name, BROKER_CHECK)
         if fault is not None:

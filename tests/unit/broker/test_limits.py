@@ -159,6 +159,52 @@ def test_a_filter_is_parsed_once_and_has_a_largest_length(
     play(scenario, tmp_path / "s")
 
 
+def test_a_heartbeat_parses_no_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can have thousands, and the loop would parse them all before the next request."""
+    parsed: list[str] = []
+
+    def noted(text: str) -> Any:
+        parsed.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(clients, "parse", noted)
+    clients._compiled.cache_clear()
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.send("t")
+        await _until(client, "t")
+        for text, code in (("a = 1", 20), ("a = =", ResponseCode.SUBSCRIPTION_PARSE_FAILED)):
+            body = beat("group", "g2", "g3", subString=text, expressionType="SQL92", subVersion=7)
+            assert (await client.ask(RequestCode.HEART_BEAT, body=body)).code == 0
+            assert parsed == []
+            assert (await client.pull("t", sysFlag=0)).code == code
+            assert parsed.pop() == text
+            gone = {"clientID": "c", "consumerGroup": "group"}
+            await client.ask(RequestCode.UNREGISTER_CLIENT, gone)
+
+    play(scenario, tmp_path / "s")
+
+
+def test_documents_and_names_have_a_largest_size(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        long, longest = "x" * 513, "x" * 512
+        for body, code in (
+            (beat(producers=(longest,)), 0),
+            (beat(producers=(long,)), 1),
+            (beat().replace(b'"c"', f'"{long}"'.encode()), 1),
+            (beat() + b" " * (2 << 20), 1),
+        ):
+            assert (await client.ask(RequestCode.HEART_BEAT, body=body)).code == code
+        queues = [{"topic": "t", "queueId": 0}]
+        for name, count in (longest, 0), ("c", 1):
+            document = {"consumerGroup": "g", "clientId": name, "mqSet": queues}
+            body = json.dumps(document).encode()
+            answer = await client.ask(RequestCode.LOCK_BATCH_MQ, body=body)
+            assert len(json.loads(answer.body)["lockOKMQSet"]) == count
+
+    play(scenario, tmp_path / "s")
+
+
 def test_a_client_holds_a_limited_number_of_pulls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
