@@ -223,7 +223,7 @@ async def _serve(
             await _show(out, waiting, running)
         finally:
             if server is not None:
-                server.close()
+                await asyncio.to_thread(server.close)
 
 
 async def _show(out: Output, waiting: Held, running: Broker) -> None:
