@@ -268,8 +268,6 @@ class Connection(asyncio.Protocol):
             server.admit(request)
             work = handler(request)
         except Exception as error:
-            if isinstance(error, ValueError) and not isinstance(error, LogquarryError):
-                error = Refused(ResponseCode.SYSTEM_ERROR, str(error))
             request.fail(error)
             return
         if work is not None:

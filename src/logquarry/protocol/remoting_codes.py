@@ -320,9 +320,12 @@ def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
     """Parse the header fields of a request; unknown fields are ignored.
 
     Raises:
-        ValueError: if a field is missing or invalid.
+        Refused: if a field is missing or invalid.
     """
-    return parse_fields(_PARSED.get(code, ()), ext_fields)
+    try:
+        return parse_fields(_PARSED.get(code, ()), ext_fields)
+    except ValueError as error:
+        raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

@@ -314,6 +314,23 @@ def test_a_flood_of_bad_requests_logs_few_lines(
     assert "clients.py:" in lines[0].getMessage() and lines[0].exc_info is None
 
 
+def test_a_value_that_the_broker_cannot_use_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection._failures, "_until", 0.0)
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        # As a subscriptionGroup.json that someone has edited can have it.
+        broker.core.tables.groups["g"] = {"groupName": "g", "retryMaxTimes": "many"}
+        assert (await client.send("%RETRY%g")).code == ResponseCode.SYSTEM_ERROR
+        # A client's fault is not logged.
+        assert (await client.send("t", e="many")).code == ResponseCode.SYSTEM_ERROR
+
+    play(scenario, tmp_path / "s")
+    (line,) = [line for line in caplog.messages if "failed" in line]
+    assert "send.py:" in line
+
+
 def test_a_start_that_fails_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
