@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,31 @@ def test_a_held_pull_ends_with_its_time_and_with_the_broker(tmp_path: Path) -> N
         assert (await held).code == ResponseCode.PULL_NOT_FOUND
 
     play(scenario, tmp_path / "s")
+
+
+def test_sends_under_way_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        go = threading.Event()
+        blocker = asyncio.ensure_future(broker.core.lanes.puts.run(go.wait))
+        sends = [
+            client.post(RequestCode.SEND_MESSAGE_V2, send_fields("t"), b"%d" % number)
+            for number in range(3)
+        ]
+        (connection,) = broker.connections
+        while connection.pending < 3:
+            await asyncio.sleep(0)
+        stop = asyncio.create_task(broker.stop())
+        while not connection._is_stopped:
+            await asyncio.sleep(0)
+        go.set()
+        assert [(await send).code for send in sends] == [0, 0, 0]
+        assert await blocker
+        await stop
+
+    play(scenario, tmp_path / "s")
+    with lq.MessageStore.open(tmp_path / "s") as store:
+        assert [message.body for message in store.scan("t")] == [b"0", b"1", b"2"]
+        assert not store.has_abort
 
 
 def test_one_way_requests_get_no_answer(tmp_path: Path) -> None:
