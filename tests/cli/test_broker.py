@@ -91,7 +91,12 @@ def test_a_port_in_use(option: str) -> None:
     assert result.stdout == ""
 
 
-def test_an_unknown_host() -> None:
+def test_an_unknown_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    # The answer of a real resolver depends on the network.
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
     result = run("broker", "--listen", "nohost.invalid:1", "--insecure", code=2)
     assert "the host nohost.invalid is unknown" in result.stderr
 
