@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -216,7 +217,17 @@ class Admin:
             table.append((core.queue_key(name, queue_id), kept))
         body = fastjson.compact({"offsetTable": fastjson.ObjectKeys(table)}).encode()
         header = {"topic": name, "group": group, "timestamp": str(fields["timestamp"])}
-        for client in online.clients.values():
+        clients = list(online.clients.values())
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                for client in clients:
+                    await client.connection.until_writable()
+        except TimeoutError:
+            raise Refused(
+                ResponseCode.CONSUME_MSG_TIMEOUT,
+                f"a consumer of <{group}> does not read what it gets; no offset is reset",
+            ) from None
+        for client in clients:
             client.connection.tell(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
         request.reply(body=body)
 

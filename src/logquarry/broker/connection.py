@@ -322,6 +322,16 @@ class Connection(asyncio.Protocol):
         self._out.clear()
 
     # -------------------------------------------------------------------- requests of the broker
+    async def until_writable(self) -> None:
+        """Wait until the client has read what it got, or is gone.
+
+        Bytes that it does not read would stay in memory.
+        """
+        while self.is_open and not self.is_writable:
+            resumed = asyncio.Event()
+            self.when_writable(resumed.set)
+            await resumed.wait()
+
     def tell(
         self, code: RequestCode, fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
@@ -357,11 +367,7 @@ class Connection(asyncio.Protocol):
             ConnectionError: if the client disconnects.
         """
         async with asyncio.timeout(timeout_s):
-            # Bytes that the client does not read would stay in memory.
-            while self.is_open and not self.is_writable:
-                resumed = asyncio.Event()
-                self.when_writable(resumed.set)
-                await resumed.wait()
+            await self.until_writable()
             if not self.is_open:
                 raise ConnectionError(f"{self.address}: the client disconnected")
             self._opaque += 1

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
-from logquarry.broker import Broker
+import pytest
+
+from logquarry.broker import Broker, admin
 from logquarry.format import fastjson
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
-from tests.helpers.broker_client import Client, document_of, messages_of
+from tests.helpers.broker_client import Client, connected, document_of, messages_of
 from tests.unit.broker.test_broker import _until, play
 
 WHERE = {"consumerGroup": "g", "topic": "t", "queueId": 0}
@@ -68,6 +71,32 @@ def test_a_reset_tells_the_consumers_their_offsets(tmp_path: Path) -> None:
             assert answer.code == 0 and first.encode() in answer.body
             told = await asked(client, RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
             assert told.body == answer.body and told.is_oneway
+
+    play(scenario, tmp_path / "s")
+
+
+def test_a_reset_waits_for_a_consumer_that_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "_ASK_SECONDS", 0.05)
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.send("t")
+        await client.heartbeat(group="g")
+        (connection,) = broker.connections
+        reset = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        fields = {"topic": "t", "group": "g", "timestamp": 0}
+        mqadmin = await connected(broker.address)
+        connection.pause_writing()
+        assert (await mqadmin.ask(reset, fields)).code == ResponseCode.CONSUME_MSG_TIMEOUT
+        monkeypatch.setattr(admin, "_ASK_SECONDS", 60.0)
+        answer = mqadmin.post(reset, fields)
+        while not connection._resumed:
+            await asyncio.sleep(0)
+        connection.resume_writing()
+        assert (await answer).code == 0
+        await asked(client, RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+        await mqadmin.close()
 
     play(scenario, tmp_path / "s")
 
