@@ -117,18 +117,6 @@ class Core:
     counts: Counts = field(default_factory=Counts)
     is_saving: bool = False
 
-    def require_writer(self) -> StoreWriter:
-        """The store, for writing.
-
-        Raises:
-            Refused: if it is open for reading.
-        """
-        if self.writer is None:
-            raise Refused(
-                ResponseCode.NO_PERMISSION, "the broker serves this store read-only: no writes"
-            )
-        return self.writer
-
     def require_topic(self, name: str, permission: int) -> TopicConfig:
         """A topic that a client uses.
 

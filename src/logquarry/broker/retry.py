@@ -36,7 +36,7 @@ class Retrying:
                 the message's topic, or the store is read-only.
         """
         core, fields = self._core, request.fields
-        writer = core.require_writer()
+        writer = core.tables.require_writer()
         group = fields["group"]
         settings = core.require_group(group)
         if int(settings.get("retryQueueNums", 1)) <= 0:

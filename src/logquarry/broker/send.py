@@ -96,7 +96,7 @@ class Sending:
             Refused: if the topic, the queue or the store does not allow it.
         """
         core, fields = self._core, request.fields
-        writer = core.require_writer()
+        writer = core.tables.require_writer()
         is_batch = _is_batch(request)
         topic = self.topic_of(fields)
         queue_id = _queue_id(topic, fields["queueId"])

@@ -265,10 +265,17 @@ class Tables:
                 (self._options.offsets / CONFIG).mkdir(parents=True, exist_ok=True)
             self.offsets.save()
 
-    def require_writer(self) -> None:
-        """Raise Refused if the store is open for reading."""
+    def require_writer(self) -> StoreWriter:
+        """The store, for writing.
+
+        Raises:
+            Refused: if it is open for reading.
+        """
         if self._writer is None:
-            raise Refused(ResponseCode.NO_PERMISSION, "the broker serves this store read-only")
+            raise Refused(
+                ResponseCode.NO_PERMISSION, "the broker serves this store read-only: no writes"
+            )
+        return self._writer
 
 
 def new_group(name: str) -> dict[str, Any]:

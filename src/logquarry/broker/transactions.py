@@ -50,7 +50,7 @@ class Transactions:
     async def end(self, request: Request) -> None:
         """Commit or roll back a transaction, or leave it open."""
         core, fields = self._core, request.fields
-        writer = core.require_writer()
+        writer = core.tables.require_writer()
         state = _STATES.get(fields["commitOrRollback"])
         if request.account is not None:
             half = await core.slow(partial(core.store.message_at, fields["commitLogOffset"]))
