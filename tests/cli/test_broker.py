@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
+import pty
 import re
 import signal
 import socket
@@ -13,11 +16,13 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from tests.helpers.broker_client import connected
+from logquarry.protocol.remoting_codes import RequestCode
+from tests.helpers.broker_client import connected, serving
 from tests.helpers.command import run
 
 COMMAND = [sys.executable, "-m", "logquarry"]
 PATIENCE_SECONDS = 120
+TERMINAL = {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -86,6 +91,67 @@ def test_a_port_in_use(option: str) -> None:
     assert result.stdout == ""
 
 
-def test_an_unknown_host() -> None:
+def test_an_unknown_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    # The answer of a real resolver depends on the network.
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
     result = run("broker", "--listen", "nohost.invalid:1", "--insecure", code=2)
     assert "the host nohost.invalid is unknown" in result.stderr
+
+
+def test_the_table_on_a_terminal(tmp_path: Path) -> None:
+    """It has the groups with the most lag, and no more rows than the terminal."""
+    from rich.console import Console
+
+    from logquarry.cli.broker import _View
+
+    async def scenario() -> list[str]:
+        async with serving(tmp_path / "s") as (broker, client):
+            for _ in range(3):
+                assert (await client.send("t")).code == 0
+            for number in range(9):
+                await client.heartbeat(group=f"g{number}", producer="p")
+            for group, offset in ("g4", 1), ("g7", 0):
+                where = {"consumerGroup": group, "topic": "t", "queueId": 0}
+                commit = where | {"commitOffset": offset}
+                assert (await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
+            # The broker knows the ends of the queues that are read.
+            while (await client.pull("t", 2, consumerGroup="g0")).code != 0:
+                await asyncio.sleep(0.01)
+            view = _View(broker)
+            assert view.table(20).caption is None
+            console = Console(width=80, file=io.StringIO())
+            with console.capture() as printed:
+                console.print(view.table(4))
+            return printed.get().splitlines()
+
+    lines = asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
+    assert "1 connections" in lines[0]
+    rows = [[word.strip() for word in line.split("│")[1:-1]] for line in lines if "│" in line]
+    assert rows == [
+        ["g7", "consumer", "1", "t", "3"],
+        ["g4", "consumer", "1", "t", "2"],
+        ["g0", "consumer", "1", "t", "0"],
+        ["g1", "consumer", "1", "t", "0"],
+    ]
+    assert "6 more groups" in lines[-1]
+
+
+def test_a_terminal_shows_the_table() -> None:
+    screen, terminal = pty.openpty()
+    words = ["broker", "--listen", "127.0.0.1:0", "--name-port", "0"]
+    with subprocess.Popen(
+        [*COMMAND, *words], stdout=subprocess.DEVNULL, stderr=terminal, env=os.environ | TERMINAL
+    ) as process:
+        os.close(terminal)
+        shown = b""
+        try:
+            while b"0 connections, in 0/s, out 0/s" not in shown:
+                shown += os.read(screen, 1 << 16)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_SECONDS) == 130
+        finally:
+            process.kill()
+            os.close(screen)

@@ -59,6 +59,6 @@ def test_frames(seed: int) -> None:
                     damaged[rng.randrange(least, len(frame))] = byte
                 with contextlib.suppress(ProtocolViolation):
                     for found in RemotingReader().receive_data(damaged):
-                        with contextlib.suppress(ValueError):
+                        with contextlib.suppress(remoting_codes.Refused):
                             remoting_codes.parse(found.code, found.ext_fields)
                         remoting.encode(found.answer(0, remark=found.remark))

@@ -109,6 +109,7 @@ class Client:
         *,
         producer: str | None = None,
         group: str | None = None,
+        model: str = "CLUSTERING",
         **subscription: Any,
     ) -> RemotingCommand:
         consumers = []
@@ -118,7 +119,7 @@ class Client:
                 {
                     "groupName": group,
                     "consumeType": "CONSUME_PASSIVELY",
-                    "messageModel": "CLUSTERING",
+                    "messageModel": model,
                     "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
                     "subscriptionDataSet": [sub | subscription],
                 }

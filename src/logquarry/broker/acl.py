@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from logquarry.broker.connection import Refused
 from logquarry.errors import UsageError
-from logquarry.format import fastjson
 from logquarry.protocol.remoting import RemotingCommand
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse_body
 from logquarry.store.consumer.subscription import DEAD_PREFIX, RETRY_PREFIX
 
 _SIGNATURE: Final = "Signature"
@@ -243,8 +241,8 @@ def sign(fields: Mapping[str, str], body: bytes, secret: str, leave: tuple[str, 
 
 def _named(body: bytes) -> Iterator[tuple[str, str]]:
     """The topics (SUB), producer groups (PUB) and groups that the body of a request names."""
+    document = parse_body(body)
     try:
-        document = fastjson.decode(body)
         for one in document.get("producerDataSet") or ():
             yield PUB, str(one["groupName"])
         for one in document.get("consumerDataSet") or ():
@@ -258,7 +256,7 @@ def _named(body: bytes) -> Iterator[tuple[str, str]]:
             yield SUB, str(queue["topic"])
         if document.get("subscriptionData"):
             yield SUB, str(document["subscriptionData"]["topic"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError) as error:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is invalid: {error!r}") from error
 
 

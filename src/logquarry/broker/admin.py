@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -9,14 +10,12 @@ from typing import Any, Final
 
 from logquarry import __version__
 from logquarry.broker.acl import CREDENTIALS
-from logquarry.broker.connection import Handler, Refused, Request
-from logquarry.broker.consumers import document_of
+from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.broker.pull import Pulling
 from logquarry.format import broker_config, fastjson
 from logquarry.format.broker_config import TopicConfig
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
-from logquarry.store.consumer.subscription import RETRY_PREFIX
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse_body
 
 _ASK_SECONDS: Final = 10.0
 _MOST_QUEUES: Final = 1_024
@@ -131,7 +130,7 @@ class Admin:
         """Create a subscription group, or change its settings."""
         core = self._core
         core.tables.require_writer()
-        core.tables.set_group(document_of(request))
+        core.tables.set_group(parse_body(request.command.body))
         await core.slow(core.tables.save)
         request.reply()
 
@@ -163,11 +162,10 @@ class Admin:
         core, fields = self._core, request.fields
         group, wanted = fields["consumerGroup"], fields["topic"]
         offsets = core.tables.offsets.groups()
-        topics = {name for name, other in offsets if other == group}
+        topics = {wanted} if wanted else {name for name, other in offsets if other == group}
         online = core.clients.consumers.get(group)
-        topics |= set() if online is None else online.filters.keys()
-        if wanted:
-            topics &= {wanted}
+        if online is not None and online.filters:
+            topics &= online.filters.keys()
         found = [topic for name in sorted(topics) if (topic := core.tables.topic(name)) is not None]
         pairs = await core.slow(partial(_consume_stats, core, group, found))
         _reply(request, {"consumeTps": 0.0, "offsetTable": fastjson.ObjectKeys(pairs)})
@@ -219,7 +217,17 @@ class Admin:
             table.append((core.queue_key(name, queue_id), kept))
         body = fastjson.compact({"offsetTable": fastjson.ObjectKeys(table)}).encode()
         header = {"topic": name, "group": group, "timestamp": str(fields["timestamp"])}
-        for client in online.clients.values():
+        clients = list(online.clients.values())
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                for client in clients:
+                    await client.connection.until_writable()
+        except TimeoutError:
+            raise Refused(
+                ResponseCode.CONSUME_MSG_TIMEOUT,
+                f"a consumer of <{group}> does not read what it gets; no offset is reset",
+            ) from None
+        for client in clients:
             client.connection.tell(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
         request.reply(body=body)
 
@@ -353,12 +361,7 @@ def _consume_stats(
         offsets = core.tables.offsets.of(topic.name, group)
         for queue_id in range(topic.read_queues):
             first, end = core.store.queue_offsets(topic.name, queue_id)
-            offset = offsets.get(queue_id)
-            if offset is None:
-                # The group has not consumed this queue: RocketMQ shows only its retries.
-                if not topic.name.startswith(RETRY_PREFIX):
-                    continue
-                offset = 0
+            offset = offsets.get(queue_id, 0)
             time_ms = _time_of(core, topic.name, queue_id, offset - 1, first)
             stats = {"brokerOffset": end, "consumerOffset": offset, "lastTimestamp": time_ms}
             found.append((core.queue_key(topic.name, queue_id), stats))

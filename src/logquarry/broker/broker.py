@@ -306,7 +306,7 @@ class Broker:
             self._pulling.close()
             end = core.loop.time() + _GRACE_SECONDS
             for connection in self.connections:
-                connection.stop_reading()
+                connection.drain()
             while any(c.pending for c in self.connections) and core.loop.time() < end:
                 await asyncio.sleep(0.005)
             for connection in self.connections:
@@ -366,9 +366,7 @@ class _Port:
         self._core.counts.requests[request.command.code] += 1
         acl = self._broker.options.acl
         if acl is not None:
-            account = acl.admit(request.command, request.fields)
-            if account is not None:
-                request.require, request.account = account.require_topic, account.access_key
+            request.account = acl.admit(request.command, request.fields)
 
 
 def _memory() -> str | None:

@@ -1,8 +1,8 @@
 """The clients that are connected: producers and consumers of each group, by their heartbeats.
 
-Follows ``ProducerManager`` and ``ConsumerManager``: a client belongs to the groups of its last
-heartbeat. If the consumers of a group change, the broker asks all of them to divide the queues
-again.
+Follows ``ProducerManager`` and ``ConsumerManager``: a client stays in the groups of its heartbeats
+until it unregisters or its connection ends. If the consumers of a group change, the broker asks all
+of them to divide the queues again.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
-from logquarry.broker.connection import Connection, Refused
+from logquarry.broker.acl import PUB, Account
+from logquarry.broker.connection import Connection
 from logquarry.errors import BadFilter
 from logquarry.format.properties import ANY_TAG, parse_tags
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.consumer.sql_filter import SqlFilter
 from logquarry.store.consumer.sql_parser import parse
 
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
+BROADCASTING: Final = "BROADCASTING"
 _MOST_GROUPS: Final = 10_000
 """Producer and consumer groups of one connection."""
 _MOST_IDS: Final = 100
@@ -31,39 +33,33 @@ _MOST_IDS: Final = 100
 _LONGEST_FILTER: Final = 8_192
 """Characters of an SQL92 filter: the event loop parses it."""
 _CACHED_FILTERS: Final = 256
+_LONGEST_NAME: Final = 512
+"""Characters of a client id, or of the name of a group."""
 _NO_GROUPS: Final = set[str](), set[str]()
 
 
-@dataclass(slots=True)
+@dataclass
 class TopicFilter:
     """The subscription of a consumer to a topic.
 
     Attributes:
         document: ``SubscriptionData`` as the client sent it.
-        version: its version; a later one replaces it.
-        tags: the tag expression; None for all messages.
-        sql: the SQL92 filter; None for none.
-        fault: why the expression is invalid; each pull with it gets this answer.
     """
 
     document: Mapping[str, Any]
-    version: int
-    tags: str | None = None
-    sql: SqlFilter | None = None
-    fault: Refused | None = None
 
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> TopicFilter:
-        """Parse ``SubscriptionData``."""
-        version = document.get("subVersion")
-        found = cls(document, version if isinstance(version, int) else 0)
-        try:
-            found.tags, found.sql = parse_expression(
-                str(document.get("subString") or ""), document.get("expressionType")
-            )
-        except Refused as fault:
-            found.fault = fault
-        return found
+    @property
+    def version(self) -> int:
+        """Its version; a later one replaces it."""
+        version = self.document.get("subVersion")
+        return version if isinstance(version, int) else 0
+
+    @cached_property
+    def expression(self) -> tuple[str | None, SqlFilter | None]:
+        """The result of :func:`parse_expression`; a heartbeat with thousands parses none."""
+        return parse_expression(
+            str(self.document.get("subString") or ""), self.document.get("expressionType")
+        )
 
 
 def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | None]:
@@ -99,18 +95,17 @@ def _compiled(text: str) -> SqlFilter | str:
         return str(error)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, frozen=True)
 class Client:
-    """One client in one group.
+    """A client, as one of its heartbeats describes it.
 
     Attributes:
         client_id: its id.
         connection: its connection.
         language: of the client.
         version: number of its RocketMQ version.
-        seen: time of the last heartbeat, by ``time.monotonic``.
-        require: as :attr:`Request.require`.
-        account: as :attr:`Request.account`.
+        seen: time of that heartbeat, by ``time.monotonic``.
+        account: its account; None without accounts.
     """
 
     client_id: str
@@ -118,14 +113,13 @@ class Client:
     language: str
     version: int
     seen: float
-    require: Callable[[str, str], None] | None = None
-    account: str = ""
+    account: Account | None = None
 
     def may_publish(self, topic: str) -> bool:
         """Whether the client's account may send to a topic."""
         try:
-            if self.require is not None:
-                self.require(topic, "PUB")
+            if self.account is not None:
+                self.account.require_topic(topic, PUB)
         except Refused:
             return False
         return True
@@ -173,14 +167,13 @@ class Clients:
         self._groups: dict[Connection, tuple[set[str], set[str]]] = {}
         """The producer groups and the consumer groups of each connection."""
         self._next: dict[str, int] = {}
-        self._owners: dict[str, tuple[str, set[Connection]]] = {}
+        self._owners: dict[str, tuple[Account, set[Connection]]] = {}
         """Of each client id: the account that has it, and the connections that use it."""
         self._ids: dict[Connection, set[str]] = {}
 
     def heartbeat(
         self,
-        connection: Connection,
-        client: Callable[[], Client],
+        client: Client,
         producers: Iterable[str],
         consumers: Iterable[Mapping[str, Any]],
     ) -> None:
@@ -190,48 +183,49 @@ class Clients:
             Refused: if the connection is in too many groups, or a client of another account has
                 the id.
         """
-        self._claim(connection, client())
+        connection = client.connection
+        _require_short(client.client_id)
+        if client.account is not None:
+            self._claim(client, client.account)
         of_producers, of_consumers = self._groups.setdefault(connection, (set(), set()))
         for producer in producers:
             _add_group(of_producers, producer)
-            self.producers.setdefault(producer, {})[connection] = client()
+            self.producers.setdefault(producer, {})[connection] = client
         for document in consumers:
             name = str(document["groupName"])
             _add_group(of_consumers, name)
             filters = {
-                str(one.get("topic")): TopicFilter.of(one)
+                str(one.get("topic")): TopicFilter(one)
                 for one in document.get("subscriptionDataSet") or ()
                 if isinstance(one, dict)
             }
             group = self.consumers.setdefault(name, ConsumerGroup())
             is_new = connection not in group.clients
-            group.clients[connection] = client()
+            group.clients[connection] = client
             group.consume_type = str(document.get("consumeType") or group.consume_type)
             group.model = str(document.get("messageModel") or group.model)
             group.start = str(document.get("consumeFromWhere") or group.start)
             if self._subscribe(group, filters) or is_new:
                 self._changed(name)
 
-    def _claim(self, connection: Connection, client: Client) -> None:
+    def _claim(self, client: Client, account: Account) -> None:
         """Keep a client id for the account of the client until its connections end.
 
         Replies, and the answers to some requests of mqadmin, go to the client with an id.
         """
-        if not client.account:
-            return
-        self.require_owner(client.client_id, client.account)
-        ids = self._ids.setdefault(connection, set())
+        self.require_owner(client.client_id, account)
+        ids = self._ids.setdefault(client.connection, set())
         if len(ids) >= _MOST_IDS and client.client_id not in ids:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"a connection has at most {_MOST_IDS} clients"
             )
         ids.add(client.client_id)
-        self._owners.setdefault(client.client_id, (client.account, set()))[1].add(connection)
+        self._owners.setdefault(client.client_id, (account, set()))[1].add(client.connection)
 
-    def require_owner(self, client_id: str, account: str) -> None:
+    def require_owner(self, client_id: str, account: Account | None) -> None:
         """Raise Refused if a client of another account has an id."""
         owner, _ = self._owners.get(client_id, (account, None))
-        if owner != account:
+        if owner is not account:
             raise Refused(
                 ResponseCode.NO_PERMISSION,
                 f"a client of another account has the id {client_id[:200]}: set another "
@@ -344,7 +338,15 @@ class Clients:
         return [name for name, group in self.consumers.items() if topic in group.filters]
 
 
+def _require_short(name: str) -> None:
+    if len(name) > _LONGEST_NAME:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, f"{name[:80]}... has more than {_LONGEST_NAME} characters"
+        )
+
+
 def _add_group(groups: set[str], name: str) -> None:
+    _require_short(name)
     if len(groups) >= _MOST_GROUPS and name not in groups:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"a client is in at most {_MOST_GROUPS} groups")
     groups.add(name)

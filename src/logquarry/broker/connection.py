@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from logquarry.broker.acl import Account
 from logquarry.broker.sparing import SparingLog, line_of
 from logquarry.errors import LogquarryError, ProtocolViolation
 from logquarry.format import message_id
@@ -24,7 +25,7 @@ from logquarry.protocol.remoting import (
     RemotingReader,
     encode_head,
 )
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode, parse
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse
 
 logger = logging.getLogger(__name__)
 _failures, _violations = SparingLog(logger), SparingLog(logger)
@@ -47,16 +48,18 @@ class Request:
         command: the request as received.
         fields: its parsed header fields.
         connection: where it came from.
-        require: raises Refused if the client's account has not a permission (PUB or SUB) for a
-            topic that is known only now; None without accounts.
-        account: the access key of the client's account; empty without accounts.
+        account: the client's account; None without accounts.
     """
 
     command: RemotingCommand
     fields: dict[str, Any]
     connection: Connection
-    require: Callable[[str, str], None] | None = None
-    account: str = ""
+    account: Account | None = None
+
+    def require(self, topic: str, permission: str) -> None:
+        """Raise Refused if the account has no permission for a topic that is known only now."""
+        if self.account is not None:
+            self.account.require_topic(topic, permission)
 
     def reply(
         self,
@@ -80,18 +83,6 @@ class Request:
             _failures.warning("request %d of %s failed: %s", *code_and_peer, line_of(error))
             logger.debug("the same with its call stack", exc_info=error)
         self.reply(code, str(error) or repr(error))
-
-
-class Refused(Exception):
-    """A request gets an answer with another code than SUCCESS.
-
-    Attributes:
-        code: the response code.
-    """
-
-    def __init__(self, code: int, remark: str) -> None:
-        super().__init__(remark)
-        self.code = code
 
 
 Handler = Callable[[Request], Awaitable[None] | None]
@@ -139,7 +130,7 @@ class Connection(asyncio.Protocol):
         self._is_working = False
         self._opaque = 0
         self._asked: dict[int, asyncio.Future[RemotingCommand]] = {}
-        self._resumed: list[Callable[[], None]] = []
+        self._resumed: list[Callable[[], object]] = []
         self._early = b""
         """Bytes that came in the same record as the end of the TLS handshake."""
         self.address = ""
@@ -173,9 +164,8 @@ class Connection(asyncio.Protocol):
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(ConnectionError(f"{self.address}: the client disconnected"))
-        self._asked.clear()
-        self._resumed.clear()
         self._server.closed(self)
+        self._resume()
 
     def data_received(self, data: bytes) -> None:
         """See :class:`asyncio.Protocol`."""
@@ -201,14 +191,17 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """See :class:`asyncio.Protocol`."""
         self.is_writable = True
+        self._resume()
+        self._work()
+
+    def when_writable(self, call: Callable[[], object]) -> None:
+        """Call a function when the client has read its answers, or is gone."""
+        self._resumed.append(call)
+
+    def _resume(self) -> None:
         resumed, self._resumed = self._resumed, []
         for call in resumed:
             call()
-        self._work()
-
-    def when_writable(self, call: Callable[[], None]) -> None:
-        """Call a function when the client has read its answers."""
-        self._resumed.append(call)
 
     def close(self) -> None:
         """Send the bytes that wait, and end the connection."""
@@ -222,11 +215,9 @@ class Connection(asyncio.Protocol):
         """Requests that are being answered."""
         return self._pending
 
-    def stop_reading(self) -> None:
-        """Start no further requests."""
-        self._backlog.clear()
+    def drain(self) -> None:
+        """Start no further requests. Those under way may still need answers of the client."""
         self._is_stopped = True
-        self._throttle()
 
     def abort(self) -> None:
         """End the connection now."""
@@ -238,7 +229,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._backlog or self._is_stopped or not self.is_writable:
+        if self._backlog or not self.is_writable:
             transport.pause_reading()
         else:
             transport.resume_reading()
@@ -256,7 +247,7 @@ class Connection(asyncio.Protocol):
                 command = backlog.popleft()
                 if command.is_response:
                     self._answered(command)
-                else:
+                elif not self._is_stopped:
                     self._start(command)
         finally:
             self._is_working = False
@@ -277,8 +268,6 @@ class Connection(asyncio.Protocol):
             server.admit(request)
             work = handler(request)
         except Exception as error:
-            if isinstance(error, ValueError) and not isinstance(error, LogquarryError):
-                error = Refused(ResponseCode.SYSTEM_ERROR, str(error))
             request.fail(error)
             return
         if work is not None:
@@ -287,8 +276,6 @@ class Connection(asyncio.Protocol):
     async def _finish(self, request: Request, work: Awaitable[None]) -> None:
         try:
             await work
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             request.fail(error)
 
@@ -335,6 +322,16 @@ class Connection(asyncio.Protocol):
         self._out.clear()
 
     # -------------------------------------------------------------------- requests of the broker
+    async def until_writable(self) -> None:
+        """Wait until the client has read what it got, or is gone.
+
+        Bytes that it does not read would stay in memory.
+        """
+        while self.is_open and not self.is_writable:
+            resumed = asyncio.Event()
+            self.when_writable(resumed.set)
+            await resumed.wait()
+
     def tell(
         self, code: RequestCode, fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
@@ -363,25 +360,27 @@ class Connection(asyncio.Protocol):
         *,
         timeout_s: float,
     ) -> RemotingCommand:
-        """Send a request to the client, and wait for its answer.
+        """Send a request to the client when it can take one, and wait for its answer.
 
         Raises:
             TimeoutError: if there is no answer in time.
             ConnectionError: if the client disconnects.
         """
-        if not self.is_open:
-            raise ConnectionError(f"{self.address}: the client disconnected")
-        self._opaque += 1
-        opaque = self._opaque
-        future: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
-        self._asked[opaque] = future
-        try:
-            self._send(
-                RemotingCommand(code=code, opaque=opaque, ext_fields=fields or {}, body=body)
-            )
-            return await asyncio.wait_for(future, timeout_s)
-        finally:
-            self._asked.pop(opaque, None)
+        async with asyncio.timeout(timeout_s):
+            await self.until_writable()
+            if not self.is_open:
+                raise ConnectionError(f"{self.address}: the client disconnected")
+            self._opaque += 1
+            opaque = self._opaque
+            future: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+            self._asked[opaque] = future
+            try:
+                self._send(
+                    RemotingCommand(code=code, opaque=opaque, ext_fields=fields or {}, body=body)
+                )
+                return await future
+            finally:
+                del self._asked[opaque]
 
     def _answered(self, command: RemotingCommand) -> None:
         future = self._asked.get(command.opaque)

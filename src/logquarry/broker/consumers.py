@@ -5,42 +5,25 @@ Follows ``ClientManageProcessor``, ``ConsumerManageProcessor`` and ``RebalanceLo
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final
 
 from logquarry.broker.clients import Client, parse_expression
-from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.broker.tables import ANY
 from logquarry.format import fastjson
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse_body
+from logquarry.read.get_message import TransferLimits
 from logquarry.store.consumer.subscription import retry_topic
 
 _MOST_LOCKS: Final = 100_000
 _LONGEST_NAMES: Final = 512
+"""Characters of the group, the topic and the client of a lock."""
 _LOCK_SECONDS: Final = 60.0
 """How long a queue stays locked without a renewal (``REBALANCE_LOCK_MAX_LIVE_TIME``)."""
-
-
-def document_of(request: Request) -> dict[str, Any]:
-    """The body of a request, as a document.
-
-    Raises:
-        Refused: if it is no JSON object, or has a number that is NaN or infinite.
-    """
-    try:
-        found = fastjson.decode(request.command.body)
-        # Python reads NaN and 1e999. In a stored table such a number would prevent each later save.
-        json.dumps(found, allow_nan=False)
-    except (ValueError, RecursionError) as error:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise Refused(ResponseCode.SYSTEM_ERROR, "the body is no JSON object")
-    return found
 
 
 def _objects(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -82,7 +65,7 @@ class Consuming:
             Refused: if a group is not created; the client is in all other groups. Also if a client
                 of another account has the id.
         """
-        core, document = self._core, document_of(request)
+        core, document = self._core, parse_body(request.command.body)
         client_id = str(document.get("clientID") or "")
         producers = [str(one.get("groupName")) for one in _objects(document, "producerDataSet")]
         consumers = []
@@ -95,14 +78,12 @@ class Consuming:
                 refused = error
         command = request.command
         core.clients.heartbeat(
-            request.connection,
-            lambda: Client(
+            Client(
                 client_id,
                 request.connection,
                 command.language,
                 command.version,
                 time.monotonic(),
-                request.require,
                 request.account,
             ),
             producers,
@@ -128,7 +109,7 @@ class Consuming:
 
     def check_config(self, request: Request) -> None:
         """Check the filter of a consumer before it starts."""
-        document = document_of(request).get("subscriptionData")
+        document = parse_body(request.command.body).get("subscriptionData")
         if isinstance(document, dict):
             parse_expression(str(document.get("subString") or ""), document.get("expressionType"))
         request.reply()
@@ -158,19 +139,21 @@ class Consuming:
         request.reply(fields={"offset": str(offset)})
 
     def _start_of(self, topic: str, queue_id: int) -> int | None:
-        """The start of a new group if the broker decides: 0 if the queue has all its messages.
+        """The start of a new group if the broker decides: 0 if the queue is young.
 
-        Otherwise the client decides, by its ConsumeFromWhere.
+        It is young if it has its first message, and that message counts as in memory
+        (``checkInDiskByConsumeOffset``). Otherwise the client decides, by its ConsumeFromWhere.
         """
         store = self._core.store
-        size = store.max_offset - store.min_offset
-        is_young = store.queue_offsets(topic, queue_id).min <= 0 and size <= self._memory
+        queue = store.queue(topic, queue_id)
+        if queue is None:
+            return 0
+        if queue.min_offset > 0:
+            return None
+        memory = TransferLimits.of(store.config).memory_bytes
+        first = next(queue.entries(0, 1), None)
+        is_young = first is None or store.max_offset - first[1].physical_offset <= memory
         return 0 if is_young else None
-
-    @cached_property
-    def _memory(self) -> int:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return total * self._core.store.config.access_message_in_memory_max_ratio // 100
 
     def update_offset(self, request: Request) -> None:
         """Commit the offset of a group in a queue, in memory.
@@ -211,13 +194,14 @@ class Consuming:
 
     def _queues_of(self, request: Request) -> tuple[str, list[tuple[str, str, int]]]:
         """The client and the queues of a request for locks."""
-        document = document_of(request)
+        document = parse_body(request.command.body)
         group, client = str(document.get("consumerGroup")), str(document.get("clientId"))
         self._core.clients.require_owner(client, request.account)
         keys = []
+        longest = _LONGEST_NAMES - len(group) - len(client)
         for queue in _objects(document, "mqSet"):
             topic, queue_id = str(queue.get("topic")), queue.get("queueId", 0)
-            if isinstance(queue_id, int) and len(group) + len(topic) <= _LONGEST_NAMES:
+            if isinstance(queue_id, int) and len(topic) <= longest:
                 keys.append((group, topic, queue_id))
         return client, keys
 

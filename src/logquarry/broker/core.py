@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from logquarry.broker.clients import Clients
-from logquarry.broker.connection import Refused
 from logquarry.broker.lanes import Lane
 from logquarry.broker.options import BrokerOptions
 from logquarry.broker.tables import READ, Tables
 from logquarry.format.broker_config import TopicConfig
-from logquarry.protocol.remoting_codes import ResponseCode
+from logquarry.protocol.remoting_codes import Refused, ResponseCode
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.units import Clock
 
@@ -118,18 +117,6 @@ class Core:
     counts: Counts = field(default_factory=Counts)
     is_saving: bool = False
 
-    def require_writer(self) -> StoreWriter:
-        """The store, for writing.
-
-        Raises:
-            Refused: if it is open for reading.
-        """
-        if self.writer is None:
-            raise Refused(
-                ResponseCode.NO_PERMISSION, "the broker serves this store read-only: no writes"
-            )
-        return self.writer
-
     def require_topic(self, name: str, permission: int) -> TopicConfig:
         """A topic that a client uses.
 
@@ -170,7 +157,8 @@ class Core:
         """
         found = self.tables.group(name)
         if found is None:
-            if not self.options.create_groups:
+            # A read-only store serves every group that asks.
+            if self.writer is not None and not self.options.create_groups:
                 raise Refused(
                     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                     f"subscription group [{name[:200]}] does not exist",

@@ -30,7 +30,8 @@ class Mailbox(Generic[T]):
 
     Args:
         loop: the loop.
-        take: called in the loop with each item, in the order of the posts.
+        take: called in the loop with each item, in the order of the posts. If it raises, the
+            error is logged, and the other items are taken.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[T], None]) -> None:
@@ -55,7 +56,12 @@ class Mailbox(Generic[T]):
         self._is_waking = False
         items = self._items
         for _ in range(len(items)):
-            self._take(items.popleft())
+            item = items.popleft()
+            try:
+                self._take(item)
+            except Exception:
+                # The items after it are answers to other clients.
+                logger.exception("an item of another thread was not taken")
 
 
 class Lane:
@@ -121,10 +127,7 @@ class Lane:
     def _finish(self, item: tuple[Done, Any, BaseException | None]) -> None:
         done, result, error = item
         self.waiting -= 1
-        try:
-            done(result, error)
-        except Exception:
-            logger.exception("the result of a job was not delivered")
+        done(result, error)
 
     def _run(self) -> None:
         results: list[tuple[Done, Any, BaseException | None]] = []

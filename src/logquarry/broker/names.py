@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.format import fastjson
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 
 
 class Names:

@@ -48,7 +48,8 @@ class BrokerOptions:
         most_created: most topics, and most groups, that exist when a client creates another.
             Retry topics count too. mqadmin can create more.
         most_waiting: most sends that wait for the disk (``sendThreadPoolQueueCapacity``).
-        most_waiting_bytes: most bytes of bodies that wait for the disk.
+        most_waiting_bytes: most bytes of bodies that wait for the disk; also of replies that wait
+            for their producers.
     """
 
     host: str = "127.0.0.1"

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from logquarry.broker.clients import TopicFilter, parse_expression
-from logquarry.broker.connection import Connection, Handler, Refused, Request
+from logquarry.broker.clients import BROADCASTING, parse_expression
+from logquarry.broker.connection import Connection, Handler, Request
 from logquarry.broker.core import BUSY, Core
 from logquarry.broker.lanes import Mailbox
 from logquarry.broker.tables import READ
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.read.get_message import GetMessageStatus, GetResult
 from logquarry.read.messages import frames_of
 from logquarry.store.consumer.sql_filter import SqlFilter
@@ -133,7 +133,7 @@ class Pulling:
         if not settings.get("consumeEnable", True):
             raise Refused(_C.NO_PERMISSION, f"subscription group no permission, {group}")
         core.require_queue(name, queue_id, READ)
-        tags, sql = self._filter(fields, group, name)
+        tags, sql = self._filter(fields, group, name, settings)
         if flags & _COMMITS and fields["commitOffset"] > 0:
             core.tables.offsets.commit(name, group, queue_id, fields["commitOffset"])
         wait = 0
@@ -152,26 +152,28 @@ class Pulling:
             self._start(pull)
 
     def _filter(
-        self, fields: Mapping[str, Any], group: str, topic: str
+        self, fields: Mapping[str, Any], group: str, topic: str, settings: Mapping[str, Any]
     ) -> tuple[str | None, SqlFilter | None]:
         if fields["sysFlag"] & _HAS_SUBSCRIPTION:
             if topic.startswith(RETRY_PREFIX):
                 return None, None
             return parse_expression(fields["subscription"], fields["expressionType"])
         consumers = self._core.clients.consumers.get(group)
-        known: TopicFilter | None = None if consumers is None else consumers.filters.get(topic)
-        if known is None:
+        known = None if consumers is None else consumers.filters.get(topic)
+        if consumers is None or known is None:
             raise Refused(
                 _C.SUBSCRIPTION_NOT_EXIST,
                 f"the consumer's subscription not exist: {group}, {topic}",
+            )
+        if consumers.model == BROADCASTING and not settings.get("consumeBroadcastEnable", True):
+            raise Refused(
+                _C.NO_PERMISSION, f"the consumer group[{group}] can not consume by broadcast way"
             )
         if known.version < fields["subVersion"]:
             raise Refused(_C.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
         if topic.startswith(RETRY_PREFIX):
             return None, None
-        if known.fault is not None:
-            raise known.fault
-        return known.tags, known.sql
+        return known.expression
 
     # ---------------------------------------------------------------------------------- the answer
     def _start(self, pull: Pull) -> None:

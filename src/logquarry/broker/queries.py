@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.acl import SUB
+from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.errors import MessageNotFound
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.read.messages import frames_of
 
 
@@ -29,8 +30,8 @@ class Queries:
             code.QUERY_MESSAGE: self.by_key,
             code.VIEW_MESSAGE_BY_ID: self.by_offset,
             code.SEARCH_OFFSET_BY_TIMESTAMP: self.by_time,
-            code.GET_MAX_OFFSET: self.max_offset,
-            code.GET_MIN_OFFSET: self.min_offset,
+            code.GET_MAX_OFFSET: self.end_of_queue,
+            code.GET_MIN_OFFSET: self.end_of_queue,
             code.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
         }
 
@@ -69,8 +70,7 @@ class Queries:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}"
             ) from error
-        if request.require is not None:
-            request.require(message.topic, "SUB")
+        request.require(message.topic, SUB)
         request.reply(body=frames_of((message,)))
 
     async def by_time(self, request: Request) -> None:
@@ -79,17 +79,13 @@ class Queries:
         job = partial(store.offset_by_time, fields["topic"], fields["queueId"], fields["timestamp"])
         request.reply(fields={"offset": str(await self._core.slow(job))})
 
-    async def max_offset(self, request: Request) -> None:
-        """One past the last offset of a queue."""
+    async def end_of_queue(self, request: Request) -> None:
+        """The first offset of a queue, or one past its last."""
         fields, store = request.fields, self._core.store
         job = partial(store.queue_offsets, fields["topic"], fields["queueId"])
-        request.reply(fields={"offset": str((await self._core.slow(job)).max)})
-
-    async def min_offset(self, request: Request) -> None:
-        """The first offset of a queue."""
-        fields, store = request.fields, self._core.store
-        job = partial(store.queue_offsets, fields["topic"], fields["queueId"])
-        request.reply(fields={"offset": str((await self._core.slow(job)).min)})
+        first, end = await self._core.slow(job)
+        is_max = request.command.code == RequestCode.GET_MAX_OFFSET
+        request.reply(fields={"offset": str(end if is_max else first)})
 
     async def earliest_time(self, request: Request) -> None:
         """The store time of a queue's first message; -1 without one."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from logquarry.broker.connection import Handler, Refused, Request
-from logquarry.broker.core import Core
+from logquarry.broker.connection import Handler, Request
+from logquarry.broker.core import BUSY, Core
 from logquarry.format import properties as props
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 
 _TO_CLIENT: Final = "REPLY_TO_CLIENT"
 _PATIENCE_SECONDS: Final = 3.0
@@ -23,6 +23,7 @@ class Replies:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._waiting_bytes = 0
 
     def handlers(self) -> Mapping[int, Handler]:
         """The requests that this part answers."""
@@ -35,9 +36,13 @@ class Replies:
         """Forward a reply to the producer that sent the request, and wait until it has the reply.
 
         Raises:
-            Refused: if that producer is not connected, or does not take the reply.
+            Refused: if that producer is not connected, or does not take the reply; also if too many
+                bytes of replies wait.
         """
         core, fields = self._core, request.fields
+        size = len(request.command.body)
+        if self._waiting_bytes + size > core.options.most_waiting_bytes:
+            raise Refused(ResponseCode.SYSTEM_BUSY, BUSY)
         client_id = props.decode(fields["properties"]).get(_TO_CLIENT, "")
         client = core.clients.client(client_id)
         if client is None:
@@ -45,6 +50,7 @@ class Replies:
                 ResponseCode.SYSTEM_ERROR,
                 f"push reply message fail, channel of <{client_id[:200]}> not found.",
             )
+        self._waiting_bytes += size
         try:
             answer = await client.connection.ask(
                 RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
@@ -69,8 +75,11 @@ class Replies:
             )
         except (TimeoutError, ConnectionError) as error:
             raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"push reply message to {client_id[:200]} fail: {error}"
+                ResponseCode.SYSTEM_ERROR,
+                f"push reply message to {client_id[:200]} fail: {str(error) or 'no answer'}",
             ) from error
+        finally:
+            self._waiting_bytes -= size
         if answer.code != ResponseCode.SUCCESS:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.acl import SUB
+from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.broker.send import most_retries, refusal_of
 from logquarry.errors import CorruptStore, LogquarryError, MessageNotFound
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.consumer.subscription import sent_back
 
 
@@ -35,7 +36,7 @@ class Retrying:
                 the message's topic, or the store is read-only.
         """
         core, fields = self._core, request.fields
-        writer = core.require_writer()
+        writer = core.tables.require_writer()
         group = fields["group"]
         settings = core.require_group(group)
         if int(settings.get("retryQueueNums", 1)) <= 0:
@@ -49,9 +50,8 @@ class Retrying:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {error}"
             ) from error
-        if request.require is not None:
-            # The client chooses originTopic: only the message has the topic that will be copied.
-            request.require(message.topic, "SUB")
+        # The client chooses originTopic: only the message has the topic that will be copied.
+        request.require(message.topic, SUB)
         back = sent_back(message, group, fields["delayLevel"], most)
         if core.tables.topic(back.topic) is None:
             core.create_topic(back.topic, 1)

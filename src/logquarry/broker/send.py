@@ -14,16 +14,16 @@ from functools import partial
 from typing import Any, Final
 
 from logquarry.broker.acl import HIDDEN
-from logquarry.broker.connection import Handler, Refused, Request
+from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import BUSY, Core
 from logquarry.broker.lanes import Mailbox
-from logquarry.broker.tables import DEFAULT_TOPIC, INHERIT, WRITE
+from logquarry.broker.tables import INHERIT, WRITE
 from logquarry.errors import LogquarryError, MessageRejected, StoreUnavailable
 from logquarry.format import properties as props
 from logquarry.format import sys_flag
 from logquarry.format.broker_config import TopicConfig
 from logquarry.message import Message
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.consumer.subscription import (
     DEAD_PREFIX,
     MAX_RECONSUME_TIMES,
@@ -96,7 +96,7 @@ class Sending:
             Refused: if the topic, the queue or the store does not allow it.
         """
         core, fields = self._core, request.fields
-        writer = core.require_writer()
+        writer = core.tables.require_writer()
         is_batch = _is_batch(request)
         topic = self.topic_of(fields)
         queue_id = _queue_id(topic, fields["queueId"])
@@ -227,7 +227,8 @@ class Sending:
             self._core.create_topic(name, 1)
             return
         model = tables.topic(default)
-        if default == DEFAULT_TOPIC and model is not None and model.perm & INHERIT:
+        is_allowed = self._core.options.create_topics
+        if is_allowed and model is not None and model.perm & INHERIT:
             self._core.create_topic(name, max(1, min(queues, model.write_queues)))
 
     def _retry_topic(self, request: Request, name: str, queue_id: int) -> tuple[str, int]:

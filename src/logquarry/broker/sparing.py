@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import traceback
 from typing import Final
@@ -12,7 +13,7 @@ _MOST_LINES: Final = 5
 
 
 class SparingLog:
-    """Logs at most five lines in ten seconds, then how many it left out. Only one thread uses it.
+    """Logs at most five lines in ten seconds, then how many it left out. Thread-safe.
 
     Args:
         logger: gets the lines.
@@ -22,16 +23,20 @@ class SparingLog:
         self._logger = logger
         self._until = 0.0
         self._lines = 0
+        self._lock = threading.Lock()
 
     def warning(self, message: str, *values: object) -> None:
         """Log one line."""
-        now = time.monotonic()
-        if now >= self._until:
-            if self._lines > _MOST_LINES:
-                self._logger.warning("%d similar lines were left out", self._lines - _MOST_LINES)
-            self._until, self._lines = now + _INTERVAL_SECONDS, 0
-        self._lines += 1
-        if self._lines <= _MOST_LINES:
+        now, left_out = time.monotonic(), 0
+        with self._lock:
+            if now >= self._until:
+                left_out = max(0, self._lines - _MOST_LINES)
+                self._until, self._lines = now + _INTERVAL_SECONDS, 0
+            self._lines += 1
+            is_logged = self._lines <= _MOST_LINES
+        if left_out:
+            self._logger.warning("%d similar lines were left out", left_out)
+        if is_logged:
             self._logger.warning(message, *values)
 
 

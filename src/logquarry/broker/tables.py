@@ -6,6 +6,7 @@ they are saved to ``config/`` in RocketMQ's format, so RocketMQ's own broker can
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.broker.acl import TRACE_TOPIC
-from logquarry.broker.connection import Refused
 from logquarry.broker.options import BrokerOptions
 from logquarry.disk.config_file import (
     SUBSCRIPTION_GROUPS,
@@ -26,7 +26,7 @@ from logquarry.disk.disk import LocalDisk
 from logquarry.format import broker_config
 from logquarry.format.broker_config import TopicConfig
 from logquarry.log.store_files import CONFIG
-from logquarry.protocol.remoting_codes import ResponseCode
+from logquarry.protocol.remoting_codes import Refused, ResponseCode
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.write.message_rules import BROKER_CHECK, name_fault
 from logquarry.write.topic_table import topics_of
@@ -103,7 +103,7 @@ class Tables:
             "TRANS_CHECK_MAX_TIME_TOPIC": (1, both),
             TRACE_TOPIC: (1, both),
             f"{options.cluster}_REPLY_TOPIC": (1, both),
-            options.cluster: (16, READ | INHERIT),
+            options.cluster: (16, both | INHERIT),
             options.name: (1, both | INHERIT),
         }
         if not options.create_topics:
@@ -177,11 +177,7 @@ class Tables:
     # -------------------------------------------------------------------------------------- groups
     def group(self, name: str) -> dict[str, Any] | None:
         """The settings of a subscription group; None if there is none."""
-        found = self.groups.get(name)
-        if found is None and self._writer is None:
-            # A read-only store serves every group that asks.
-            return new_group(name)
-        return found
+        return self.groups.get(name)
 
     def create_group(self, name: str) -> dict[str, Any]:
         """Create a group for a client in memory; :meth:`save` writes it.
@@ -201,6 +197,11 @@ class Tables:
         Raises:
             Refused: if the name or a setting is illegal.
         """
+        try:
+            # Python reads NaN and 1e999: in the file such a number would prevent each later save.
+            json.dumps(settings, allow_nan=False)
+        except ValueError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the group is illegal: {error}") from error
         name = str(settings.get("groupName", ""))
         fault = name_fault(name, BROKER_CHECK)
         if fault is not None:
@@ -264,10 +265,17 @@ class Tables:
                 (self._options.offsets / CONFIG).mkdir(parents=True, exist_ok=True)
             self.offsets.save()
 
-    def require_writer(self) -> None:
-        """Raise Refused if the store is open for reading."""
+    def require_writer(self) -> StoreWriter:
+        """The store, for writing.
+
+        Raises:
+            Refused: if it is open for reading.
+        """
         if self._writer is None:
-            raise Refused(ResponseCode.NO_PERMISSION, "the broker serves this store read-only")
+            raise Refused(
+                ResponseCode.NO_PERMISSION, "the broker serves this store read-only: no writes"
+            )
+        return self._writer
 
 
 def new_group(name: str) -> dict[str, Any]:

@@ -12,17 +12,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
+from logquarry.broker.acl import PUB
 from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.broker.lanes import Mailbox
 from logquarry.broker.send import refusal_of
+from logquarry.broker.sparing import SparingLog
 from logquarry.errors import LogquarryError
 from logquarry.format import frame
 from logquarry.format import properties as props
 from logquarry.protocol.remoting_codes import RequestCode
 from logquarry.store.transaction.checks import OpenTransaction
 
-logger = logging.getLogger(__name__)
+_lonely = SparingLog(logging.getLogger(__name__))
 
 _STATES: Final = {8: "commit", 12: "rollback"}
 """``MessageSysFlag``: other values leave the transaction open."""
@@ -48,11 +50,11 @@ class Transactions:
     async def end(self, request: Request) -> None:
         """Commit or roll back a transaction, or leave it open."""
         core, fields = self._core, request.fields
-        writer = core.require_writer()
+        writer = core.tables.require_writer()
         state = _STATES.get(fields["commitOrRollback"])
-        if request.require is not None:
+        if request.account is not None:
             half = await core.slow(partial(core.store.message_at, fields["commitLogOffset"]))
-            request.require(half.properties.get(props.REAL_TOPIC, ""), "PUB")
+            request.require(half.properties.get(props.REAL_TOPIC, ""), PUB)
         if state is not None:
             job = partial(
                 writer.end_transaction,
@@ -78,7 +80,7 @@ class Transactions:
         group = message.properties.get(props.PRODUCER_GROUP, "")
         producer = self._core.clients.producer_of(group, transaction.topic)
         if producer is None:
-            logger.warning(
+            _lonely.warning(
                 "no producer of group %s is connected to decide about the transaction at %d",
                 *(group, message.physical_offset),
             )

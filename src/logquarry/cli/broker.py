@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from logquarry.config import StoreConfig
 
 _STATUS_SECONDS: Final = 0.5
+_OTHER_LINES: Final = 7
+"""Of the terminal: title, heads, borders, the number of further groups, and the cursor."""
 _GARBAGE: Final = 100_000
 """New objects before a collection."""
 
@@ -221,7 +223,7 @@ async def _serve(
             await _show(out, waiting, running)
         finally:
             if server is not None:
-                server.close()
+                await asyncio.to_thread(server.close)
 
 
 async def _show(out: Output, waiting: Held, running: Broker) -> None:
@@ -234,12 +236,14 @@ async def _show(out: Output, waiting: Held, running: Broker) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    view = _View(running)
-    with Live(view.table(), console=Console(stderr=True), auto_refresh=False) as live:
+    view, console = _View(running), Console(stderr=True)
+    with Live(console=console, auto_refresh=False) as live:
         while True:
+            table = view.table(max(1, console.height - _OTHER_LINES))
+            # A thread, because a terminal that was stopped with Ctrl-S blocks the write.
+            await asyncio.to_thread(live.update, table, refresh=True)
             await asyncio.sleep(_STATUS_SECONDS)
             waiting.check()
-            live.update(view.table(), refresh=True)
 
 
 class _View:
@@ -249,16 +253,17 @@ class _View:
         self._running = running
         self._before = time.monotonic(), 0, 0
 
-    def table(self) -> Table:
-        """Connections, rates, and the lag of each group that is connected."""
+    def table(self, most: int) -> Table:
+        """Connections, rates, and the groups that are connected: first those with the most lag.
+
+        Args:
+            most: the number of rows. More would be cut, and take long to draw.
+        """
         from rich.table import Table
 
         core = self._running.core
-        now, put, got = (
-            time.monotonic(),
-            sum(core.counts.put.values()),
-            sum(core.counts.got.values()),
-        )
+        now = time.monotonic()
+        put, got = sum(core.counts.put.values()), sum(core.counts.got.values())
         before, had_put, had_got = self._before
         seconds = max(1e-3, now - before)
         self._before = now, put, got
@@ -270,14 +275,17 @@ class _View:
         table.add_column("group")
         table.add_column("kind")
         table.add_column("clients", justify="right")
-        table.add_column("topics")
+        table.add_column("topics", no_wrap=True)
         table.add_column("lag", justify="right")
-        for name, members in sorted(core.clients.producers.items()):
-            table.add_row(text.printable(name), "producer", str(len(members)), "", "")
-        lags = self._running.lags()
-        for name, group in sorted(core.clients.consumers.items()):
+        lags, producers = self._running.lags(), core.clients.producers
+        for name in sorted(lags, key=lambda name: (-lags[name], name))[:most]:
+            group = core.clients.consumers[name]
             topics = ", ".join(sorted(t for t in group.filters if not t.startswith("%RETRY%")))
-            lag = f"{lags.get(name, 0):,}"
             words = text.printable(name), "consumer", str(len(group.clients))
-            table.add_row(*words, text.printable(topics), lag)
+            table.add_row(*words, text.printable(topics), f"{lags[name]:,}")
+        for name in sorted(producers)[: most - table.row_count]:
+            table.add_row(text.printable(name), "producer", str(len(producers[name])), "", "")
+        left_out = len(lags) + len(producers) - table.row_count
+        if left_out:
+            table.caption = f"{left_out} more groups"
         return table

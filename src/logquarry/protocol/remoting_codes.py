@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from logquarry.format import fastjson
 from logquarry.protocol.remoting_header import BOOL, REQUIRED, TEXT, HeaderField, parse_fields
 
 
@@ -98,6 +99,20 @@ class ResponseCode(IntEnum):
     CONSUME_MSG_TIMEOUT = 207
 
 
+class Refused(Exception):
+    """A request that gets an answer with another code than SUCCESS.
+
+    Attributes:
+        code: the response code.
+    """
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+
+
+_LARGEST_BODY: Final = 2 << 20
+"""A heartbeat of 4,000 groups. A body of 16 MiB can take seconds, in which nothing else is done."""
 _KINDS: Final = {"text": TEXT, "bool": BOOL, "int": 31, "long": 63}
 _DEFAULTS: Final[Mapping[str, Any]] = {"text": "", "int": 0, "long": 0, "bool": False}
 
@@ -305,6 +320,29 @@ def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
     """Parse the header fields of a request; unknown fields are ignored.
 
     Raises:
-        ValueError: if a field is missing or invalid.
+        Refused: if a field is missing or invalid.
     """
-    return parse_fields(_PARSED.get(code, ()), ext_fields)
+    try:
+        return parse_fields(_PARSED.get(code, ()), ext_fields)
+    except ValueError as error:
+        raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """Parse the body of a request, a JSON object.
+
+    Raises:
+        Refused: if it is none, or has more than 2 MiB.
+    """
+    if len(body) > _LARGEST_BODY:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"the body has {len(body)} bytes; a document has at most {_LARGEST_BODY}",
+        )
+    try:
+        found = fastjson.decode(body)
+    except (ValueError, RecursionError) as error:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise Refused(ResponseCode.SYSTEM_ERROR, "the body is no JSON object")
+    return found

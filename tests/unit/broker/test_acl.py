@@ -12,10 +12,9 @@ import pytest
 
 from logquarry.broker.acl import AccessControl, Account, sign
 from logquarry.broker.clients import Client, Clients
-from logquarry.broker.connection import Refused
 from logquarry.errors import UsageError
 from logquarry.protocol.remoting import RemotingCommand
-from logquarry.protocol.remoting_codes import REQUESTS, RequestCode, parse
+from logquarry.protocol.remoting_codes import REQUESTS, Refused, RequestCode, parse
 from tests.helpers.broker_client import (
     PATIENCE_SECONDS,
     connected,
@@ -146,8 +145,7 @@ def test_a_check_goes_to_a_producer_that_may_send_to_the_topic() -> None:
     stranger = Account("other1", SECRET, topics={"other": PUB})
     for account in stranger, SENDER:
         key: Any = account.access_key
-        made = Client(key, key, "JAVA", 399, 0.0, account.require_topic)
-        clients.heartbeat(made, lambda made=made: made, ["p"], [])  # type: ignore[arg-type,misc]
+        clients.heartbeat(Client(key, key, "JAVA", 399, 0.0, account), ["p"], [])
     for _ in range(4):
         found = clients.producer_of("p", "t")
         assert found is not None and found.client_id == "sender"

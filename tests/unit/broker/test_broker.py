@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,31 @@ def test_a_held_pull_ends_with_its_time_and_with_the_broker(tmp_path: Path) -> N
     play(scenario, tmp_path / "s")
 
 
+def test_sends_under_way_are_answered_when_the_broker_stops(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        go = threading.Event()
+        blocker = asyncio.ensure_future(broker.core.lanes.puts.run(go.wait))
+        sends = [
+            client.post(RequestCode.SEND_MESSAGE_V2, send_fields("t"), b"%d" % number)
+            for number in range(3)
+        ]
+        (connection,) = broker.connections
+        while connection.pending < 3:
+            await asyncio.sleep(0)
+        stop = asyncio.create_task(broker.stop())
+        while not connection._is_stopped:
+            await asyncio.sleep(0)
+        go.set()
+        assert [(await send).code for send in sends] == [0, 0, 0]
+        assert await blocker
+        await stop
+
+    play(scenario, tmp_path / "s")
+    with lq.MessageStore.open(tmp_path / "s") as store:
+        assert [message.body for message in store.scan("t")] == [b"0", b"1", b"2"]
+        assert not store.has_abort
+
+
 def test_one_way_requests_get_no_answer(tmp_path: Path) -> None:
     async def scenario(_: Broker, client: Client) -> None:
         oneway = client.post(RequestCode.SEND_MESSAGE_V2, send_fields("t"), b"x", flag=2)
@@ -180,6 +207,24 @@ def test_topics_are_not_created_if_that_is_forbidden(tmp_path: Path) -> None:
         assert answer.code == ResponseCode.TOPIC_NOT_EXIST
 
     play(scenario, tmp_path / "s", create_topics=False)
+
+
+@pytest.mark.parametrize(("default", "queues"), [("broker-a", 1), ("DefaultCluster", 4)])
+def test_other_topics_to_inherit_from(tmp_path: Path, default: str, queues: int) -> None:
+    """As a producer uses them after setCreateTopicKey."""
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        assert (await client.send("t", c=default)).code == 0
+        topic = broker.core.tables.topic("t")
+        assert topic is not None and topic.write_queues == queues
+        # Both are topics too.
+        assert (await client.send(default)).code == 0
+
+    async def forbidden(_: Broker, client: Client) -> None:
+        assert (await client.send("t2", c=default)).code == ResponseCode.TOPIC_NOT_EXIST
+
+    play(scenario, tmp_path / "s")
+    play(forbidden, tmp_path / "s", create_topics=False)
 
 
 def test_a_full_queue_of_sends_is_busy(tmp_path: Path) -> None:
@@ -256,6 +301,42 @@ def test_offsets_are_kept(tmp_path: Path) -> None:
 
     play(first, tmp_path / "s")
     play(second, tmp_path / "s")
+
+
+def test_a_new_group_starts_at_0_if_the_first_message_counts_as_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 40 % of it are 4,000 bytes: less than the log, more than its last message.
+    monkeypatch.setattr("logquarry.read.get_message._total_memory", lambda: 10_000)
+
+    async def scenario(_: Broker, client: Client) -> None:
+        await client.send("old", bytes(5_000))
+        await client.send("young", b"x")
+        await _until(client, "young")
+        for topic, queue_id, code in (
+            *(("old", 0, ResponseCode.QUERY_NOT_FOUND), ("old", 1, 0)),
+            *(("young", 0, 0), ("none", 0, 0)),
+        ):
+            where = {"consumerGroup": "g", "topic": topic, "queueId": queue_id}
+            answer = await client.ask(RequestCode.QUERY_CONSUMER_OFFSET, where)
+            assert (topic, answer.code) == (topic, code)
+            assert answer.code or answer.ext_fields == {"offset": "0"}
+
+    play(scenario, tmp_path / "s")
+
+
+def test_a_group_may_be_forbidden_to_broadcast(tmp_path: Path) -> None:
+    async def scenario(_: Broker, client: Client) -> None:
+        await client.send("t")
+        await _until(client, "t")
+        settings = {"groupName": "group", "consumeBroadcastEnable": False}
+        update, body = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, json.dumps(settings)
+        assert (await client.ask(update, body=body.encode())).code == 0
+        for model, code in ("CLUSTERING", 0), ("BROADCASTING", ResponseCode.NO_PERMISSION):
+            await client.heartbeat(group="group", model=model)
+            assert (await client.pull("t", sysFlag=0)).code == code
+
+    play(scenario, tmp_path / "s")
 
 
 def test_a_failed_save_of_offsets_does_not_keep_the_store_open(
@@ -504,6 +585,32 @@ def test_admin_requests(tmp_path: Path) -> None:
 
     play(scenario, tmp_path / "s")
     assert '"adm"' not in (tmp_path / "s" / "config" / "topics.json").read_text()
+
+
+def test_the_lag_of_a_group(tmp_path: Path) -> None:
+    """As mqadmin's consumerProgress shows it: a queue without an offset counts from 0."""
+
+    async def scenario(_: Broker, client: Client) -> None:
+        for topic in "t", "t", "other":
+            await client.send(topic)
+        await _until(client, "other")
+        where = {"consumerGroup": "g", "topic": "t", "queueId": 1}
+        await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, where | {"commitOffset": 0})
+
+        async def lags(topic: str = "") -> list[tuple[str, ...]]:
+            fields = {"consumerGroup": "g", "topic": topic}
+            found = await client.ask(RequestCode.GET_CONSUME_STATS, fields)
+            assert found.code == 0
+            row = r'"queueId":(\d),"topic":"(\w+)"\}:\{"brokerOffset":(\d),"consumerOffset":(\d),'
+            return re.findall(row, found.body.decode())
+
+        assert await lags() == [("0", "t", "2", "0"), *((str(n), "t", "0", "0") for n in (1, 2, 3))]
+        assert (await lags("other"))[0] == ("0", "other", "1", "0")
+        # The topics to which a connected group does not subscribe are left out.
+        await client.heartbeat(group="g", topic="other")
+        assert await lags() == await lags("t") == []
+
+    play(scenario, tmp_path / "s")
 
 
 def test_a_read_only_store_is_served_and_not_changed(tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ import random
 import struct
 from pathlib import Path
 
+import pytest
+
 from logquarry.broker import Broker
+from logquarry.broker import broker as module
 from logquarry.protocol import remoting
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode
@@ -35,6 +38,24 @@ def test_a_huge_length_ends_the_connection_at_once(tmp_path: Path) -> None:
         assert (await client.send("t")).code == 0
 
     play(scenario, tmp_path / "s")
+
+
+@pytest.mark.parametrize("limit", ["idle_s", "expire_s"])
+def test_half_open_connections_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """Of a client that sends nothing, and of one that sends no heartbeat."""
+    monkeypatch.setattr(module, "_HOUSEKEEPING_SECONDS", 0.01)
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        body = b'{"clientID":"c","producerDataSet":[{"groupName":"p"}]}'
+        client.post(RequestCode.HEART_BEAT, body=body, flag=2)
+        await client._task
+        while broker.connections:
+            await asyncio.sleep(0)
+        assert not broker.core.clients.producers
+
+    play(scenario, tmp_path / "s", **{limit: 0.05})
 
 
 def test_random_frames(tmp_path: Path) -> None:

@@ -78,6 +78,21 @@ def test_clients_create_a_limited_number_of_topics_and_groups(tmp_path: Path) ->
     play(scenario, tmp_path / "s", most_created=3)
 
 
+def test_a_read_only_store_has_a_limited_number_of_groups(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with lq.MessageStore.open(path, mode="rw", config=SMALL) as store:
+        store.put(lq.Message("t", b"x"))
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        for group, code in ("g0", 0), ("?", 1), ("g1", 0), ("g2", 16), ("g0", 0):
+            fields = {"consumerGroup": group, "topic": "t", "queueId": 0, "commitOffset": 1}
+            answer = await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+            assert (group, answer.code) == (group, code)
+        assert len(broker.core.tables.offsets.groups()) == 2
+
+    play(scenario, path, read_only=True, create_groups=False, most_created=2)
+
+
 def test_a_client_is_in_a_limited_number_of_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +155,52 @@ def test_a_filter_is_parsed_once_and_has_a_largest_length(
         long = f"a = '{'x' * 8_192}'"
         answer = await client.pull("t", subscription=long, expressionType="SQL92")
         assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED and len(parsed) == 2
+
+    play(scenario, tmp_path / "s")
+
+
+def test_a_heartbeat_parses_no_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can have thousands, and the loop would parse them all before the next request."""
+    parsed: list[str] = []
+
+    def noted(text: str) -> Any:
+        parsed.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(clients, "parse", noted)
+    clients._compiled.cache_clear()
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.send("t")
+        await _until(client, "t")
+        for text, code in (("a = 1", 20), ("a = =", ResponseCode.SUBSCRIPTION_PARSE_FAILED)):
+            body = beat("group", "g2", "g3", subString=text, expressionType="SQL92", subVersion=7)
+            assert (await client.ask(RequestCode.HEART_BEAT, body=body)).code == 0
+            assert parsed == []
+            assert (await client.pull("t", sysFlag=0)).code == code
+            assert parsed.pop() == text
+            gone = {"clientID": "c", "consumerGroup": "group"}
+            await client.ask(RequestCode.UNREGISTER_CLIENT, gone)
+
+    play(scenario, tmp_path / "s")
+
+
+def test_documents_and_names_have_a_largest_size(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        long, longest = "x" * 513, "x" * 512
+        for body, code in (
+            (beat(producers=(longest,)), 0),
+            (beat(producers=(long,)), 1),
+            (beat().replace(b'"c"', f'"{long}"'.encode()), 1),
+            (beat() + b" " * (2 << 20), 1),
+        ):
+            assert (await client.ask(RequestCode.HEART_BEAT, body=body)).code == code
+        queues = [{"topic": "t", "queueId": 0}]
+        for name, count in (longest, 0), ("c", 1):
+            document = {"consumerGroup": "g", "clientId": name, "mqSet": queues}
+            body = json.dumps(document).encode()
+            answer = await client.ask(RequestCode.LOCK_BATCH_MQ, body=body)
+            assert len(json.loads(answer.body)["lockOKMQSet"]) == count
 
     play(scenario, tmp_path / "s")
 
@@ -253,6 +314,23 @@ def test_a_flood_of_bad_requests_logs_few_lines(
     assert "clients.py:" in lines[0].getMessage() and lines[0].exc_info is None
 
 
+def test_a_value_that_the_broker_cannot_use_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection._failures, "_until", 0.0)
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        # As a subscriptionGroup.json that someone has edited can have it.
+        broker.core.tables.groups["g"] = {"groupName": "g", "retryMaxTimes": "many"}
+        assert (await client.send("%RETRY%g")).code == ResponseCode.SYSTEM_ERROR
+        # A client's fault is not logged.
+        assert (await client.send("t", e="many")).code == ResponseCode.SYSTEM_ERROR
+
+    play(scenario, tmp_path / "s")
+    (line,) = [line for line in caplog.messages if "failed" in line]
+    assert "send.py:" in line
+
+
 def test_a_start_that_fails_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,7 +377,7 @@ def test_tls_handshakes_have_a_limit_and_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_MOST_HANDSHAKES", 2)
-    monkeypatch.setattr(connection, "_HANDSHAKE_SECONDS", 1.0)
+    monkeypatch.setattr(connection, "_HANDSHAKE_SECONDS", 0.2)
     certificate, key = make_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -313,6 +391,7 @@ def test_tls_handshakes_have_a_limit_and_an_end(
             assert await silent[2][0].read() == b""
             for reader, _ in silent[:2]:
                 assert await reader.read() == b""
+            monkeypatch.setattr(connection, "_HANDSHAKE_SECONDS", 60.0)
             client = await connected(broker.address, ssl=trusting, server_hostname="localhost")
             assert (await client.send("t")).code == 0
             await client.close()

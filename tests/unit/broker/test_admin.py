@@ -1,0 +1,156 @@
+"""The requests of mqadmin about clients that are connected, and its tables."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logquarry.broker import Broker, admin
+from logquarry.format import fastjson
+from logquarry.protocol.remoting import RemotingCommand
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from tests.helpers.broker_client import Client, connected, document_of, messages_of
+from tests.unit.broker.test_broker import _until, play
+
+WHERE = {"consumerGroup": "g", "topic": "t", "queueId": 0}
+
+
+async def asked(client: Client, code: int) -> RemotingCommand:
+    """The next request of the broker with a code; other requests are notifications."""
+    while (found := await client.told.get()).code != code:
+        pass
+    return found
+
+
+def test_the_clients_of_a_group(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        for code, name, reason in (
+            (RequestCode.GET_CONSUMER_CONNECTION_LIST, "consumerGroup", 206),
+            (RequestCode.GET_PRODUCER_CONNECTION_LIST, "producerGroup", 1),
+        ):
+            assert (await client.ask(code, {name: "g"})).code == reason
+        await client.heartbeat("id", producer="p", group="g", subString="a || b", subVersion=3)
+        await client.send("t")
+        answer = await client.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"})
+        found = document_of(answer)
+        (connection,) = found.pop("connectionSet")
+        assert connection["clientId"] == "id" and connection["version"] == 399
+        assert connection["clientAddr"] == broker.connections[0].address
+        sub = {"topic": "t", "subString": "a || b", "subVersion": 3, "expressionType": "TAG"}
+        assert found == {
+            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+            "consumeType": "CONSUME_PASSIVELY",
+            "messageModel": "CLUSTERING",
+            "subscriptionTable": {"t": sub},
+        }
+        answer = await client.ask(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "p"})
+        assert document_of(answer) == {"connectionSet": [connection]}
+        other = WHERE | {"consumerGroup": "o", "commitOffset": 1}
+        assert (await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, other)).code == 0
+        answer = await client.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": "t"})
+        assert document_of(answer) == {"groupList": ["g", "o"]}
+
+    play(scenario, tmp_path / "s")
+
+
+def test_a_reset_tells_the_consumers_their_offsets(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        for _ in range(3):
+            await client.send("t")
+        await _until(client, "t", 3)
+        await client.heartbeat(group="g")
+        await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, WHERE | {"commitOffset": 2})
+        for timestamp, is_forced, expected in ((0, "false", 0), (-1, "false", 2), (-1, "true", 3)):
+            fields = {"topic": "t", "group": "g", "timestamp": timestamp, "isForce": is_forced}
+            answer = await client.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields)
+            first = f'{{"brokerName":"broker-a","queueId":0,"topic":"t"}}:{expected},'
+            assert answer.code == 0 and first.encode() in answer.body
+            told = await asked(client, RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+            assert told.body == answer.body and told.is_oneway
+
+    play(scenario, tmp_path / "s")
+
+
+def test_a_reset_waits_for_a_consumer_that_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "_ASK_SECONDS", 0.05)
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.send("t")
+        await client.heartbeat(group="g")
+        (connection,) = broker.connections
+        reset = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        fields = {"topic": "t", "group": "g", "timestamp": 0}
+        mqadmin = await connected(broker.address)
+        connection.pause_writing()
+        assert (await mqadmin.ask(reset, fields)).code == ResponseCode.CONSUME_MSG_TIMEOUT
+        monkeypatch.setattr(admin, "_ASK_SECONDS", 60.0)
+        answer = mqadmin.post(reset, fields)
+        while not connection._resumed:
+            await asyncio.sleep(0)
+        connection.resume_writing()
+        assert (await answer).code == 0
+        await asked(client, RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+        await mqadmin.close()
+
+    play(scenario, tmp_path / "s")
+
+
+def test_a_consumer_gets_one_message_directly(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        sent = await client.send("t", b"again")
+        fields = {"consumerGroup": "g", "clientId": "id", "msgId": sent.ext_fields["msgId"]}
+        code = RequestCode.CONSUME_MESSAGE_DIRECTLY
+        assert (await client.ask(code, fields)).code == ResponseCode.SYSTEM_ERROR
+        await client.heartbeat("id", group="g")
+        answer = client.post(code, fields)
+        told = await asked(client, code)
+        (message,) = messages_of(told)
+        assert (message.topic, message.body) == ("t", b"again")
+        client.answer(told, body=b'{"consumeResult":"CR_SUCCESS"}')
+        assert document_of(await answer) == {"consumeResult": "CR_SUCCESS"}
+
+    play(scenario, tmp_path / "s")
+
+
+def test_a_filter_is_checked_before_a_consumer_starts(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        for kind, text, code in (
+            *(("TAG", "a || b", 0), ("SQL92", "a > 1", 0)),
+            ("SQL92", "a > >", ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+            ("other", "a", ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        ):
+            sub = {"topic": "t", "subString": text, "expressionType": kind}
+            body = json.dumps({"clientId": "c", "group": "g", "subscriptionData": sub}).encode()
+            assert (await client.ask(RequestCode.CHECK_CLIENT_CONFIG, body=body)).code == code
+
+    play(scenario, tmp_path / "s")
+
+
+def test_tables(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.send("t")
+        await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, WHERE | {"commitOffset": 1})
+
+        async def table(code: int, **fields: str) -> Any:
+            return document_of(await client.ask(code, fields))
+
+        topics = await table(RequestCode.GET_ALL_TOPIC_CONFIG)
+        assert {"t", "TBW102", "DefaultCluster"} <= set(topics["topicConfigTable"])
+        offsets = await client.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)
+        assert fastjson.decode(offsets.body)["offsetTable"] == {"t@g": {"0": 1}}
+        assert "offsetTable" in await table(RequestCode.GET_ALL_DELAY_OFFSET)
+        for cluster, is_there in ("DefaultCluster", True), ("other", False):
+            found = await table(RequestCode.GET_TOPICS_BY_CLUSTER, cluster=cluster)
+            assert ("t" in found["topicList"]) is is_there
+        names = await table(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
+        assert names == {"brokerAddr": broker.address, "topicList": ["DefaultCluster", "broker-a"]}
+        system = await table(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+        assert "SCHEDULE_TOPIC_XXXX" in system["topicList"] and "t" not in system["topicList"]
+
+    play(scenario, tmp_path / "s")

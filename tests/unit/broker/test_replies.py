@@ -1,0 +1,94 @@
+"""Replies of request-reply: what happens if the producer that waits for one is slow or gone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from logquarry.broker import Broker, replies
+from logquarry.protocol.remoting import RemotingCommand
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from tests.helpers.broker_client import Client, connected, send_fields
+from tests.unit.broker.test_broker import play
+
+BODY = bytes(4 << 20)
+
+
+def reply(client: Client, body: bytes) -> asyncio.Future[RemotingCommand]:
+    fields = send_fields("DefaultCluster_REPLY_TOPIC", i="REPLY_TO_CLIENT\x01asker")
+    return client.post(RequestCode.SEND_REPLY_MESSAGE_V2, fields, body)
+
+
+def test_replies_for_a_producer_that_does_not_read_take_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replies, "_PATIENCE_SECONDS", 0.05)
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        asker = await connected(broker.address)
+        await asker.heartbeat("asker", producer="pg")
+        found = broker.core.clients.client("asker")
+        assert found is not None
+        asker.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        # The buffers of the sockets take some of these 80 MB.
+        for _ in range(20):
+            assert (await reply(client, BODY)).code == ResponseCode.SYSTEM_ERROR
+        transport = found.connection._transport
+        assert transport is not None and transport.get_write_buffer_size() < 2 * len(BODY)
+        # When it reads again, it gets the next reply.
+        monkeypatch.setattr(replies, "_PATIENCE_SECONDS", 60.0)
+        last = reply(client, b"last")
+        asker.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        while (pushed := await asker.told.get()).body != b"last":
+            pass
+        asker.answer(pushed)
+        assert (await last).code == 0
+        await asker.close()
+
+    play(scenario, tmp_path / "s")
+
+
+def test_replies_that_wait_have_a_limit(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        asker = await connected(broker.address)
+        await asker.heartbeat("asker", producer="pg")
+        first = reply(client, bytes(900))
+        pushed = await asker.told.get()
+        assert (await reply(client, bytes(200))).code == ResponseCode.SYSTEM_BUSY
+        asker.answer(pushed)
+        assert (await first).code == 0
+        second = reply(client, bytes(200))
+        asker.answer(await asker.told.get())
+        assert (await second).code == 0
+        # A producer that goes ends the wait.
+        third = reply(client, b"x")
+        await asker.told.get()
+        await asker.close()
+        lost = await third
+        assert lost.code == ResponseCode.SYSTEM_ERROR and "disconnected" in str(lost.remark)
+
+    play(scenario, tmp_path / "s", most_waiting_bytes=1_000)
+
+
+def test_a_reply_under_way_is_delivered_when_the_broker_stops(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        asker = await connected(broker.address)
+        await asker.heartbeat("asker", producer="pg")
+        answer = reply(client, b"x")
+        pushed = await asker.told.get()
+        connections = broker.connections
+        stop = asyncio.create_task(broker.stop())
+        while not all(connection._is_stopped for connection in connections):
+            await asyncio.sleep(0)
+        # A request that comes now is not started.
+        late = client.post(RequestCode.GET_BROKER_CLUSTER_INFO)
+        asker.answer(pushed)
+        assert (await answer).code == 0
+        await stop
+        await asyncio.wait([late])
+        assert late.cancelled()
+        await asker.close()
+
+    play(scenario, tmp_path / "s")
