@@ -79,8 +79,8 @@ class Consuming:
         """Register a client, and create its groups and their retry topics.
 
         Raises:
-            Refused: if a group is not created; the client is in all other groups. Also if a client
-                of another account has the id.
+            Refused: if the broker does not create a group (the client joins its other groups), or
+                if a client of another account has the id.
         """
         core, document = self._core, document_of(request)
         client_id = str(document.get("clientID") or "")
@@ -119,7 +119,7 @@ class Consuming:
             core.create_topic(retry_topic(name), 1)
 
     def unregister(self, request: Request) -> None:
-        """Remove a client that ends."""
+        """Remove a client that is shutting down."""
         fields = request.fields
         self._core.clients.unregister(
             request.connection, fields["producerGroup"], fields["consumerGroup"]
@@ -140,7 +140,8 @@ class Consuming:
         if not ids:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group[:200]}")
         body = fastjson.compact({"consumerIdList": ids})
-        # As Java: an id with half of a surrogate pair must not hide the list from the group.
+        # As Java encodes it: otherwise an id with half of a surrogate pair would raise here, and
+        # the group would get no list.
         request.reply(body=body.encode("utf-8", "replace"))
 
     # ------------------------------------------------------------------------------------- offsets
@@ -158,9 +159,9 @@ class Consuming:
         request.reply(fields={"offset": str(offset)})
 
     def _start_of(self, topic: str, queue_id: int) -> int | None:
-        """The start of a new group if the broker decides: 0 if the queue has all its messages.
+        """The start of a new group: 0 if the queue lost no message and the log fits into memory.
 
-        Otherwise the client decides, by its ConsumeFromWhere.
+        Otherwise None: the client decides, by its ConsumeFromWhere.
         """
         store = self._core.store
         size = store.max_offset - store.min_offset
@@ -202,7 +203,7 @@ class Consuming:
         request.reply(body=fastjson.compact({"lockOKMQSet": had}).encode())
 
     def unlock(self, request: Request) -> None:
-        """Unlock queues that a client has."""
+        """Release the locks of a client."""
         client, keys = self._queues_of(request)
         for key in keys:
             if self._locks.get(key, ("", 0.0))[0] == client:

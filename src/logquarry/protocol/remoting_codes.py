@@ -147,8 +147,8 @@ class RequestType(NamedTuple):
     Attributes:
         code: the request code.
         name: RocketMQ's name.
-        where: ``broker`` or ``names`` if logquarry's broker or name server answers it; ``client`` if
-            the broker sends it to clients; empty if logquarry does not support it.
+        where: ``broker`` or ``names`` if logquarry's broker or name server answers it; ``client``
+            if the broker sends it to clients; empty if logquarry does not support it.
         fields: the header fields that logquarry reads.
     """
 
