@@ -188,7 +188,7 @@ def identify_files(
 
 
 def _entries(filesystem: FileSystem) -> Iterator[tuple[str, Entry]]:
-    """The files in the log's folder and in the folders there (a backup; lost+found of a disk)."""
+    """The files of the log's folder, and those of its subfolders (a backup, ``lost+found``)."""
     for entry in filesystem.list(_COMMIT_LOG):
         path = f"{_COMMIT_LOG}/{entry.name}"
         if not entry.is_dir:
