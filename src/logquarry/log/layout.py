@@ -237,7 +237,7 @@ class StoreLayout:
 
     @property
     def other_log(self) -> LogPlace | None:
-        """The place of the log if its folders do not hold all of it; else None."""
+        """Where the rest of the log is, if the folders do not hold all of it; else None."""
         folders = self.log_folders
         if folders.missing is not None or folders.feature is not None:
             return folders.missing

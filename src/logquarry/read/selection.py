@@ -134,7 +134,7 @@ def plan_read(
         min_parts: fewest parts, if there are enough messages.
         skip_damage: whether reading continues after damage. Then the plan reads the last file to
             find the log's end (:func:`~logquarry.read.log_end.sound_bound`), which each part needs.
-            Without it, damage is the end.
+            If False, reading ends at the first damage.
     """
     queues = ConsumeQueue.all_of(layout)
     entries = last_entries(layout)

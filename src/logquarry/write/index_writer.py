@@ -323,7 +323,7 @@ def next_name(last: str, now_ms: int) -> str:
     if name > last and len(name) >= len(last):
         return name
     try:
-        # Without a time zone: with one, an hour may exist twice.
+        # Parse without a time zone: with one, an hour may exist twice.
         moment = datetime.datetime.strptime(last[:-3], _NAME_FORMAT)
         if len(last) != _NAME_DIGITS:
             raise ValueError(last)

@@ -178,7 +178,7 @@ class QueueAudit:
             self._compare(offset, entries)
 
     def _room(self, entries: Units) -> int:
-        """How many messages may be missing before some messages."""
+        """How many messages may be missing before the first of these entries."""
         lost = max(0, int(entries["physical_offset"][0]) - self._known_until)
         return max(MOST_GAP, lost // FIXED_SIZE_V1 + GAP_SLACK)
 
@@ -259,7 +259,7 @@ class QueueAudit:
             self._found = _unknown(at, resume_at)
 
     def _known_from(self, start: int, stop: int, log_start: int) -> int:
-        """The first entry of a range that may not stay, ``stop`` without one.
+        """The first entry of a range that must be removed, ``stop`` without one.
 
         Entries of messages before ``log_start``, which retention deleted, may stay.
         """
