@@ -132,15 +132,15 @@ def compatibility_page() -> str:
 
 
 def broker() -> str:
-    """Return docs/broker.md with a new table of requests."""
-    text = (DOCS / "broker.md").read_text("utf-8")
+    """Return docs/broker-requests.md with a new table of requests."""
+    text = (DOCS / "broker-requests.md").read_text("utf-8")
     before, rest = text.split("<!-- requests -->\n", 1)
     _, after = rest.split("<!-- end -->", 1)
     return f"{before}<!-- requests -->\n{remoting_codes.markdown()}\n<!-- end -->{after}"
 
 
 PAGES = {
-    "broker.md": broker,
+    "broker-requests.md": broker,
     "command-line.md": command_line,
     "compatibility.md": compatibility_page,
     "formats.md": formats,

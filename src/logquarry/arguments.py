@@ -38,7 +38,7 @@ def refuse_type(value: object, field: str, takes: str) -> NoReturn:
     Args:
         value: the argument.
         field: its name.
-        takes: what it takes, for the reader of the error.
+        takes: the accepted types, in words for the error.
 
     Raises:
         WrongType: always.
@@ -76,7 +76,7 @@ def integer(
     most: int = LONG_MAX,
     takes: str = "a whole number",
 ) -> int:
-    """Check a whole number, also NumPy's. True and False are no whole numbers."""
+    """Check a whole number of Python or NumPy. True and False are no whole numbers."""
     if type(value) is not int:
         if isinstance(value, bool):
             refuse_type(value, field, takes)

@@ -219,7 +219,7 @@ def _timed(
     return added
 
 
-# As the constructor's one condition has it.
+# The same conditions as in the constructor.
 speed_up(
     Message,
     {

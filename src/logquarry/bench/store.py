@@ -122,7 +122,7 @@ class Bench:
         topics = [f"BenchTopic{topic}" for topic in range(self._load.topics)]
         count, queues, body = len(topics), self._load.queues, self._body
         if self._load.keys == 1:
-            # As a program writes it.
+            # The same call as in a user's program.
             for i in range(start, stop, step):
                 yield Message(
                     topics[i % count],
@@ -248,7 +248,8 @@ class Bench:
             "seconds": seconds,
             "messages_per_s": count / seconds,
             "bytes_per_s": size / seconds,
-            # Of the putting thread; unlike the wall clock it counts no other program.
+            # Processor time of the putting thread: other programs do not count, unlike in wall
+            # time.
             **({"cpu_us_per_message": used / count * 1e6} if load.threads == 1 else {}),
             "seconds_until_dispatched": dispatched,
             "messages_per_s_until_dispatched": count / dispatched,

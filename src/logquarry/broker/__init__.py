@@ -1,6 +1,6 @@
 """A broker for RocketMQ's clients on a store: :class:`Broker`, or in a thread :func:`background`.
 
-docs/broker.md lists what it serves.
+docs/broker-requests.md lists the requests that it answers.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from logquarry.store.consumer.subscription import DEAD_PREFIX, RETRY_PREFIX
 _SIGNATURE: Final = "Signature"
 _ACCESS_KEY: Final = "AccessKey"
 CREDENTIALS: Final = frozenset({_SIGNATURE, _ACCESS_KEY, "SecurityToken"})
-"""Fields of a request that other clients must not get: a signature can be sent again."""
+"""Fields that the broker removes from a request that it forwards to another client."""
 _UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """A field that Java's client adds after it has signed the request."""
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
@@ -54,7 +54,7 @@ _C = RequestCode
 _OPEN: Final = frozenset(
     {_C.GET_ROUTEINFO_BY_TOPIC, _C.GET_BROKER_CLUSTER_INFO, _C.UNREGISTER_CLIENT}
 )
-"""Requests that need no account: routes, and the end of a client."""
+"""Requests that need no account: reads of routes, and the goodbye of a client."""
 _LATER: Final = frozenset({_C.VIEW_MESSAGE_BY_ID, _C.END_TRANSACTION})
 """Requests whose topic is known only after the message is read."""
 _PUBLISHES: Final = frozenset(
@@ -99,12 +99,15 @@ class Account:
     default_group: frozenset[str] = frozenset()
 
     def require_topic(self, topic: str, permission: str) -> None:
-        """Raise Refused without a permission for a topic; a group's own topics need the group."""
+        """Raise Refused if the account lacks a permission for a topic.
+
+        The retry and dead letter topics of a group need the permission for the group instead.
+        """
         for prefix in (RETRY_PREFIX, DEAD_PREFIX):
             if topic.startswith(prefix):
                 self.require_group(topic.removeprefix(prefix))
                 return
-        # The default is for topics of services: system topics have messages of all of them.
+        # System topics have messages of all topics, so the default does not apply to them.
         is_shared = topic in HIDDEN or (permission == SUB and topic.startswith(_SHARED))
         default = NOTHING if is_shared else self.default_topic
         if not self.admin and permission not in self.topics.get(topic, default):
@@ -118,8 +121,8 @@ class Account:
     def require_producer(self, group: str) -> None:
         """Raise Refused for a producer group if the account may not send.
 
-        If the account lists the group, that decides: RocketMQ knows permissions of consumer groups
-        only.
+        If the account lists the producer group, that entry decides. Otherwise PUB for any topic is
+        enough, because RocketMQ's accounts list consumer groups only.
         """
         if group in self.groups:
             may_send = PUB in self.groups[group]
@@ -130,7 +133,7 @@ class Account:
 
     def refuse(self, lacking: str) -> None:
         """Raise Refused."""
-        raise Refused(ResponseCode.NO_PERMISSION, f"{self.access_key} has no permission {lacking}")
+        raise Refused(ResponseCode.NO_PERMISSION, f"{self.access_key} lacks {lacking}")
 
 
 class AccessControl:
@@ -166,7 +169,7 @@ class AccessControl:
                 document = tomllib.load(file)
             accounts = [_account(entry) for entry in document["accounts"]]
         except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(f"{path}: no accounts: {error}") from error
+            raise UsageError(f"{path}: no valid [[accounts]]: {error}") from error
         return cls(*accounts)
 
     def authenticate(self, command: RemotingCommand) -> Account:
@@ -191,10 +194,10 @@ class AccessControl:
         return account
 
     def admit(self, command: RemotingCommand, fields: Mapping[str, Any]) -> Account | None:
-        """The account of a request that it may make; None for a request that needs no account.
+        """Check a request, and return its account; None for a request that needs no account.
 
         Raises:
-            Refused: if it may not.
+            Refused: if the signature is wrong, or the account may not make the request.
         """
         code = command.code
         if code in _OPEN and _ACCESS_KEY not in command.ext_fields:
@@ -285,5 +288,5 @@ def _rules(entries: Any) -> dict[str, frozenset[str]]:
 def _permissions(words: str) -> frozenset[str]:
     found = _PERMISSIONS.get(words.strip().upper().replace(" ", ""))
     if found is None:
-        raise ValueError(f"{words!r} is no permission: DENY, PUB, SUB or PUB|SUB")
+        raise ValueError(f"{words!r} is no permission; use DENY, PUB, SUB or PUB|SUB")
     return found

@@ -85,7 +85,7 @@ class Admin:
         """Remove a topic from the table. Its messages stay until their files expire."""
         core, name = self._core, request.fields["topic"]
         if name in core.tables.system_topics:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"the topic {name[:200]} is of the system")
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"{name[:200]} is a system topic")
         core.tables.remove_topic(name)
         self._pulling.forget(name)
         await core.slow(core.tables.save)
@@ -198,7 +198,7 @@ class Admin:
         _reply(request, {"connectionSet": [client.document() for client in members.values()]})
 
     async def reset_offset(self, request: Request) -> None:
-        """Set the offsets of a group in a topic to those of a time, and notify its consumers."""
+        """Reset the offsets of a group in a topic to a time, and notify its consumers."""
         core, fields = self._core, request.fields
         group, name = fields["group"], fields["topic"]
         topic = core.require_topic(name, 7)
@@ -267,7 +267,7 @@ class Admin:
 
     # -------------------------------------------------------------------------------------- broker
     async def runtime_info(self, request: Request) -> None:
-        """Numbers of the broker, as text by name."""
+        """The statistics of the broker: name -> value as text."""
         core = self._core
         state = (await core.slow(core.store.stats)).state
         put = sum(core.counts.put.values())
@@ -369,7 +369,7 @@ def _consume_stats(
 
 
 def _offsets_at(core: Core, topic: TopicConfig, timestamp: int) -> dict[int, int]:
-    """For each queue the offset of a time; the end for -1."""
+    """Find the queue offset of a time in each queue; for -1 the end of each queue."""
     store = core.store
     return {
         queue_id: store.queue_offsets(topic.name, queue_id).max

@@ -24,13 +24,14 @@ def background(
 ) -> Iterator[Broker]:
     """Run a broker in a thread while the block runs.
 
-    Of the broker, other threads may use ``name_server``, ``address`` and ``store``.
+    Other threads may use the broker's ``name_server``, ``address`` and ``store``, and nothing else
+    of it.
 
     Args:
-        path: as for :class:`Broker`, like the arguments after it.
-        options: how to serve it.
-        config: settings of the store.
-        clock: time in milliseconds.
+        path: as for :class:`Broker`.
+        options: likewise.
+        config: likewise.
+        clock: likewise.
     """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="logquarry-broker", daemon=True)

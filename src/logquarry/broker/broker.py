@@ -3,7 +3,7 @@
 ::
 
     async with Broker("/data/store") as broker:
-        print(broker.name_server)          # what a RocketMQ client takes as its name server
+        print(broker.name_server)          # give this address to a RocketMQ client
 
 One event loop serves all connections. The store's calls run in a few threads (``lanes.py``).
 """
@@ -69,7 +69,7 @@ class Broker:
 
     Args:
         path: the store's folder, made if it is missing; None for a temporary store that is deleted
-            at the end. It is in memory where /dev/shm has 1 GiB free.
+            at the end. It is in memory if /dev/shm has 1 GiB free.
         options: how to serve it; the default listens on loopback, on ports that the system chooses.
         config: settings of the store.
         clock: time in milliseconds, for delays, retries and checks of transactions. Tests pass a
@@ -142,7 +142,7 @@ class Broker:
                 spawn=self._spawn,
             )
             for problem in tables.problems:
-                logger.error("consumer offsets: %s; groups start as new ones", problem)
+                logger.error("consumer offsets: %s; all groups start as new groups", problem)
             await self._listen(core, host)
         except BaseException:
             if self._core is None:
@@ -224,7 +224,7 @@ class Broker:
 
     @property
     def name_server(self) -> str:
-        """host:port of the name server, as clients take it."""
+        """host:port of the name server; give it to clients."""
         host = self.core.address.rpartition(":")[0]
         return f"{host}:{self._ports[1].port}"
 
@@ -235,7 +235,7 @@ class Broker:
 
     @property
     def is_address_chosen(self) -> bool:
-        """Whether the broker chose its address: it listens on all of the machine."""
+        """Whether the broker chose the address for clients, because it listens on all addresses."""
         return self.options.advertise is None and is_wildcard(self.options.host)
 
     @property
@@ -244,7 +244,7 @@ class Broker:
         return [connection for port in self._ports for connection in port.connections]
 
     def lags(self) -> dict[str, int]:
-        """Lag of each connected group, in messages; only of queues that were read."""
+        """Lag of each connected group, in messages, over the queues that were pulled."""
         core = self.core
         found: dict[str, int] = {}
         for name, group in core.clients.consumers.items():
@@ -289,7 +289,7 @@ class Broker:
                 for key, end in (await core.slow(partial(_ends, core.store, keys))).items():
                     self._pulling.grown(key, end)
             except Exception as error:
-                # Without this task no consumer gets a new message: it goes on after any error.
+                # After any error the task continues: without it consumers get no new messages.
                 is_known = isinstance(error, StoreError | OSError)
                 reason = str(error) if is_known else line_of(error)
                 _problems.warning("%s: %s", core.store.root, reason)
@@ -417,9 +417,9 @@ def _ends(store: MessageStore, keys: list[tuple[str, int]]) -> dict[tuple[str, i
     for topic, queue_id in keys:
         try:
             end = store.queue_offsets(topic, queue_id).max
-            # A get beyond the known end lists the files again.
+            # A get at the known end lists the files again, so it finds a later end.
             found[topic, queue_id] = store.get(topic, queue_id, end, 1).max_offset
         except (StoreError, OSError) as error:
-            # The other queues go on.
+            # A failure in one queue must not stop the others.
             _problems.warning("%s: topic %s, queue %d: %s", store.root, topic, queue_id, error)
     return found

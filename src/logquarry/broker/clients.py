@@ -27,11 +27,11 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 BROADCASTING: Final = "BROADCASTING"
 _MOST_GROUPS: Final = 10_000
-"""Producer and consumer groups of one connection."""
+"""Most producer groups, and most consumer groups, of one connection."""
 _MOST_IDS: Final = 100
-"""Client ids of one connection. Clients of RocketMQ have one."""
+"""Most client ids of one connection. Clients of RocketMQ have one."""
 _LONGEST_FILTER: Final = 8_192
-"""Characters of an SQL92 filter: the event loop parses it."""
+"""Most characters of an SQL92 filter: the event loop parses it."""
 _CACHED_FILTERS: Final = 256
 _LONGEST_NAME: Final = 512
 """Characters of a client id, or of the name of a group."""
@@ -88,7 +88,7 @@ _TOO_LONG: Final = f"an SQL92 filter has at most {_LONGEST_FILTER} characters"
 
 @lru_cache(_CACHED_FILTERS)
 def _compiled(text: str) -> SqlFilter | str:
-    """A filter, or why it is invalid. Clients send invalid filters again and again too."""
+    """A filter, or why it is invalid: the cache keeps both, because clients repeat both."""
     try:
         return parse(text)
     except BadFilter as error:
@@ -157,7 +157,7 @@ class Clients:
     """All clients. Only the event loop uses it.
 
     Args:
-        notifies: whether the consumers of a group are told about changes.
+        notifies: whether the broker notifies the consumers of a group when one joins or leaves.
     """
 
     def __init__(self, notifies: Callable[[str], bool]) -> None:
@@ -168,7 +168,7 @@ class Clients:
         """The producer groups and the consumer groups of each connection."""
         self._next: dict[str, int] = {}
         self._owners: dict[str, tuple[Account, set[Connection]]] = {}
-        """Of each client id: the account that has it, and the connections that use it."""
+        """Client id -> the account that has it, and the connections that use it."""
         self._ids: dict[Connection, set[str]] = {}
 
     def heartbeat(
@@ -177,7 +177,7 @@ class Clients:
         producers: Iterable[str],
         consumers: Iterable[Mapping[str, Any]],
     ) -> None:
-        """Take the groups of a heartbeat.
+        """Register a client in the groups of its heartbeat.
 
         Raises:
             Refused: if the connection is in too many groups, or a client of another account has
@@ -211,7 +211,8 @@ class Clients:
     def _claim(self, client: Client, account: Account) -> None:
         """Keep a client id for the account of the client until its connections end.
 
-        Replies, and the answers to some requests of mqadmin, go to the client with an id.
+        The broker forwards replies, and some requests of mqadmin, to the client with an id. So no
+        other account may take that id.
         """
         self.require_owner(client.client_id, account)
         ids = self._ids.setdefault(client.connection, set())
@@ -246,7 +247,7 @@ class Clients:
         return has_changed
 
     def unregister(self, connection: Connection, producer: str, consumer: str) -> None:
-        """Remove a client from a producer group and a consumer group; empty names are none."""
+        """Remove a client from a producer group and a consumer group; an empty name is no group."""
         self._leave_producers(connection, producer)
         self._leave_consumers(connection, consumer)
 
@@ -317,7 +318,7 @@ class Clients:
         return None
 
     def producer_of(self, group: str, topic: str) -> Client | None:
-        """A producer of a group that may send to a topic: another one each time; None if none."""
+        """The next producer of a group, in turn, that may send to a topic; None without one."""
         found = self.producers.get(group, {}).values()
         members = [client for client in found if client.may_publish(topic)]
         if not members:

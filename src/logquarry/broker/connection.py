@@ -76,12 +76,12 @@ class Request:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Answer with an exception."""
+        """Answer the request with the code and the text of an exception."""
         code = getattr(error, "code", ResponseCode.SYSTEM_ERROR)
         if not isinstance(error, LogquarryError | Refused):
             code_and_peer = self.command.code, self.connection.address
             _failures.warning("request %d of %s failed: %s", *code_and_peer, line_of(error))
-            logger.debug("the same with its call stack", exc_info=error)
+            logger.debug("call stack of the failed request", exc_info=error)
         self.reply(code, str(error) or repr(error))
 
 
@@ -113,7 +113,7 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         address: host:port of the client.
-        host: the same as bytes, as frames have it.
+        host: the same address, in the bytes that a frame has for a host.
         heard: time of the last bytes, by ``time.monotonic``.
         is_open: whether it can still take answers.
         is_writable: whether the client reads its answers in time.
@@ -236,7 +236,7 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------ requests
     def _work(self) -> None:
-        """Start the requests that wait, as many as the connection may have under way."""
+        """Start waiting requests, until the connection has as many under way as it may have."""
         if self._is_working:
             # A request was answered at once: the loop below continues with the next one.
             return
@@ -335,9 +335,10 @@ class Connection(asyncio.Protocol):
     def tell(
         self, code: RequestCode, fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
-        """Send a one-way request to the client, unless it does not read what it gets.
+        """Send a one-way request to the client; drop it if the client does not read its bytes.
 
-        Clients divide their queues again, and the broker checks transactions again, without it too.
+        A dropped request only costs time: clients rebalance at intervals, and the broker repeats
+        the check of a transaction.
         """
         if not self.is_writable:
             return
@@ -391,7 +392,8 @@ class Connection(asyncio.Protocol):
 class Handshake(asyncio.Protocol):
     """A TLS handshake; :class:`Connection` follows it.
 
-    asyncio creates a connection after its handshake: only here the broker can limit their number.
+    The broker limits the number of handshakes. If asyncio handled TLS, the broker would learn of a
+    client only after its handshake.
 
     Args:
         server: the server that accepted the connection.
@@ -409,7 +411,7 @@ class Handshake(asyncio.Protocol):
             _violations.warning("too many TLS handshakes: a client is disconnected")
             transport.abort()
             return
-        # The bytes that come before start_tls belong to it.
+        # start_tls must read the first bytes of the handshake.
         transport.pause_reading()
         self._server.handshakes.add(self)
         self._server.spawn(self._shake(transport))

@@ -62,8 +62,8 @@ class Consuming:
         """Register a client, and create its groups and their retry topics.
 
         Raises:
-            Refused: if a group is not created; the client is in all other groups. Also if a client
-                of another account has the id.
+            Refused: if the broker does not create a group (the client joins its other groups), or
+                if a client of another account has the id.
         """
         core, document = self._core, parse_body(request.command.body)
         client_id = str(document.get("clientID") or "")
@@ -100,7 +100,7 @@ class Consuming:
             core.create_topic(retry_topic(name), 1)
 
     def unregister(self, request: Request) -> None:
-        """Remove a client that ends."""
+        """Remove a client that is shutting down."""
         fields = request.fields
         self._core.clients.unregister(
             request.connection, fields["producerGroup"], fields["consumerGroup"]
@@ -121,7 +121,8 @@ class Consuming:
         if not ids:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group[:200]}")
         body = fastjson.compact({"consumerIdList": ids})
-        # As Java: an id with half of a surrogate pair must not hide the list from the group.
+        # As Java encodes it: otherwise an id with half of a surrogate pair would raise here, and
+        # the group would get no list.
         request.reply(body=body.encode("utf-8", "replace"))
 
     # ------------------------------------------------------------------------------------- offsets
@@ -185,7 +186,7 @@ class Consuming:
         request.reply(body=fastjson.compact({"lockOKMQSet": had}).encode())
 
     def unlock(self, request: Request) -> None:
-        """Unlock queues that a client has."""
+        """Release the locks of a client."""
         client, keys = self._queues_of(request)
         for key in keys:
             if self._locks.get(key, ("", 0.0))[0] == client:

@@ -38,12 +38,12 @@ class Lanes:
 
     Args:
         loop: the event loop.
-        is_writer: whether the store is open for writing: a reader belongs to one thread.
+        is_writer: whether the store is open for writing; only one thread may use a reader.
         capacity: most jobs of a lane.
 
     Attributes:
         puts: appends messages, in the order of the requests.
-        blocking: puts that wait for the disk themselves.
+        blocking: batches; their put returns only when the disk has the messages.
         gets: reads messages for consumers.
         slow: queries, saves of tables, and all other calls.
     """
@@ -98,7 +98,7 @@ class Core:
         clock: time in milliseconds.
         spawn: runs a coroutine until the broker ends.
         address: host:port that clients get from the name server.
-        host: the same as bytes, as frames have it.
+        host: the same address, in the bytes that a frame has for a host.
         counts: numbers since the start.
         is_saving: whether a write of the tables is planned.
     """
@@ -121,7 +121,7 @@ class Core:
         """A topic that a client uses.
 
         Raises:
-            Refused: if there is no such topic, or it has not that permission.
+            Refused: if there is no such topic, or it lacks the permission.
         """
         topic = self.tables.topic(name)
         if topic is None:
@@ -137,7 +137,7 @@ class Core:
         """The topic of a queue that a client uses.
 
         Raises:
-            Refused: if there is no such queue, or the topic has not that permission.
+            Refused: if there is no such queue, or the topic lacks the permission.
         """
         topic = self.require_topic(name, permission)
         # Queues that are no longer written to can still have messages, and offsets.
@@ -189,7 +189,7 @@ class Core:
             self.loop.call_later(_PAUSE_SECONDS, self._save)
 
     async def slow(self, job: Callable[[], T]) -> T:
-        """Carry out a call of the store that may take long, outside of the loop."""
+        """Run a slow call of the store in its thread."""
         return await self.lanes.slow.run(job)
 
     def queue_key(self, topic: str, queue_id: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ Done = Callable[[Any, BaseException | None], None]
 """Gets the result of a job, or its exception; called in the event loop."""
 
 _AT_ONCE: Final = 128
-"""Jobs of a lane before their results go to the loop."""
+"""After this many jobs a lane passes their results to the loop."""
 
 
 class Mailbox(Generic[T]):
@@ -41,7 +41,7 @@ class Mailbox(Generic[T]):
         self._is_waking = False
 
     def post(self, *items: T) -> None:
-        """Add items, and wake the loop if it is not woken already."""
+        """Add items, and wake the loop unless it is already woken."""
         self._items.extend(items)
         if not self._is_waking:
             self._is_waking = True
@@ -52,7 +52,7 @@ class Mailbox(Generic[T]):
                 self._items.clear()
 
     def _deliver(self) -> None:
-        # Before the items are taken: an item that is posted from here on wakes the loop again.
+        # Reset the flag before taking items: a post after this line must wake the loop again.
         self._is_waking = False
         items = self._items
         for _ in range(len(items)):
@@ -84,7 +84,7 @@ class Lane:
         self._thread.start()
 
     def submit(self, job: Job, done: Done) -> bool:
-        """Carry out a job; return False, without the job, if too many wait."""
+        """Queue a job; return False if too many wait."""
         if self.waiting >= self._capacity:
             return False
         self._add(job, done)
@@ -103,7 +103,7 @@ class Lane:
             self._new = []
 
     async def run(self, job: Callable[[], T]) -> T:
-        """Carry out a job, and wait for its result; a full lane does not refuse it."""
+        """Queue a job even if too many wait, and return its result."""
         future: asyncio.Future[T] = self._loop.create_future()
 
         def done(result: Any, error: BaseException | None) -> None:

@@ -37,7 +37,7 @@ class BrokerOptions:
         read_only: whether to open the store for reading: sends are refused, and offsets stay out of
             the store.
         offsets: with ``read_only``, the folder that keeps the groups' offsets; None for memory.
-        poll_ms: with ``read_only``, the interval in which the broker looks for new messages.
+        poll_ms: with ``read_only``, milliseconds between two checks for new messages.
         tls: serves TLS with this context; None for plain TCP.
         acl: the accounts; None to serve every client.
         insecure: whether to listen on an address that is not loopback without TLS and ACL.
@@ -45,8 +45,8 @@ class BrokerOptions:
         idle_s: seconds without a byte after which a connection is closed
             (``serverChannelMaxIdleTimeSeconds``).
         expire_s: seconds without a heartbeat after which a client counts as gone.
-        most_created: most topics, and most groups, that exist when a client creates another.
-            Retry topics count too. mqadmin can create more.
+        most_created: if this many topics exist, clients can create no other; likewise groups. Retry
+            topics count too. mqadmin can create more.
         most_waiting: most sends that wait for the disk (``sendThreadPoolQueueCapacity``).
         most_waiting_bytes: most bytes of bodies that wait for the disk; also of replies that wait
             for their producers.
@@ -118,7 +118,7 @@ def _address_of_machine(wildcard: str) -> str | None:
     family = socket.AF_INET6 if is_six else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # An address for documentation. A datagram socket sends nothing until its first write.
+            # The address is reserved for documentation. To connect a datagram socket sends nothing.
             probe.connect(("2001:db8::1" if is_six else "192.0.2.1", 9))
             found = str(probe.getsockname()[0])
     except OSError:

@@ -31,14 +31,14 @@ _COMMITS, _SUSPENDS, _HAS_SUBSCRIPTION = 1, 2, 4
 _MOST_MESSAGES: Final = 32
 _MOST_HELD: Final = 200_000
 _MOST_HELD_OF_ONE: Final = 8_192
-"""Pulls that are held for one client; it has one for each of its queues."""
+"""Most pulls that are held for one client; it has one for each of its queues."""
 _PAUSE_SECONDS: Final = 0.001
 _TICK_SECONDS: Final = 0.5
 _MOST_READS: Final = 8
-"""Answers of one client under way: each has up to 256 KiB."""
+"""Most answers of one client under way: each has up to 256 KiB."""
 _LONGEST_HOLD_MS: Final = 120_000
 _FILTERED_READS: Final = 8
-"""Reads of one pull with an SQL92 filter before the client gets its turn."""
+"""Most reads for one pull with an SQL92 filter. Without a match the client pulls again."""
 
 _S = GetMessageStatus
 _C = ResponseCode
@@ -64,7 +64,7 @@ class Pull:
         request: the request.
         key: topic and queue.
         offset: queue offset of the first message.
-        count: most messages.
+        count: largest number of messages.
         tags: the tag expression, None for all.
         sql: the filter, None for none.
         deadline: until when it may be held, by the loop's time; 0 if it is not held.
@@ -100,7 +100,7 @@ class Pulling:
         self._timer: asyncio.TimerHandle | None = None
         self._reads: Counter[Connection] = Counter()
         self._waiting: dict[Connection, deque[Pull]] = {}
-        """Pulls of clients that have enough answers under way, or do not read theirs."""
+        """Pulls of clients that have too many answers under way, or do not read their answers."""
         self._arrivals: Mailbox[MessageArrival] = Mailbox(
             core.loop, lambda arrival: self.arrived(arrival[:2], arrival.next_offset)
         )
@@ -177,14 +177,14 @@ class Pulling:
 
     # ---------------------------------------------------------------------------------- the answer
     def _start(self, pull: Pull) -> None:
-        """Read the messages of a pull, after those of the client that wait."""
+        """Read the messages of a pull, after the client's other pulls."""
         connection = pull.request.connection
         if connection.is_open:
             self._waiting.setdefault(connection, deque()).append(pull)
             self._next(connection)
 
     def _next(self, connection: Connection) -> None:
-        """Start pulls of a client, as many as it may have under way."""
+        """Start waiting pulls of a client, until it has as many under way as it may have."""
         waiting = self._waiting.get(connection, deque())
         while waiting and connection.is_writable and self._reads[connection] < _MOST_READS:
             pull = waiting.popleft()
@@ -208,7 +208,7 @@ class Pulling:
         connection = pull.request.connection
         self._reads[connection] -= 1
         if not self._reads[connection]:
-            # A Counter gives 0 for a key that it has not.
+            # A Counter returns 0 for a missing key.
             del self._reads[connection]
         self._answer(pull, got, error)
         self._next(connection)
@@ -230,7 +230,7 @@ class Pulling:
         if code is _C.PULL_NOT_FOUND and pull.deadline:
             _, end = self._ends.get(pull.key, (0, 0))
             if end > pull.offset:
-                # It arrived while this pull was read. The pause bounds the work if a queue is cut.
+                # A message arrived during this read. The pause limits the work if a queue was cut.
                 self._core.loop.call_later(_PAUSE_SECONDS, self._start, pull)
             elif pull.deadline > self._core.loop.time() and not self._is_closing:
                 self._hold(pull)
@@ -283,7 +283,7 @@ class Pulling:
             self._timer = self._core.loop.call_later(_TICK_SECONDS, self._expire)
 
     def _expire(self) -> None:
-        """Answer the pulls whose time ends in this second; less than a second early."""
+        """Answer the held pulls whose time ends in this second: each less than a second early."""
         now = int(self._core.loop.time())
         for second in [second for second in self._ending if second <= now]:
             for pull in list(self._ending.pop(second)):
@@ -294,7 +294,7 @@ class Pulling:
             self._timer = self._core.loop.call_later(_TICK_SECONDS, self._expire)
 
     def _release(self, pull: Pull) -> None:
-        """Hold a pull no longer."""
+        """Stop holding a pull."""
         _discard(self._held, pull.key, pull)
         _discard(self._ending, int(pull.deadline), pull)
         _discard(self._held_of, pull.request.connection, pull)
@@ -310,7 +310,7 @@ class Pulling:
             self._start(pull)
 
     def grown(self, key: QueueKey, end: int) -> None:
-        """Take the end of a queue as a poll found it."""
+        """Record the end of a queue, which a poll has read."""
         if end > self._ends.get(key, (0, 0))[1]:
             self.arrived(key, end)
 

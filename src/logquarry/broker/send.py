@@ -39,7 +39,7 @@ _CODES: Final = {
     PutStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
     PutStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
 }
-# A look-up in an enum, and the hash of a member, take longer than what they are needed for.
+# As constants: a look-up in an enum takes longer than the comparison that needs it.
 _PUT_OK: Final = PutStatus.PUT_OK
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _WAITS: Final = f"{props.WAIT}{props.NAME_VALUE_SEPARATOR}true"
@@ -54,7 +54,7 @@ _CLUSTER: Final = "CLUSTER"
 _NO_TRANSACTION: Final = ~sys_flag.TRANSACTION_MASK
 _BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 _CHOOSES_RETRIES: Final = 121
-"""V3_4_9 in RocketMQ's ``MQVersion``: from there on the broker reads maxReconsumeTimes."""
+"""V3_4_9 in RocketMQ's ``MQVersion``: clients since then choose maxReconsumeTimes."""
 
 
 Put = Callable[[Message], PutResult | PutFuture]
@@ -139,7 +139,7 @@ class Sending:
         new.append((request, message, put))
 
     def _push(self) -> None:
-        """Give the puts of this loop iteration to their threads, as one job each."""
+        """Give the puts of this loop iteration to their threads, as one job for each thread."""
         lanes = self._core.lanes
         sends, self._new = self._new, []
         batches, self._batches = self._batches, []
@@ -232,7 +232,7 @@ class Sending:
             self._core.create_topic(name, max(1, min(queues, model.write_queues)))
 
     def _retry_topic(self, request: Request, name: str, queue_id: int) -> tuple[str, int]:
-        """The retry topic; after too many times the dead letter topic (``handleRetryAndDLQ``)."""
+        """The retry topic; after too many retries the dead letter topic (``handleRetryAndDLQ``)."""
         group = name.removeprefix(RETRY_PREFIX)
         settings = self._core.require_group(group)
         if request.fields["reconsumeTimes"] < most_retries(request, settings):
@@ -245,12 +245,13 @@ class Sending:
     def properties_of(self, text: str) -> str:
         """The property string as a broker stores it.
 
-        Every client writes WAIT=true, which is the default: the broker leaves it out, and adds the
-        cluster, which a consumer needs for its reply.
+        The broker removes WAIT=true, the default, which all clients write. It adds the name of the
+        cluster, which a consumer needs to reply to a request.
         """
         text = text.removesuffix(_SEPARATOR)
         if _WAITS in text:
-            # Clients of RocketMQ write it once, amid the others: the expression takes longer.
+            # RocketMQ's clients write it once, between other properties. The regular expression,
+            # for all other cases, is slower.
             text = text.replace(_WAITS_AMID, _SEPARATOR, 1)
             if _WAITS in text:
                 text = _WAITS_PROPERTY.sub("", text)

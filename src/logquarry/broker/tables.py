@@ -73,7 +73,7 @@ class Tables:
             document = config_file(disk, root, TOPICS).load().value
             self._stored = broker_config.topics_of_document(document) if document else {}
             groups = config_file(disk, root, SUBSCRIPTION_GROUPS).load().value
-            # A writer lists its topics itself, without those that an administrator deleted.
+            # Not for a writer: it keeps the list itself, and deleted topics must not return.
             self.add_queues(store.queues())
         self._group_document: dict[str, Any] = groups or {
             "dataVersion": _COUNTERS,
@@ -82,7 +82,7 @@ class Tables:
         self._changed: deque[str] = deque()
         """Topics that :meth:`save` writes."""
         self._version = self._saved_version = 0
-        """Number of changes of groups, and those that :meth:`save` has written."""
+        """Number of changes of groups, and how many of them :meth:`save` has written."""
         self.groups: dict[str, dict[str, Any]] = dict(
             self._group_document["subscriptionGroupTable"]
         )
@@ -139,12 +139,12 @@ class Tables:
         """Add or change a topic in memory; :meth:`save` writes it.
 
         Raises:
-            Refused: if the name cannot be a topic's, or the store is read-only.
+            Refused: if the name is no topic name, or the store is read-only.
         """
         self.require_writer()
         fault = name_fault(topic.name, BROKER_CHECK)
         if fault is not None or topic.name in self._system:
-            reason = fault or "it is a topic of the system"
+            reason = fault or "it is a system topic"
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"the topic {topic.name[:200]!r} is illegal: {reason}"
             )
@@ -244,7 +244,7 @@ class Tables:
     def save(self) -> None:
         """Write changed topics and groups durably; the thread for slow calls runs this.
 
-        One write takes all changes until now: many new groups of a heartbeat need one.
+        One write covers all changes so far, for example all new groups of a heartbeat.
         """
         names = [self._changed.popleft() for _ in range(len(self._changed))]
         if names and self._writer is not None:

@@ -85,7 +85,7 @@ class Transactions:
                 *(group, message.physical_offset),
             )
             return
-        # The client gets the message as it will be when it is committed.
+        # Send the message as it will be after a commit.
         shown = dataclasses.replace(
             message.frame, topic=transaction.topic.encode(), queue_id=transaction.queue_id
         )

@@ -57,7 +57,7 @@ _GARBAGE: Final = 100_000
     "--read-only",
     is_flag=True,
     help="Only read the store: an archived or salvaged store, or the store of a live broker. "
-    "The broker refuses sends, and keeps offsets of groups outside of the store.",
+    "The broker refuses sends, and keeps the offsets of groups outside of the store.",
 )
 @click.option(
     "--offsets",
@@ -65,13 +65,13 @@ _GARBAGE: Final = 100_000
     help="With --read-only, keep the offsets of groups in this folder.  [default: in memory]",
 )
 @click.option("--no-create-topics", is_flag=True, help="Refuse sends to topics that do not exist.")
-@click.option("--no-create-groups", is_flag=True, help="Refuse groups that do not exist.")
+@click.option("--no-create-groups", is_flag=True, help="Refuse consumer groups that do not exist.")
 @click.option(
     "--queues",
     type=click.IntRange(1, 1_024),
     default=8,
     show_default=True,
-    help="If a send creates a topic: the largest number of its queues.",
+    help="Largest number of queues of a topic that a send creates.",
 )
 @click.option(
     "--broker-name",

@@ -74,7 +74,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 def _unraisable(unraisable: Any, /) -> None:
     """Repeat an interrupt that arrived where Python cannot raise, for example in a destructor."""
     if unraisable.exc_type is KeyboardInterrupt:
-        # Another thread repeats it: raised here, Python would ignore it again.
+        # Raise it from another thread: raised here, Python would ignore it again.
         _thread.start_new_thread(_again, ())
         return
     sys.__unraisablehook__(unraisable)

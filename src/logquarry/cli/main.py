@@ -144,7 +144,7 @@ def main() -> None:
     try:
         app(prog_name="logquarry")
     except Exception as error:
-        # Python's own code for a traceback is 1, which here means findings.
+        # After a traceback Python exits with 1, but exit code 1 means findings here.
         traceback.print_exc()
         output.error(f"a fault of logquarry itself: {error!r}. Report it with these lines")
         sys.exit(ExitCode.FAULT)

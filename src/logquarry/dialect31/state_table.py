@@ -148,7 +148,7 @@ class StateTableKeeper:
 
     # ----------------------------------------------------------------------------------- files
     def flush(self, least_pages: int = 0) -> None:
-        """Sync appended entries; with ``least_pages`` 0 also changed states.
+        """Sync the appended entries. If ``least_pages`` is 0, also sync changed states.
 
         Raises:
             StoreUnavailable: if this or an earlier sync failed.

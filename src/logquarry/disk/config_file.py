@@ -396,7 +396,7 @@ def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: i
 
 
 def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
-    """Record the settings of a store, unless the record says the same.
+    """Record the settings of a store, unless the record has them already.
 
     Args:
         disk: the disk that the store is on.

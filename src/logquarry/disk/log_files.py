@@ -91,8 +91,8 @@ class AllocateMappedFileService(Service):
         disk: the store's disk.
         pool: in transient mode, the buffers that puts write to first.
         warm: load the pages of each file into memory (``warmMapedFileEnable``).
-        fast_fail: create no file while no buffer is free (``fastFailIfNoBufferInStorePool``);
-            otherwise puts write a file without a buffer through its map.
+        fast_fail: if no buffer is free, create no file (``fastFailIfNoBufferInStorePool``). False:
+            create the file without a buffer; puts then write through its map.
         timeout_ms: how long :meth:`take` waits.
     """
 

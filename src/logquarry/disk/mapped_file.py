@@ -144,7 +144,7 @@ class MappedFile(FilePlace):
         self._view = memoryview(self._map)
         self._readable = self._view.toreadonly()
         self._map_address = open_files.address_of(self._map)
-        # The pages of a file that this process makes are in memory when they are read.
+        # No probe for a file that this process made: its pages are in memory.
         self._probed = (
             None if self._is_made else ReadableMap(str(path), self._map, size, is_watched=False)
         )

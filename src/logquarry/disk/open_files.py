@@ -202,7 +202,7 @@ class _OpenFile:
         more = min(length + self._ahead, view.size - position)
         view.window(position, more)
         if first_unreadable(view.unreadable, position, more):
-            # A window with an unreadable range is a copy, and not for the kernels.
+            # A window with an unreadable range is a copy, which the kernels cannot use.
             more = length
         start = view.good_start(position)
         return start, view.window(start, position - start + more)

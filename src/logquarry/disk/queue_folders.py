@@ -132,8 +132,8 @@ class NameGuard:
         A file that was renamed in its folder has its first name, only another one: a recovery
         renames it back.
 
-        Afterwards no second name is there, and none reappears after a crash: also those that an
-        earlier process removed without a sync, or with one that failed.
+        Afterwards no second name exists, and none reappears after a crash. This includes names that
+        an earlier process removed without a successful sync.
 
         Returns:
             Their paths.

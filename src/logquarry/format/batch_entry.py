@@ -19,7 +19,7 @@ LAYOUT = Layout(
     Field("base", "q", "msgBaseOffset: queue offset of the frame's first message"),
     Field("count", "h", "batchSize: messages in the frame"),
     Field("compacted_offset", "i", "offset in a compacted log; -1: none"),
-    Field("reserved", "i", "0; ours: leading queue offsets whose messages the log has lost"),
+    Field("reserved", "i", "0; logquarry: number of lost messages at the start of the entry"),
 )
 ENTRY_SIZE: Final = LAYOUT.size
 assert ENTRY_SIZE == 46

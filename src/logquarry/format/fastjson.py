@@ -34,7 +34,7 @@ MAX_NESTING = 64
 
 
 def replace_member(document: str, name: str, source: str) -> str:
-    """A document with one member of its object replaced by that of another document.
+    """Replace one member of a document's object by the same member of another document.
 
     All other bytes stay, so that members that this library does not know survive a rewrite.
 

@@ -81,7 +81,7 @@ class FileSequence:
 def of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None) -> FileSequence:
     """The files of a queue or a table, with room for whole entries."""
     size = stated or size_of(files)
-    # If the largest file holds no whole entry, a file has room for one.
+    # If the largest file has room for no whole entry, use the size of one entry.
     return FileSequence(files, max(entry_size, size // entry_size * entry_size))
 
 
@@ -94,7 +94,8 @@ def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
     """
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)
-    # Without such a size, it is one of the sizes, or all files were cut short.
+    # If the files show no size, each of their sizes is possible; so is a larger one, if all files
+    # were cut short.
     return not sizes or size in (shown or sizes) or (not shown and size > max(sizes))
 
 

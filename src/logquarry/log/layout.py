@@ -237,7 +237,7 @@ class StoreLayout:
 
     @property
     def other_log(self) -> LogPlace | None:
-        """The place of the log if its folders do not hold all of it; else None."""
+        """Where the rest of the log is, if the folders do not hold all of it; else None."""
         folders = self.log_folders
         if folders.missing is not None or folders.feature is not None:
             return folders.missing
@@ -267,7 +267,7 @@ class StoreLayout:
         return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
-        """Full path of the log file with room for a physical offset, else of the log's folder."""
+        """Full path of the log file that holds a physical offset, else of the log's folder."""
         file = self.commit_log.at(offset)
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
@@ -480,7 +480,7 @@ class StoreLayout:
             noted = json.loads(self.filesystem.read(DAMAGE))["log_end"]
             return self.durable_end if noted == self.durable_end else None
         except (OSError, StoreNotFound, ValueError, TypeError, KeyError, RecursionError):
-            # The readers of the noted damage report a file that is no such note.
+            # The code that reads the noted damage reports an invalid file.
             return None
 
     def read_topics(self) -> dict[str, broker_config.TopicConfig]:

@@ -148,9 +148,9 @@ def contradicts_name(view: FileView, base: int | None) -> bool:
 def has_doubtful_name(filesystem: FileSystem, files: Sequence[tuple[str, int]], size: int) -> bool:
     """Whether the listing of a log or the ends of it show that a name may be wrong.
 
-    Checks the files beside which a misnamed file would not be met by a walk over the log: the first
-    and the last one, those around a gap, and those with other names. The other files are checked
-    when they are opened.
+    Checks the files where a walk over the log could miss a misnamed file: the first and the last
+    one, those around a gap, and those with other names. The reader checks all other files when it
+    opens them.
 
     Args:
         filesystem: the store's folder.
@@ -188,7 +188,7 @@ def identify_files(
 
 
 def _entries(filesystem: FileSystem) -> Iterator[tuple[str, Entry]]:
-    """The files in the log's folder and in the folders there (a backup; lost+found of a disk)."""
+    """The files of the log's folder, and those of its subfolders (a backup, ``lost+found``)."""
     for entry in filesystem.list(_COMMIT_LOG):
         path = f"{_COMMIT_LOG}/{entry.name}"
         if not entry.is_dir:

@@ -64,7 +64,7 @@ class LogPlace:
         feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`.
         evidence: the folders, files or settings that show it.
         reason: the evidence in words, as a clause.
-        advice: the next step; None for that of the feature.
+        advice: the next step; None for the usual one of the feature.
     """
 
     feature: str
@@ -223,8 +223,10 @@ def _stated_folders(
     *,
     may_be_empty: bool = False,
 ) -> tuple[list[str | None], frozenset[str]]:
-    """The folders that a configuration names, None for one that has no file of the log; and those
-    of them that get no new file."""
+    """The folders that a configuration names, and those of them that get no new file.
+
+    A folder without a file of the log is None.
+    """
     found = {
         name: [
             _folder_of(filesystem, folders, path.rstrip("/"), may_be_empty)

@@ -34,7 +34,7 @@ def is_lost(run: Run) -> bool:
     start, length = run.start - run.base, run.end - run.start
     if view.reaches(start + length) and not view.unreadable:
         return False
-    # A window notes what is lost.
+    # Taking a window records which pages are lost.
     view.window(start, 1)
     if first_unreadable(view.unreadable, start, length) is None:
         return False
@@ -89,7 +89,7 @@ def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]
 
     Args:
         runs: from :func:`logquarry.log.batches.sound_runs`.
-        decode: gives parts of the run's rows, in their order, and what they become.
+        decode: yields parts of the run's rows, in their order, each with its decoded form.
 
     Raises:
         CorruptFrame: if a frame is lost and the read must not go on without it.

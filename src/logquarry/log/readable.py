@@ -213,7 +213,8 @@ class WatchedMap(mmap.mmap):
     """
 
     number = -1
-    # Also when the interpreter exits, and has deleted the names of the module.
+    # A class attribute: it is needed even when the interpreter exits and has deleted the names of
+    # the module.
     _end = staticmethod(lost_pages.forget)
 
     @property

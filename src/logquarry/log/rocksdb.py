@@ -143,7 +143,7 @@ def _open(filesystem: FileSystem, folder: str, links: str) -> tuple[Rdict, tuple
             from rocksdict import AccessType, Options, Rdict
         except ImportError as error:
             raise needs_package(f"{filesystem.full_path(folder)}: its data are") from error
-        # CURRENT names the manifest: it comes first, the files that the manifest names later.
+        # Copy CURRENT first: it names the manifest. Then link the files that the manifest names.
         Path(links, CURRENT).write_bytes(filesystem.read(f"{folder}/{CURRENT}"))
         for entry in filesystem.list(folder):
             named = entry.name.startswith(_MANIFEST) or entry.name.endswith(_DATA)

@@ -483,6 +483,6 @@ class LogReader:
                 return found
         limit = self.files.end if self.bound is None else min(self.bound, self.files.end)
         found = self._log.find(start, limit)
-        # Remembered, so that several files without a frame are not searched repeatedly.
+        # Remember the result: otherwise each of several files without a frame would search again.
         self._searched = None if self.live else (start, found)
         return found

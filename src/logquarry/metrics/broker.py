@@ -49,12 +49,12 @@ class BrokerCollector(Collector):
         yield consumers
         out = CounterMetricFamily(
             "rocketmq_group_messages_out_total",
-            "Messages that consumers of a group got.",
+            "Messages that the broker sent to consumers of a group.",
             labels=(*_LABELS, "topic", "consumer_group"),
         )
         size = CounterMetricFamily(
             "rocketmq_group_throughput_out_total",
-            "Bytes that consumers of a group got.",
+            "Bytes that the broker sent to consumers of a group.",
             labels=(*_LABELS, "topic", "consumer_group"),
         )
         for (topic, group_name), count in list(core.counts.got.items()):
@@ -74,7 +74,9 @@ class BrokerCollector(Collector):
         refused.add_metric(labels, core.counts.refused)
         yield refused
         held = GaugeMetricFamily(
-            "logquarry_waiting_jobs", "Calls of the store that wait.", labels=(*_LABELS, "lane")
+            "logquarry_waiting_jobs",
+            "Store calls that wait for a thread.",
+            labels=(*_LABELS, "lane"),
         )
         for name in ("puts", "gets", "slow"):
             held.add_metric([*labels, name], getattr(core.lanes, name).waiting)
@@ -93,7 +95,7 @@ class MetricsServer:
         self.address = f"{host}:{self._server.server_port}"
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -109,7 +111,7 @@ def serve_metrics(broker: Broker, host: str, port: int) -> MetricsServer:
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(BrokerCollector(broker))
-    # A store that is open for reading belongs to the broker's thread.
+    # Only one thread may use a store that is open for reading: the broker's.
     if isinstance(broker.store, StoreWriter):
         registry.register(StoreCollector(broker.store))
     return MetricsServer(registry, host, port)

@@ -229,7 +229,7 @@ def prometheus_text(store: MessageStore, node_id: str | None = None) -> str:
 
 
 def _counts(store: MessageStore | StoreWriter) -> bool:
-    """Return whether the store counts its operations, which needs it to be open for writing."""
+    """Return whether the store counts its operations: it does if it is open for writing."""
     from logquarry.store.message_store import StoreWriter
 
     return isinstance(store, StoreWriter)

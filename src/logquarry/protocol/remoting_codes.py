@@ -162,8 +162,8 @@ class RequestType(NamedTuple):
     Attributes:
         code: the request code.
         name: RocketMQ's name.
-        where: ``broker`` or ``names`` if logquarry's broker or name server answers it, ``both``;
-            ``client`` if the broker sends it to clients; empty if logquarry does not know it.
+        where: ``broker`` or ``names`` if logquarry's broker or name server answers it; ``client``
+            if the broker sends it to clients; empty if logquarry does not support it.
         fields: the header fields that logquarry reads.
     """
 
@@ -307,7 +307,7 @@ REQUESTS: Final[Mapping[int, RequestType]] = {row.code: row for row in _ROWS}
 
 
 def markdown() -> str:
-    """The table of requests for docs/broker.md."""
+    """Return the table of requests for docs/broker-requests.md, in Markdown."""
     lines = ["| code | request | answered by |", "|---|---|---|"]
     lines += [f"| {row.code} | {row.name} | {row.where or '-'} |" for row in _ROWS]
     return "\n".join(lines)

@@ -63,7 +63,7 @@ _NO_FIELDS: Final[Mapping[str, str]] = MappingProxyType({})
 _LANGUAGE: Final = "PYTHON"
 _PREFIX_SIZE, _LARGEST = PREFIX.size, LARGEST_FRAME
 _MOST_DIGITS = 18
-"""Of a number that always fits 64 bits."""
+"""Most digits of a number that always fits into 64 bits."""
 
 
 class Flag(IntEnum):
@@ -123,7 +123,7 @@ class RemotingCommand(NamedTuple):
         body: bytes = b"",
     ) -> RemotingCommand:
         """Make the answer to this request, in the form of its header."""
-        # As RemotingCommand(...), without its Python frame.
+        # Like RemotingCommand(...), without the cost of a Python call.
         return _new(
             RemotingCommand,
             (code, self[1], _RESPONSE, _LANGUAGE, VERSION, remark, fields, body, self[8]),
@@ -247,7 +247,7 @@ def decode_json(header: bytes, body: bytes) -> RemotingCommand:
         raise ValueError("its extFields are no JSON object")
     else:
         try:
-            # The quickest test that all are text.
+            # The fastest check that all values are text.
             "".join(fields.values())
         except TypeError:
             fields = _texts(fields)
@@ -332,7 +332,7 @@ def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
 
 
 def _scan_text(scan: Any) -> str | None:
-    """Compiled: the text at a position; None if it is none, or has an escape beyond ASCII."""
+    """Compiled: the text at a position; None if there is none, or an escape beyond ASCII."""
     if scan.at == scan.end or scan.at[0] != b'"':
         return None
     scan.at += 1
@@ -355,7 +355,7 @@ def _scan_text(scan: Any) -> str | None:
 
 
 def _scan_number(scan: Any) -> int | None:
-    """Compiled: the whole number at a position, or its first 18 digits; None if it is none."""
+    """Compiled: the whole number at a position, or its first 18 digits; None if there is none."""
     start = scan.at
     is_negative = scan.at[0] == b"-"
     if is_negative:
@@ -414,7 +414,7 @@ def decode_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _end_of(data: bytes, start: int, end: int, width: int) -> int:
-    """The end of bytes whose size is before them.
+    """The end of a field whose size precedes it.
 
     Args:
         data: the header.
@@ -443,7 +443,7 @@ class HeaderField(NamedTuple):
         name: RocketMQ's name; key of the parsed fields.
         kind: TEXT, BOOL, or the bits of its numbers, without the sign.
         default: the value if the field is missing; REQUIRED if it must be there.
-        key: its name in the header, if that is another.
+        key: its name in the header, if it differs.
     """
 
     name: str

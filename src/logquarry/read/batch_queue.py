@@ -129,7 +129,7 @@ class BatchQueue(FileQueue):
     """A batch queue in its files; see :class:`FileQueue` for the arguments."""
 
     entry_size = ENTRY_SIZE
-    # A queue offset does not determine the file, so a ``get`` does not end at one.
+    # A queue offset does not determine the file, so a ``get`` does not end at the end of a file.
     units_per_file = 1 << 62
     is_batch = True
 

@@ -116,7 +116,8 @@ class CompactedGets:
         end = compacted.max_offset
         if offset >= end:
             return None
-        # The broker goes on to the next entry, however far it is, also before the first one.
+        # The broker continues with the next entry, however far away it is. Before the first entry
+        # it continues with the first.
         offset = max(offset, compacted.min_offset)
         while True:
             found = get_message(

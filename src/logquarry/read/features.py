@@ -431,7 +431,7 @@ class _Finder:
             self._add(LOG_PATH, ("storePathCommitLog",), f"the broker keeps the log in {path}")
 
     def _is_own_log(self, path: str) -> bool:
-        """Whether a path of a configuration means ``commitlog/`` here; the store may be a copy."""
+        """Whether a configured path is this store's ``commitlog/``; the store may be a copy."""
         root = setting(self._config, "storePathRootDir").rstrip("/")
         folder = self._layout.root.rstrip("/").rpartition("/")[2]
         return path in (

@@ -162,7 +162,7 @@ def refusal(
         return _error(layout.root, feature, action)
     # Opening a store for writing recovers it if it was not shut down cleanly.
     if mode == "rocketmq" and action in (Action.WRITE, Action.LOAD, Action.RECOVER):
-        # A log without files is no log elsewhere: the recovery tells of the loss.
+        # If the log has no files, it is missing, not elsewhere: the recovery reports the loss.
         fits = {names.LOG_ELSEWHERE} if layout.log_folders.feature is None else set()
         unfit = _NOT_AS_ROCKETMQ - fits
         other = next((one for one in found.features if one.name in unfit), None)

@@ -162,7 +162,8 @@ class KernelGet:
         low, high = queue.bounds()
         if kernel is None or not (low <= offset < high and 0 <= max_count <= _MOST_AT_ONCE):
             return None
-        # Comparisons instead of min() and max(): a call takes as long as a message.
+        # Comparisons instead of min() and max(): a call of these takes as long as reading a
+        # message.
         most = max_count if max_count > LEAST_UNITS else LEAST_UNITS
         wanted, last = 0, offset + max_count
         if tags is not None:

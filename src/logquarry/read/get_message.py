@@ -203,7 +203,7 @@ def get_message(
         found: StoredMessage | Damage | None = None
         if data is not None:
             found = read_inner.at(data, physical_offset, offset + done - 1)
-            # After the bytes were read: a page can be lost at any time.
+            # Check after the bytes were read: a page can be lost at any time.
             found = log.unreadable_at(physical_offset, unit_size) or found
         if found is None:
             if not messages:

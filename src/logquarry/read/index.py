@@ -399,7 +399,7 @@ class TagEntries:
 
 
 def with_index_tags(layout: StoreLayout) -> StoreLayout:
-    """The layout with a configuration that states whether the index has tags.
+    """Find out whether the index has tags, and return the layout with this setting.
 
     If no message shows it, the store's record or the version decides: since 5.4.0 a broker makes
     ``rocksdbstore/``.

@@ -109,7 +109,7 @@ def known_damage(layout: StoreLayout) -> DamageMap:
     except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         logger.warning("%s: %s: %s", layout.root, DAMAGE, error)
         return DamageMap()
-    # Without a durable offset, another program has written the store since, and may have cut it.
+    # No durable offset: another program wrote to the store last, and may have truncated its log.
     return DamageMap(sorted(spans) if layout.durable_end is not None else ())
 
 

@@ -300,7 +300,7 @@ class QueueBuilder:
         queued &= numbers["queue_offset"] >= 0
         offsets = numbers["queue_offset"]
         rows = np.flatnonzero(queued)
-        # Stable: the order within a queue stays the log's.
+        # The sort is stable: each queue keeps the order of the log.
         rows = rows[np.lexsort((numbers["queue_id"][rows], ids[rows]))]
         keys = np.stack((ids[rows], numbers["queue_id"][rows]))
         cuts = np.flatnonzero((np.diff(keys) != 0).any(axis=0)) + 1

@@ -24,8 +24,8 @@ from logquarry.format import java, queue_entry
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 
 NO_CODE: Final = java.LONG_MIN
-"""Tags code of a unit whose frame holds several messages, each with its own tags: as an address
-into ConsumeQueueExt, it does not determine the tag."""
+"""Tags code of an entry whose frame holds several messages, each with other tags. Like an address
+into ConsumeQueueExt, the code does not determine the tags."""
 UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
 Units = npt.NDArray[np.void]
 """Entries as on the disk: fields physical_offset, size and tags_code, big-endian."""

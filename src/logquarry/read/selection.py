@@ -134,7 +134,7 @@ def plan_read(
         min_parts: fewest parts, if there are enough messages.
         skip_damage: whether reading continues after damage. Then the plan reads the last file to
             find the log's end (:func:`~logquarry.read.log_end.sound_bound`), which each part needs.
-            Without it, damage is the end.
+            If False, reading ends at the first damage.
     """
     queues = ConsumeQueue.all_of(layout)
     entries = last_entries(layout)
@@ -474,7 +474,7 @@ def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]
     if not walked:
         return places
     starts = np.array([split.start for split in walked], np.int64)
-    # The list may have a tail and the range before it, which overlap.
+    # The tail and the range before it may overlap.
     stops = np.maximum.accumulate(np.array([split.stop for split in walked], np.int64))
     offsets = np.array(places, np.int64)
     before = np.searchsorted(starts, offsets, "right") - 1

@@ -340,7 +340,7 @@ class MultiDispatchFound:
 
     Attributes:
         path: folder of a queue that multi-dispatch fills.
-        has_lmq: whether queues named ``%LMQ%...`` all have queue id 0; None if no queue shows it.
+        has_lmq: whether all queues named ``%LMQ%...`` have queue id 0; None without such a queue.
     """
 
     path: str

@@ -190,7 +190,7 @@ class HaMaster(Server[_Slave]):
         super()._end()
 
     def _serve_all(self) -> int:
-        # Before reading the log's end: a put after this line wakes the thread.
+        # Arm before reading the log's end: a put after this line wakes the thread.
         self._wake.arm()
         now = self._surroundings.now_ms()
         log = self._range()

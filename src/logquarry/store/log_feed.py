@@ -158,7 +158,8 @@ class LogFeed:
             durably: whether the note is synced too, so that it survives a power cut. Sound frames
                 do not need that.
         """
-        # A sync of the log moves the durable offset, and may have run before the vouching.
+        # The last sync of the log may have run before this call, with a lower limit for the durable
+        # offset. So raise the durable offset now.
         self.note_flushed(self._log.flushed_offset)
         if durably:
             self._files.durable.sync()

@@ -431,7 +431,7 @@ class Services:
         if self._timers is not None:
             saves.append(partial(self._timers.close, self._engine.clock()))
         for save in saves:
-            # One that fails does not keep the other from being saved.
+            # If one part cannot save its progress, the other part still does.
             try:
                 save()
             except StoreUnavailable as error:

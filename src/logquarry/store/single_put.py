@@ -110,8 +110,8 @@ class SinglePut:
     def put_async(self, message: Message) -> PutFuture:
         """Put one message; the future is done once flush and replica are settled.
 
-        When this returns, the message is in the log, in the order of the calls, or the future has
-        its error. Callbacks of the future run in the thread that syncs, so they must be quick.
+        When this returns, the message is in the log, in the order of the calls. If not, the future
+        has the error. Callbacks of the future run in the thread that syncs, so they must be quick.
         """
         try:
             if type(message) is not _Message:

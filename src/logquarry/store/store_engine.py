@@ -155,7 +155,7 @@ class StoreEngine:
             raise unsupported
         check_folder(root)
         if not (root / COMMIT_LOG).is_symlink():
-            # Opening names the target of a broken link to the log.
+            # If the log is a broken link, the opening below reports its target.
             check_folders(root)
         if not is_lockable(root):
             # Taking the lock makes a file: a refused opening changes nothing.

@@ -13,7 +13,7 @@ _ERROR: Final = errno.EIO
 
 
 class BadBlocks(Probe):
-    """Simulates blocks that the disk does not deliver.
+    """Simulates blocks that the disk cannot read.
 
     Use it with :func:`logquarry.log.readable.probed_by`.
 

@@ -8,7 +8,9 @@ from logquarry.units import now_ms
 
 
 class FakeClock:
-    """A clock for ``StoreWriter.start(clock=...)``; it advances only by its steps. Thread-safe.
+    """A clock for ``StoreWriter.start(clock=...)`` that stands still. Thread-safe.
+
+    Only its step and :meth:`advance` move it.
 
     Args:
         now: the first time, in milliseconds since 1970.

@@ -131,7 +131,7 @@ ROOT_ID: Final = 0
 """The number of the root folder."""
 
 _SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""The shares of the data that is not durable that a crash can keep."""
+"""A crash keeps one of these shares of the data that is not durable."""
 
 
 class Content(NamedTuple):

@@ -80,7 +80,7 @@ class SeenMessage(NamedTuple):
 
     @classmethod
     def of(cls, message: StoredMessage) -> Self:
-        """Make a Seen message from a message that was read."""
+        """Make a SeenMessage from a message that a store returned."""
         return cls(
             message.topic,
             message.queue_id,

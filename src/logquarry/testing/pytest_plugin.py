@@ -27,8 +27,8 @@ def logquarry_clock() -> ShiftedClock:
 def logquarry_broker(logquarry_clock: ShiftedClock) -> Iterator[Broker]:
     """A broker for RocketMQ's clients on a temporary store, for one test.
 
-    ``logquarry_broker.name_server`` is what a client takes as its name server. Ports are free ones
-    of loopback. Consumer groups and topics are created when a client uses them.
+    Give ``logquarry_broker.name_server`` to a client as the address of its name server. The broker
+    listens on free ports of loopback, and creates a topic or group when a client first uses it.
     """
     from logquarry.broker import background
 

@@ -347,7 +347,8 @@ class FlushConsumeQueueService(Service):
             self._is_over = True
 
     def _flush(self, least_pages: int) -> None:
-        # Before the flush, which does not cover messages that are dispatched while it runs.
+        # Read the time before the flush, which does not cover messages that are dispatched
+        # meanwhile.
         timestamp = self._dispatched_timestamp()
         if least_pages == 0 and self._log is not None:
             self._log.flush(0)

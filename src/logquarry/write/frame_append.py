@@ -167,7 +167,8 @@ class FrameHead:
 
     def __init__(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> None:
         fields = host_fields(born_host, store_host, sys_flag)
-        # The very objects: the next message usually has the same.
+        # Keep the objects themselves: the next message usually has the same, and comparing
+        # identities is fast.
         self.born_host, self.store_host, self.sys_flag = born_host, store_host, sys_flag
         self.template = fields.pack(
             *(0, frame.MAGIC_V1, 0, 0, 0, 0, 0, fields.flags, 0),

@@ -329,7 +329,7 @@ def next_name(last: str, now_ms: int) -> str:
     if name > last and len(name) >= len(last):
         return name
     try:
-        # Without a time zone, in which no hour exists twice.
+        # Parse without a time zone: with one, an hour may exist twice.
         moment = datetime.datetime.strptime(last[:-3], _NAME_FORMAT)
         if len(last) != _NAME_DIGITS:
             raise ValueError(last)
@@ -430,7 +430,8 @@ class IndexKeeper:
             self._guard.check()
             if full.header.end_timestamp > 0:
                 self._checkpoint.index_timestamp = full.header.end_timestamp
-                # Before the second name is removed: Java keeps files that the checkpoint covers.
+                # Write the checkpoint before removing the second name: Java keeps files that the
+                # checkpoint covers.
                 self._checkpoint.flush()
             self._guard.release(full.file.path)
             # Ctrl-C may arrive between the two: the files in the list are open.

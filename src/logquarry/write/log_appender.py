@@ -185,8 +185,7 @@ class LogAppender(PutBatchPath):
             encoded.write(file, queue_offset, physical_offset, now, self._rules.placed)
             self._appended(encoded, queue_offset, copied)
         except BaseException:
-            # Ctrl-C may arrive at any line. If the message is in the log, its queue offset is
-            # taken.
+            # Ctrl-C may arrive at any line. A message that is in the log has used its queue offset.
             if file.wrote > at:
                 self._appended(encoded, queue_offset, copied)
             raise

@@ -155,7 +155,7 @@ def columns_of_batch(
     found = _columns(batch, stored=stored)
     topics, topic_ids = _numbered(found["topic"], "topic", pa.string())
     if None in topics:
-        # They get a valid index; the reference raises the error.
+        # Rows without a topic get a valid index here; the reference raises the error for them.
         odd |= np.array([topic is None for topic in topics])[topic_ids]
     numbers = {
         name: _integers(found[name], default)

@@ -147,7 +147,7 @@ def _integers(values: Values, odd: Bools) -> Int64:
 def _bodies(bodies: Values) -> Sequence[bytes]:
     if set(map(type, bodies)) == {bytes}:
         return bodies
-    # A view may be of things that are larger than bytes. (And bytes(5) are five zeros.)
+    # The items of a view may be larger than bytes. (And bytes(5) is five zeros.)
     return [bytes(memoryview(body)) for body in bodies]
 
 

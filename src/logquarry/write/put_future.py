@@ -39,7 +39,8 @@ class _Wakes:
             loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        # Before the first is taken: a waiter that is added from now on makes a call that follows.
+        # Reset before taking the first waiter: a waiter that is added from now on schedules a new
+        # call.
         self._is_due = False
         while self._waiters:
             waiter = self._waiters.popleft()

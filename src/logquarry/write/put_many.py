@@ -380,8 +380,8 @@ class _Put:
                 file.advance(position - before)
                 offsets.update(told)
             except BaseException:
-                # Ctrl-C may arrive at any line. If the messages are in the log, their queue offsets
-                # are taken.
+                # Ctrl-C may arrive at any line. Messages that are in the log have used their queue
+                # offsets.
                 if file.wrote > before:
                     offsets.update(told)
                 raise

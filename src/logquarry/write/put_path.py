@@ -237,8 +237,8 @@ class PutPath(FrameAppend):
                         # Messages without a queue offset register their queue too.
                         self.queue_offsets.setdefault(key, 0)
                 except BaseException:
-                    # Ctrl-C may arrive at any line. If the message is in the log, its queue offset
-                    # is taken.
+                    # Ctrl-C may arrive at any line. A message that is in the log has used its queue
+                    # offset.
                     if hosts.advances and file.wrote > at:
                         self.queue_offsets[key] = queue_offset + 1
                     raise

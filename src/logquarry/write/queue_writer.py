@@ -96,7 +96,7 @@ def _parts_reference(requests: DispatchRequests) -> dict[QueueKey, QueuePart]:
     units = units_of(requests.physical_offset, requests.size, requests.tags_code)
     queued = np.flatnonzero(requests.is_dispatched)
     ids, queue_ids = requests.topic_ids[queued], requests.queue_id[queued]
-    # Stable: the order within a queue stays the log's.
+    # The sort is stable: each queue keeps the order of the log.
     order = np.lexsort((queue_ids, ids))
     ids, queue_ids, queued = ids[order], queue_ids[order], queued[order]
     cuts = np.flatnonzero((np.diff(ids) != 0) | (np.diff(queue_ids) != 0)) + 1
@@ -156,7 +156,8 @@ def _add_copies(
         if key in parts:
             rows = np.concatenate((parts[key].rows, rows))
             offsets = np.concatenate((parts[key].offsets, offsets))
-            # Stable: a message that names its own queue has one entry there.
+            # The sort is stable: a message that names its own queue too has its own entry first,
+            # and only that entry is kept.
             order = np.argsort(rows, kind="stable")
             rows, offsets = rows[order], offsets[order]
             once = np.append(True, np.diff(rows) != 0)

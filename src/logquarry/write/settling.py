@@ -192,8 +192,8 @@ class FlushWait:
     def asked(self, result: PutResult, wait: bool) -> Asked:
         """The replica wait of a put.
 
-        Call this before followers are notified of the message: a slave that disconnects when it
-            gets the message was still connected at the time of the put (``submitReplicaRequest``).
+        Call this before the message is sent to slaves. RocketMQ counts the slaves at the time of
+        the put (``submitReplicaRequest``): one of them may disconnect while it gets the message.
         """
         replicas = self._replicas
         if replicas is None or not wait:
@@ -214,7 +214,7 @@ class FlushWait:
             StoreUnavailable: if the sync failed: the message may or may not be on the disk.
         """
         replica, replicas = asked
-        # Before the sync: both go on at the same time.
+        # Ask before the sync, so that both run at the same time.
         answer = None if replicas is None else replicas.ask(result.end_offset)
         flush = _OK
         if self._flusher is None or not wait or not result.size:

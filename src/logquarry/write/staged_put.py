@@ -107,8 +107,8 @@ class StagedWriter:
                 file.advance(position - before)
                 known.update(told)
             except BaseException:
-                # Ctrl-C may arrive at any line. If the messages are in the log, their queue offsets
-                # are taken.
+                # Ctrl-C may arrive at any line. Messages that are in the log have used their queue
+                # offsets.
                 if file.wrote > before:
                     known.update(told)
                 raise

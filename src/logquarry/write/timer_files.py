@@ -181,7 +181,7 @@ def _remove(disk: Disk, root: Path, aside: Path | None) -> None:
     """Remove wheel, its snapshots and timer log: ``timercheck`` does not need them any more."""
     folder = root / timer.LOG
     paths = sorted(root.glob(f"{timer.WHEEL}*"))
-    # Also what is no file: a folder or a dangling link stands in the way of the new file.
+    # Include a file or a dangling link with the folder's name: it blocks the new folder.
     paths += sorted(folder.iterdir()) if folder.is_dir() else []
     paths += [folder] if os.path.lexists(folder) and not folder.is_dir() else []
     for path in paths:

@@ -78,8 +78,9 @@ def _write_start(
     flag: int,
     crc_function: int,
 ) -> int:
-    """Write a frame up to its topic, without the fields of its place; returns the address after
-    it."""
+    """Write a frame up to its topic, except the fields that depend on its place in the log.
+
+    Returns the address after it."""
     copy_bytes(to, head, head_size)
     body_to = to + head_size
     copy_bytes(body_to, body, body_length)

@@ -202,7 +202,7 @@ def follow(
         if as_java and load_i32(at + AT_MAGIC) != MAGIC_V1:
             return count, position, ASK_JAVA, topic_count, queue_count, key_count, odd
         props, props_length = at + row[PROPS_AT], row[PROPS_LENGTH]
-        # Every key takes one byte, and one byte after it.
+        # Every key takes at least one byte, and a separator after it.
         if key_count + (props_length >> 1) + 2 > hashes.shape[0]:
             return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
         topic_at, topic_length = at + row[TOPIC_AT], row[TOPIC_LENGTH]

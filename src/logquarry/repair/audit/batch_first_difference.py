@@ -87,7 +87,7 @@ class BatchQueueAudit:
     def _compare(self, wanted: BatchEntries, *, is_behind_gap: bool) -> None:
         assert self._at is not None
         if is_behind_gap:
-            # Entries of messages that the log has lost may stand between those of others.
+            # Entries of lost messages may stand between the entries of messages that the log has.
             self._pass_lost(int(wanted["physical_offset"][0]))
         there = own_messages(self._read(self._at, self._at + len(wanted)))
         same = np.zeros(len(wanted), np.bool_)
@@ -134,7 +134,7 @@ class BatchQueueAudit:
         while self._at < self._had:
             entry = self._read(self._at, self._at + 1)[0]
             is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
-            # One of several entries for a frame after a large gap has only lost messages.
+            # If a frame has several entries, the one after a large gap has only lost messages.
             if not is_lost and entry["reserved"] != entry["count"]:
                 return
             self._at += 1

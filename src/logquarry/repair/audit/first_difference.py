@@ -66,11 +66,11 @@ class QueueAudit:
         self._had = 0 if disk is None else disk.max_offset
         self._first: int | None = None
         self._first_at = 0
-        # Physical offset at which the last message so far ends.
+        # Physical offset after the last message so far.
         self._known_until = 0
         self._next: int | None = None
         self._found: FirstDifference | None = None
-        # A single message whose offset does not fit: the next message decides.
+        # The last message, if its offset does not fit: the next message decides which is right.
         self._odd: tuple[int, Units] | None = None
         self._moved: dict[int, int] = {}
         self._largest_gap = 0
@@ -154,7 +154,8 @@ class QueueAudit:
             offset = expected
         is_far = expected is not None and offset > expected + self._room(entries)
         if is_far or not 0 <= offset <= MOST_OFFSET:
-            # Neighbours agree on offsets that no queue reaches: the queue continues where it ended.
+            # Several messages have offsets that no queue reaches: count on from the queue's last
+            # good offset.
             right = self._place_in_queue(entries[:1]) if expected is None else expected
             entries = entries[: MOST_MOVED - len(self._moved)]
             if not len(entries):
@@ -177,7 +178,7 @@ class QueueAudit:
             self._compare(offset, entries)
 
     def _room(self, entries: Units) -> int:
-        """How many messages may be missing before some messages."""
+        """How many messages may be missing before the first of these entries."""
         lost = max(0, int(entries["physical_offset"][0]) - self._known_until)
         return max(MOST_GAP, lost // FIXED_SIZE_V1 + GAP_SLACK)
 
@@ -258,7 +259,7 @@ class QueueAudit:
             self._found = _unknown(at, resume_at)
 
     def _known_from(self, start: int, stop: int, log_start: int) -> int:
-        """The first entry of a range that may not stay, ``stop`` without one.
+        """The first entry of a range that must be removed, ``stop`` without one.
 
         Entries of messages before ``log_start``, which retention deleted, may stay.
         """

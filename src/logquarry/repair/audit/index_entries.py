@@ -54,8 +54,8 @@ class EntryAudit:
 
     Attributes:
         wrong: wrong entries by kind.
-        keys: number of distinct keys of messages between the two offsets that have an entry,
-            without those of COMMIT messages.
+        keys: number of distinct keys with an entry, of messages between the two offsets. Keys of
+            COMMIT messages do not count.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
     """
 

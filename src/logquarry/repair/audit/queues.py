@@ -165,7 +165,7 @@ class SpareEntries:
         for number, (at, stop) in enumerate(pairwise(bounds)):
             if at == stop or ways[at] == _FITS:
                 continue
-            # Number 0 continues the stretch of the entries before.
+            # Part 0 continues the stretch of the previous entries.
             if number and len(self._stretches) < MOST_STRETCHES:
                 what = f"whose queue offset is {queue_offsets[at]}"
                 if ways[at] == _STRANGE:
@@ -252,7 +252,8 @@ class QueuesAudit:
             seen = self._of(key, int(part.offsets[0]))
             if not self._is_next_part(seen, part):
                 values = {name: getattr(requests, name)[part.rows] for name in _COLUMNS}
-                # In a further queue a message has another queue offset than in its topic's.
+                # In an additional queue, a message has another queue offset than in its topic's
+                # queue.
                 values["queue_offset"] = part.offsets
                 self._compare(key, values)
 

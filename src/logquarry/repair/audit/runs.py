@@ -137,7 +137,7 @@ class FrameFacts:
             (self.wrong_crcs, columns.wrong_property_crcs(window, rows)),
         ):
             found += [(window.base + int(rows[n, POSITION]), int(rows[n, SIZE])) for n in which]
-        # The follower reuses these arrays.
+        # Copy these arrays, because the follower reuses them.
         kept = replace(
             followed,
             rows=rows[:0],

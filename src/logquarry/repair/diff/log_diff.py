@@ -141,7 +141,8 @@ class LogDiff:
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
         at = start
         while at < stop:
-            # So that words of both are aligned if the files begin at the same places.
+            # Step to multiples of _STEP: then the words of both are aligned, if the files begin at
+            # the same places.
             size = min(stop, at + _STEP - at % _STEP) - at
             yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
             at += size

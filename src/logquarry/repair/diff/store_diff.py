@@ -123,7 +123,7 @@ class StoreDiff:
         divergence: the first difference of the logs, None without one.
         queues: all queues that either store has.
         config: files of config/: ``equal``, ``different``, ``only_a`` or ``only_b``. Consumers
-            change them, so that they do not affect the verdict.
+            change these files, so they do not affect the verdict.
         notes: facts that are no divergence.
         lost: the stores whose last log files are missing.
     """

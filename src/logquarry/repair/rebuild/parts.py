@@ -315,7 +315,7 @@ def _keys(
             yield offsets, times, hashes
             continue
         span = source.start, source.end
-        # Keys of the run that are left to skip, and to take.
+        # Numbers of keys in the run that are still to skip, and still to take.
         skip, take = source.skip, source.take
         for found in _again(layout, [span], lambda _, followed: keys_of(followed)):
             offsets, times, hashes = (values[skip : skip + take] for values in found)

@@ -371,7 +371,7 @@ class IndexFiles:
                 self._writer.put,
                 requests.physical_offset,
                 requests.store_timestamp,
-                # The follower reuses these arrays.
+                # Copy these arrays, because the follower reuses them.
                 run.key_hashes.copy(),
                 run.key_numbers.copy(),
             )

@@ -140,7 +140,7 @@ def rebuild(
             require(layout, action)
     check_file_size(layout)
     if into is None and CONSUME_QUEUE in names and not layout.is_live():
-        # What the names of the log's files show, before hours of work.
+        # Check the names of the log's files now, before hours of work.
         end = layout.commit_log.end
         lost = find_loss(layout, end=end, damage=tuple(missing_files(layout, end)))
         require_consent(layout.root, lost, None)

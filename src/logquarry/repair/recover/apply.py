@@ -156,7 +156,7 @@ class _Work:
             self._mark(checkpoint, self._plan.log_end)
             times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
             if not self._plan.message_count:
-                # An empty log: later readers must not take it for one whose files are missing.
+                # No times for an empty log: later readers would treat its log files as missing.
                 times = checkpoint.index_timestamp = 0
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
             # A broker of 5.5 dispatches from there after a crash.
@@ -444,7 +444,7 @@ class _IndexRest:
         if there and len(numbers) and offsets[numbers[0]] == self._plan.built_from:
             hashes, numbers = hashes[there:], numbers[there:]
         self.wait()
-        # The follower reuses the arrays of keys.
+        # Copy the arrays of keys, because the follower reuses them.
         self._running = self._pool.submit(
             self._writer.put, offsets, times, hashes.copy(), numbers.copy()
         )

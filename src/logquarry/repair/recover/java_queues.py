@@ -385,7 +385,7 @@ class JavaQueue:
             ends = units["physical_offset"].astype(np.int64) + units["size"]
             known = int(np.count_nonzero(ends <= self.max_physical))
             offsets, units = offsets[known:], units[known:]
-        # Parts of consecutive queue offsets; 0 makes a separate part.
+        # Split into parts of consecutive queue offsets; an offset of 0 is a part alone.
         breaks = np.diff(offsets) != 1
         if len(offsets) and int(offsets.min()) <= 0:
             breaks |= (offsets[:-1] == 0) | (offsets[1:] == 0)

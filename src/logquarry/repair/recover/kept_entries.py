@@ -132,7 +132,7 @@ def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
             if count > block_end - position:
                 count = block_end - position
                 continue
-            # No map has changed it: the disk has what it will ever have of this block.
+            # No map has changed this block, so the disk has its final content.
             position = block_end
             continue
         if not data:

@@ -4,8 +4,8 @@ A message is lost if a queue, the durable offset or the checkpoint knows it, and
 does not have it. Entries of messages before the log's first offset are expired, not lost. Damage
 that an earlier recovery recorded was accepted then.
 
-After a crash it is normal to lose messages of which nothing shows that they were on the disk. These
-show that a message was on the disk, and thus vouch for it:
+A crash normally loses messages, and it is no fault unless a message was on the disk already. The
+following show that a message was on the disk, and thus vouch for it:
 
 - the durable offset, for every message before it, and for no other message;
 - without a durable offset, a clean shutdown, for every message that a queue names;
@@ -45,7 +45,7 @@ _LARGE_SHARE: Final = 100
 _MOST_COUNTED: Final = 20_000_000
 """Lost entries that are compared, so that a message in several queues counts once."""
 _LEAST_APART: Final = 2
-"""Entries that must name messages far behind the log before they count: one may be rot."""
+"""Fewest entries with messages far behind the log that count as a loss: one may be rot."""
 
 _Frames = npt.NDArray[np.int64]
 """Physical offset, size and number of messages of each frame."""

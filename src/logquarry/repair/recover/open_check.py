@@ -207,7 +207,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         )
     pieces, names_copies = _pieces(layout, start, end)
     if settings.enable_multi_dispatch is None:
-        # What is put from now on is in further queues only if the messages so far are.
+        # New messages go into additional queues only if the existing messages did.
         has_lmq = names_copies if settings.enable_lmq is None else settings.enable_lmq
         settings = replace(settings, enable_multi_dispatch=names_copies, enable_lmq=has_lmq)
     return StoreFound(
@@ -272,7 +272,7 @@ def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
     sequences.append((queue_files, config.queue_file_size))
     for files, size in sequences:
         sizes = [file.size for file in files if file.size]
-        # A crash may leave the first file of all short.
+        # A crash may leave the very first file too short.
         is_torn = layout.has_abort and len(sizes) == 1 and size is not None and sizes[0] < size
         if size is not None and sizes and size not in sizes and not is_torn:
             path = layout.filesystem.full_path(files[0].path)
@@ -412,7 +412,7 @@ def _check_queues(
         return
     known = known_damage(layout)
     audits = QueueAudits({(queue.topic, queue.queue_id): queue for queue in queues}, config, known)
-    # Bounded: the caller has checked the bytes after it.
+    # With a bound: the caller has checked the bytes after it.
     reader = LogReader(layout, bound=stop, check_crc=config.check_crc_on_recover)
     for event in reader.events(start, stop):
         if isinstance(event, Run):

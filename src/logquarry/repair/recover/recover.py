@@ -156,12 +156,14 @@ def _planned(
         if plan.refused is not None:
             return plan
         if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
-            # RocketMQ cuts in memory only: the note of an earlier recovery has the same effect.
+            # RocketMQ truncates in memory only, as the note of an earlier recovery does: nothing is
+            # left to do.
             plan = dataclasses.replace(plan, steps=())
     else:
         plan = plan_safe(root, with_sizes(config, layout), progress=progress)
         if _only_stale_bytes(layout, plan):
-            # The broker that wrote them overwrites them. Opening for writing makes them zeros.
+            # These bytes need no step: the broker that wrote them overwrites them, and opening for
+            # writing makes them zeros.
             plan = dataclasses.replace(plan, steps=())
     steps = list(plan.steps)
     try:

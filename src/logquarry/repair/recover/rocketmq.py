@@ -134,7 +134,8 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
     root = Path(plan.root)
-    # Both describe the log before the recovery, and the checkpoint may stay the same.
+    # Both files describe the log before the recovery. They would still count if the checkpoint does
+    # not change.
     disk.remove(root / DURABLE)
     disk.remove(root / DAMAGE)
     result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
@@ -145,7 +146,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
         file.offsets = result.plan.offsets
         if not result.plan.has_log:
-            # Later readers must not take the empty log for one whose files are missing.
+            # No times for an empty log: later readers would treat its log files as missing.
             file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
         file.flush()
         if result.plan.has_log:

@@ -149,7 +149,8 @@ class _Planner:
         torn = torn_end(layout, bounds)
         if torn is not None:
             self._words.append(f"the log ends at {torn}: the message there ends in zeros")
-        # What an earlier recovery decided holds, if no writer has worked on the store since.
+        # The decision of an earlier recovery still holds if no writer has worked on the store
+        # since.
         log = LogAudit(layout, bounds, stop=layout.cut_end if torn is None else torn)
         damage = DamageMap(log.damage)
         is_3_1 = keeps_transactions(layout, config)

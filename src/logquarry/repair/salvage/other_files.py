@@ -99,7 +99,7 @@ def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
     compacted: Feature | None = found.get(names.COMPACTION)
     if compacted is not None and layout.filesystem.list(COMPACTED):
         carried.append(COMPACTED)
-    # The tables become JSON files. Their RocksDB would be read instead of them.
+    # The tables become JSON files. Do not copy their RocksDB: a broker would read it instead.
     in_json = {FOLDER_V2, *FOLDERS_V1.values()} if is_read else set()
     for entry in layout.filesystem.list(CONFIG):
         if entry.is_dir and entry.name not in in_json:

@@ -320,7 +320,8 @@ class _Planner:
             self._end_file()
         self._base = file.base
         if self._log.has_heads:
-            # The heads of the entries stay behind: each frame moves by another distance.
+            # The heads of DLedger's entries are not copied, so each frame moves by another
+            # distance.
             starts = run.rows[:, POSITION].astype(np.int64) + run.window.base
             stops = starts + run.rows[:, SIZE]
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):

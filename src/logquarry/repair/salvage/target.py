@@ -120,7 +120,7 @@ def _undo_or_finish(into: Path) -> bool:
 def _remove_unfinished(into: Path) -> None:
     work = into / SALVAGE
     report = Path(SIDECAR, REPORT)
-    # Written before the first of them is moved out.
+    # The report is written before the first part is moved out.
     comes_out = (into / report).is_file() or (work / report).is_file()
     made = [COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, CONFIG, SIDECAR, CHECKPOINT]
     made += carried_names(into)
@@ -136,7 +136,7 @@ def _remove_unfinished(into: Path) -> None:
             shutil.rmtree(into / name, ignore_errors=True)
         else:
             (into / name).unlink()
-    # Last, since it shows that the other files are ours.
+    # Remove this folder last: it shows that the other files are ours.
     shutil.rmtree(work)
 
 

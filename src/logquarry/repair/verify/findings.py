@@ -39,9 +39,9 @@ class Kind(NamedTuple):
 
     Attributes:
         severity: ``damage``, or ``note`` for a fact that is no damage.
-        meaning: what is found, as the docs have it.
+        meaning: what is found, in the words of the docs.
         action: what the user does about it.
-        words: the action as the docs have it; empty if ``action.value`` says it.
+        words: the action in the docs; empty if ``action.value`` is enough.
     """
 
     severity: Severity

@@ -4,9 +4,9 @@ Such a Spark asks for the newest offset and passes neither the batch's start nor
 therefore takes everything: with a limit that the source kept for itself, Trigger.AvailableNow,
 which asks once, would end after the first batch as if it had read all messages.
 
-A restarted query begins with the same question, before the planner has seen the checkpoint. Its
-first offset then holds the start conditions of the options; `tasks` compares them with those of the
-checkpoint.
+A restarted query also begins by asking for the newest offset, before the planner has seen the
+checkpoint. Its first offset then holds the start conditions of the options; `tasks` compares them
+with those of the checkpoint.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class Loads:
         if self.ledger.has(load):
             return Loaded(0, 0, end, end, was_there=True)
         self._writer.check_status()
-        # A crash must not remove messages before the load.
+        # Sync the messages before the load: a crash must not remove them.
         self._flush()
         intent = Intent(load, end, loads, tuple(segments))
         for segment in segments:
