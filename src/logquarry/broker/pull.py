@@ -101,9 +101,7 @@ class Pulling:
         self._reads: Counter[Connection] = Counter()
         self._waiting: dict[Connection, deque[Pull]] = {}
         """Pulls of clients that have too many answers under way, or do not read their answers."""
-        self._arrivals: Mailbox[MessageArrival] = Mailbox(
-            core.loop, lambda arrival: self.arrived(arrival[:2], arrival.next_offset)
-        )
+        self._arrivals: Mailbox[MessageArrival] = Mailbox(core.loop, self._take_arrival)
         self._is_closing = False
         if core.writer is not None:
             core.writer.add_arrival_listener(self._arrivals.post)
@@ -300,6 +298,10 @@ class Pulling:
         _discard(self._held_of, pull.request.connection, pull)
         self._held_count -= 1
         pull.request.connection.unhold()
+
+    def _take_arrival(self, arrival: MessageArrival) -> None:
+        self._core.tables.note_message(arrival.topic, arrival.queue_id)
+        self.arrived(arrival[:2], arrival.next_offset)
 
     def arrived(self, key: QueueKey, next_offset: int) -> None:
         """Start the pulls of a queue that has grown."""

@@ -81,6 +81,8 @@ class Tables:
         }
         self._changed: deque[str] = deque()
         """Topics that :meth:`save` writes."""
+        self._removed: set[str] = set()
+        """Topics that clients have removed."""
         self._version = self._saved_version = 0
         """Number of changes of groups, and how many of them :meth:`save` has written."""
         self.groups: dict[str, dict[str, Any]] = dict(
@@ -135,6 +137,15 @@ class Tables:
             if known is None or known.read_queues < topic.read_queues:
                 self._stored[name] = topic
 
+    def note_message(self, topic: str, queue_id: int) -> None:
+        """Add the topic of a new message, if the program that runs the broker has put it.
+
+        The last messages of a topic may arrive after a client has removed it: it stays removed.
+        """
+        known = self.topic(topic)
+        if (known is None or known.read_queues <= queue_id) and topic not in self._removed:
+            self.add_queues([(topic, queue_id)])
+
     def set_topic(self, topic: TopicConfig) -> None:
         """Add or change a topic in memory; :meth:`save` writes it.
 
@@ -149,6 +160,7 @@ class Tables:
                 ResponseCode.SYSTEM_ERROR, f"the topic {topic.name[:200]!r} is illegal: {reason}"
             )
         self._stored[topic.name] = topic
+        self._removed.discard(topic.name)
         self._changed.append(topic.name)
 
     def create_topic(self, name: str, queues: int) -> None:
@@ -164,6 +176,7 @@ class Tables:
         """Remove a topic from memory; :meth:`save` writes it."""
         self.require_writer()
         self._stored.pop(name, None)
+        self._removed.add(name)
         self._changed.append(name)
 
     def _require_room(self, count: int, what: str) -> None:

@@ -100,7 +100,7 @@ class ResponseCode(IntEnum):
 
 
 class Refused(Exception):
-    """A request that gets an answer with another code than SUCCESS.
+    """Refuses a request: the answer has a code other than SUCCESS.
 
     Attributes:
         code: the response code.

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from logquarry.broker import background
+import logquarry as lq
+from logquarry.broker import Broker, background
 from logquarry.broker import broker as module
 from logquarry.format import properties as props
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
@@ -30,9 +31,9 @@ from tests.helpers.broker_client import (
 HOUR_MS = 3_600_000
 
 
-async def received(client: Client, topic: str) -> StoredMessage:
-    """The first message of a topic, as soon as it is there."""
-    fields = pull_fields(topic, 0, sysFlag=2 | 4, suspendTimeoutMillis=30_000)
+async def received(client: Client, topic: str, queue_id: int = 0) -> StoredMessage:
+    """The first message of a queue, as soon as it is there."""
+    fields = pull_fields(topic, 0, queue_id, sysFlag=2 | 4, suspendTimeoutMillis=30_000)
     while True:
         answer = await client.ask(RequestCode.PULL_MESSAGE, fields)
         if answer.code == ResponseCode.SUCCESS:
@@ -52,6 +53,32 @@ def play(scenario: Callable[[Client, ShiftedClock], Awaitable[None]]) -> None:
 
     with background(clock=clock) as broker:
         asyncio.run(asyncio.wait_for(whole(broker.address), PATIENCE_SECONDS))
+
+
+def test_a_topic_of_the_program_that_runs_the_broker() -> None:
+    async def scenario(client: Client, broker: Broker) -> None:
+        broker.store.put(lq.Message("reports", b"1", queue_id=2))
+        assert (await received(client, "reports", queue_id=2)).body == b"1"
+        route = await client.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "reports"})
+        assert route.code == ResponseCode.SUCCESS
+        assert b'"readQueueNums":3' in route.body
+        # A message that arrives after the topic was removed does not bring it back.
+        assert (
+            await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "reports"})
+        ).code == ResponseCode.SUCCESS
+        broker.store.put(lq.Message("reports", b"2", queue_id=2))
+        broker.store.put(lq.Message("orders", b"3"))
+        await received(client, "orders")
+        route = await client.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "reports"})
+        assert route.code == ResponseCode.TOPIC_NOT_EXIST
+
+    async def whole(broker: Broker) -> None:
+        client = await connected(broker.address)
+        await scenario(client, broker)
+        await client.close()
+
+    with background() as broker:
+        asyncio.run(asyncio.wait_for(whole(broker), PATIENCE_SECONDS))
 
 
 DELAYS: dict[str, Callable[[], str]] = {
