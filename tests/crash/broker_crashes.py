@@ -102,8 +102,9 @@ def crash(source: Source, store: Path, rng: random.Random, *, is_gentle: bool) -
         source: the source.
         store: the copy.
         rng: chooses.
-        is_gentle: whether each entry of a queue is whole or zeros. A broker trusts an entry that
-            has a physical offset and a size, torn or not.
+        is_gentle: whether each entry of a queue is whole or zeros, and the index has its times. A
+            broker trusts a torn entry that has a physical offset and a size, and an index whose
+            times are 0.
     """
     frames = source.frames
     last = frames[-1]
@@ -123,19 +124,23 @@ def crash(source: Source, store: Path, rng: random.Random, *, is_gentle: bool) -
     how = rng.choice(hows_of_log)
     words.append(f"log: {how} from {cut}")
     lost = _harm_log(_log_files(store), cut, how, rng)
-    is_patchy = how == "pages"
-    may_ask = is_patchy or len(lost) > 1
     hows = ("whole", "entries", "short", "gone", *(() if is_gentle else ("torn",)))
     for folder, size in _QUEUES.items():
         for queue in sorted((store / folder).glob("*/*")):
             if queue.is_dir():
                 words += _harm_queue(queue, size, queued, rng.choice(hows), rng)
     words += _harm_wal(store, rng)
-    words += _harm_index(store / "index", rng)
+    words += _harm_index(store / "index", rng, is_gentle=is_gentle)
     words.append(_harm_checkpoint(store / "checkpoint", frames, (synced, queued, indexed), rng))
     torn = (f["physicalOffset"] for f in frames if _lost_bytes(f, lost))
     return Crash(
-        min(torn, default=log_end), tuple(lost), synced, how == "short", tuple(words), is_patchy
+        end=min(torn, default=log_end),
+        lost=tuple(lost),
+        synced=synced,
+        is_short=how == "short",
+        harm=tuple(words),
+        is_patchy=how == "pages",
+        may_ask=how == "pages" or len(lost) > 1,
     )
 
 
@@ -163,7 +168,8 @@ def _harm_log(files: list[Path], cut: int, how: str, rng: random.Random) -> list
         for low, high in spans:
             data[low:high] = bytes(high - low)
             lost.append((base + low, base + high))
-        if how != "pages" and base > cut and rng.random() < 0.7:
+        # A folder of several that has no file may be a disk that is not mounted.
+        if how != "pages" and base > cut and path.parent.name == "commitlog":
             path.unlink()
         else:
             path.write_bytes(data[:at] if how == "short" and at else data)
@@ -223,13 +229,13 @@ def _harm_wal(store: Path, rng: random.Random) -> Iterator[str]:
                 yield f"{name}/{path.name} cut at {at}"
 
 
-def _harm_index(index: Path, rng: random.Random) -> Iterator[str]:
+def _harm_index(index: Path, rng: random.Random, *, is_gentle: bool) -> Iterator[str]:
     """Lose parts of the index. Its last file is the one that a broker had not synced."""
     paths = sorted(index.iterdir()) if index.is_dir() else []
     if not paths:
         return
     path = paths[-1]
-    how = rng.choice(["whole", "gone", "short", "pages", "head"])
+    how = rng.choice(["whole", "gone", "short", "pages", *([] if is_gentle else ["head"])])
     data = bytearray(path.read_bytes())
     if how == "gone":
         path.unlink()
