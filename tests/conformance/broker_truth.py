@@ -154,7 +154,7 @@ def _same(row: list[Any] | None, moved: bool) -> list[Any] | None:
 
 # -------------------------------------------------------------------------------- our reads
 def differences_of_scan(
-    store: lq.MessageStore, scenario: Path, *, below: int, on_damage: OnDamage = "fail"
+    store: lq.MessageStore, scenario: Path, *, below: int, on_damage: OnDamage = "default"
 ) -> Iterator[str]:
     """The fields in which our messages differ from those of the broker's decoder."""
     plain = {frame["physicalOffset"]: frame for frame in expected_frames(scenario)}

@@ -16,8 +16,12 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import UnsupportedStore
+from logquarry.log.layout import StoreLayout
+from logquarry.read.timers import timers_of
+from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.recover.plan import RecoveryMode
+from logquarry.repair.verify.verify import verify_store
 from logquarry.store.message_store import StoreWriter
 from tests.conformance import broker_truth
 from tests.conformance.rocketmq5 import state_of, stores5, unpack_rocketmq5
@@ -46,13 +50,17 @@ ALL = 1 << 40
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Source]:
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack_rocketmq5(tmp_path_factory.mktemp("rocketmq5"))
+
+
+@pytest.fixture(scope="module")
+def sources(archive: Path) -> list[Source]:
     pytest.importorskip("rocksdict")
     made = [Source(name, stores5() / VERSION / name) for name in (*NAMES, *MORE)]
     if all((source.folder / "pulled.json").exists() for source in made):
         return made
-    folder = unpack_rocketmq5(tmp_path_factory.mktemp("rocketmq5"))
-    return [Source(name, folder / f"{VERSION}-{name}") for name in NAMES]
+    return [Source(name, archive / f"{VERSION}-{name}") for name in NAMES]
 
 
 def recovered(store: Path, way: str, settings: lq.StoreConfig, *, consent: bool) -> Ours:
@@ -121,6 +129,40 @@ def test_random_crashes(seed: int, sources: list[Source], tmp_path: Path) -> Non
             if way in WAYS[:2]:
                 assert not lq.recover(folder / "store").is_needed
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_the_timer_wheel_names_no_lost_message(way: str, archive: Path, tmp_path: Path) -> None:
+    source = Source("timer", archive / f"{VERSION}-timer")
+    store = source.copy(tmp_path)
+    waiting = timers_of(StoreLayout.open(store)).due()
+    place = sorted(one.physical_offset for one in waiting)[len(waiting) // 2]
+    log = store / "commitlog" / f"{0:020d}"
+    data = log.read_bytes()
+    log.write_bytes(data[:place] + bytes(len(data) - place))
+    (store / "checkpoint").unlink()
+    (store / "abort").touch()
+    recovered(store, way, lq.StoreConfig(), consent=False)
+    layout = StoreLayout.open(store)
+    # Messages whose delivered copies were lost wait again.
+    kept = timers_of(layout).due()
+    assert {one for one in waiting if one.physical_offset < place} <= {*kept}
+    assert all(one.physical_offset < place for one in kept)
+    assert not list(timer_faults(layout))
+    assert not verify_store(layout).has_damage
+    assert (store / ".logquarry" / "quarantine" / "timerwheel").exists()
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_no_queue_file_without_bytes_stays(way: str, archive: Path, tmp_path: Path) -> None:
+    store = Source("plain", archive / f"{VERSION}-plain").copy(tmp_path)
+    queue = store / "consumequeue" / "Lost" / "0"
+    queue.mkdir(parents=True)
+    (queue / f"{0:020d}").touch()
+    (store / "abort").touch()
+    recovered(store, way, lq.StoreConfig(), consent=False)
+    assert not list(queue.iterdir())
+    assert not verify_store(StoreLayout.open(store)).has_damage
 
 
 @pytest.mark.slow
