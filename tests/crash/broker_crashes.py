@@ -102,9 +102,10 @@ def crash(source: Source, store: Path, rng: random.Random, *, is_gentle: bool) -
         source: the source.
         store: the copy.
         rng: chooses.
-        is_gentle: whether each entry of a queue is whole or zeros, and the index has its times. A
-            broker trusts a torn entry that has a physical offset and a size, and an index whose
-            times are 0.
+        is_gentle: whether each entry of a queue is whole or zeros, no queue reaches further than
+            the log, and the index has its times. A broker trusts a torn entry that has a physical
+            offset and a size, and an index whose times are 0. It leaves the bytes of an entry that
+            it cuts, so that the entry counts again once the log has grown past its message.
     """
     frames = source.frames
     last = frames[-1]
@@ -124,17 +125,20 @@ def crash(source: Source, store: Path, rng: random.Random, *, is_gentle: bool) -
     how = rng.choice(hows_of_log)
     words.append(f"log: {how} from {cut}")
     lost = _harm_log(_log_files(store), cut, how, rng)
+    torn = [f["physicalOffset"] for f in frames if _lost_bytes(f, lost)]
+    end = min(torn, default=log_end)
     hows = ("whole", "entries", "short", "gone", *(() if is_gentle else ("torn",)))
     for folder, size in _QUEUES.items():
         for queue in sorted((store / folder).glob("*/*")):
             if queue.is_dir():
+                if is_gentle:
+                    words += _harm_queue(queue, size, end, "entries", rng, at_once=True)
                 words += _harm_queue(queue, size, queued, rng.choice(hows), rng)
     words += _harm_wal(store, rng)
     words += _harm_index(store / "index", rng, is_gentle=is_gentle)
     words.append(_harm_checkpoint(store / "checkpoint", frames, (synced, queued, indexed), rng))
-    torn = (f["physicalOffset"] for f in frames if _lost_bytes(f, lost))
     return Crash(
-        end=min(torn, default=log_end),
+        end=end,
         lost=tuple(lost),
         synced=synced,
         is_short=how == "short",
@@ -186,8 +190,10 @@ def _lost_pages(at: int, size: int, rng: random.Random) -> Iterator[Span]:
         at = stop
 
 
-def _harm_queue(queue: Path, size: int, queued: int, how: str, rng: random.Random) -> Iterator[str]:
-    """Lose entries of a queue that were not synced: those of messages from an offset on."""
+def _harm_queue(
+    queue: Path, size: int, queued: int, how: str, rng: random.Random, *, at_once: bool = False
+) -> Iterator[str]:
+    """Lose entries of messages from a physical offset on: all of them, or from a random one on."""
     if how == "whole":
         return
     for path in sorted(queue.iterdir()):
@@ -209,7 +215,7 @@ def _harm_queue(queue: Path, size: int, queued: int, how: str, rng: random.Rando
             path.unlink()
             yield f"{name} gone"
             continue
-        at = rng.randrange(first, used + 1)
+        at = first if at_once else rng.randrange(first, used + 1)
         if how != "torn":
             at = at // size * size
         path.write_bytes(data[:at] + (b"" if how == "short" else bytes(len(data) - at)))
@@ -316,13 +322,15 @@ def problems(
                     yield f"{key} offset {queued}, which was acknowledged: {got}"
     logs = tuple(path.parent.name for path in _log_files(store))
     for finding in verify_store(StoreLayout.open(store)).findings:
-        # No CRC covers topic and properties: a recovery keeps a frame whose text is torn, as the
-        # broker does. It also keeps the frames after lost pages.
+        # BODYCRC does not cover topic and properties: a recovery keeps a frame whose text is torn,
+        # as the broker does. It also keeps the frames after lost pages.
         stays = finding.file.startswith(logs) and any(
             low < finding.offset + finding.length and finding.offset < high
             for low, high in harm.lost
         )
-        is_known = stays and (harm.is_patchy or finding.kind == "suspect_text")
+        is_known = stays and (
+            harm.is_patchy or finding.kind in ("suspect_text", "bad_property_crc")
+        )
         is_known |= is_rocketmq and finding.kind.startswith(("timer_", "queue_entry_wrong"))
         if finding.severity == "damage" and not is_known:
             yield f"verify: {finding}"

@@ -153,6 +153,21 @@ def test_the_timer_wheel_names_no_lost_message(way: str, archive: Path, tmp_path
     assert (store / ".logquarry" / "quarantine" / "timerwheel").exists()
 
 
+def test_a_short_index_contradicts_no_setting(archive: Path, tmp_path: Path) -> None:
+    store = Source("timer", archive / f"{VERSION}-timer").copy(tmp_path)
+    (index,) = (store / "index").iterdir()
+    index.write_bytes(index.read_bytes()[:36_000])
+    settings = broker_truth.config_of(tmp_path)
+    with pytest.raises(lq.errors.UsageError, match="leave both settings out"):
+        lq.recover(store, config=settings)
+    (store / "abort").touch()
+    other = dataclasses.replace(settings, max_hash_slot_num=400)
+    with pytest.raises(lq.errors.UsageError, match="leave both settings out"):
+        lq.recover(store, config=other)
+    lq.recover(store, apply=True, config=settings)
+    assert not verify_store(StoreLayout.open(store, settings)).has_damage
+
+
 @pytest.mark.parametrize("way", WAYS[:2])
 def test_no_queue_file_without_bytes_stays(way: str, archive: Path, tmp_path: Path) -> None:
     store = Source("plain", archive / f"{VERSION}-plain").copy(tmp_path)
