@@ -124,6 +124,7 @@ def crash(source: Source, store: Path, rng: random.Random, *, is_gentle: bool) -
         hows_of_log.append("pages")
     how = rng.choice(hows_of_log)
     words.append(f"log: {how} from {cut}")
+    bases = [int(path.name) for path in _log_files(store)]
     lost = _harm_log(_log_files(store), cut, how, rng)
     torn = [f["physicalOffset"] for f in frames if _lost_bytes(f, lost)]
     end = min(torn, default=log_end)
@@ -144,7 +145,7 @@ def crash(source: Source, store: Path, rng: random.Random, *, is_gentle: bool) -
         is_short=how == "short",
         harm=tuple(words),
         is_patchy=how == "pages",
-        may_ask=how == "pages" or len(lost) > 1,
+        may_ask=how == "pages" or (bool(lost) and end <= bases[-1]),
     )
 
 
