@@ -9,7 +9,7 @@ from pathlib import Path
 RESULTS = Path(__file__).parent.parent / "tests" / "data" / "rocketmq5_matrix.jsonl"
 VERSIONS = ("5.1.4", "5.3.3", "5.4.0", "5.5.0")
 COMMANDS = ("read", "get", "verify", "put", "recover", "rebuild", "salvage", "convert")
-_ON_LIVE = COMMANDS[:6]
+_ON_LIVE = COMMANDS[:7]
 """Commands on the copy of a running broker's files."""
 _FAILED = "failed"
 _LIVE = "-live"

@@ -13,6 +13,7 @@ from typing import Any
 
 import logquarry as lq
 from logquarry.config import StoreConfig
+from logquarry.log.batches import OnDamage
 from logquarry.read.features import COMPACTION
 from tests.conformance.golden_facts import OUR_NAMES
 from tests.conformance.rocketmq5 import broker_messages, expected_frames
@@ -52,7 +53,9 @@ class Truth:
     @classmethod
     def read(cls, folder: Path) -> Truth:
         """The truth that the oracle wrote into a folder."""
-        pulled = json.loads((folder / "pulled.json").read_text("utf-8"))
+        path = folder / "pulled.json"
+        # The stores of the archive have none, nor has a broker that no client may pull from.
+        pulled = json.loads(path.read_text("utf-8")) if path.exists() else {}
         queues = json.loads((folder / "queues.json").read_text("utf-8"))
         return cls(
             {name: queue["messages"] for name, queue in pulled.items() if queue["stop"] is None},
@@ -88,8 +91,6 @@ def serve(folder: Path, version: str) -> Truth:
         lines = (folder / "broker.log").read_text("utf-8", "replace").splitlines()
         told = [line.strip() for line in lines if "Exception" in line or "should be" in line]
         raise BrokerFailure(f"the broker did not start: {(told or lines or ['no word'])[0][:200]}")
-    if not (folder / "pulled.json").exists():
-        (folder / "pulled.json").write_text("{}")
     return Truth.read(folder)
 
 
@@ -131,17 +132,35 @@ def not_served(
     return lost
 
 
+def puts_not_served(after: Truth, puts: dict[str, int]) -> list[str]:
+    """The messages with the key ``ours`` that a broker does not serve to an ordinary client.
+
+    Args:
+        after: what the broker serves.
+        puts: queue name -> queue offset.
+    """
+    lost = []
+    for name, offset in puts.items():
+        rows = [row for row in after.pulled.get(name, []) if row[0] == offset]
+        if [row[3] for row in rows] != ["ours"]:
+            lost.append(f"{name} at {offset} (ours)")
+    return lost
+
+
 def _same(row: list[Any] | None, moved: bool) -> list[Any] | None:
     # The message id may contain the physical offset.
     return None if row is None else [row[0], *(row[3:] if moved else row[1:])]
 
 
 # -------------------------------------------------------------------------------- our reads
-def differences_of_scan(store: lq.MessageStore, scenario: Path, *, below: int) -> Iterator[str]:
+def differences_of_scan(
+    store: lq.MessageStore, scenario: Path, *, below: int, on_damage: OnDamage = "default"
+) -> Iterator[str]:
     """The fields in which our messages differ from those of the broker's decoder."""
     plain = {frame["physicalOffset"]: frame for frame in expected_frames(scenario)}
     inner = [row for row in broker_messages(scenario) if row["physical_offset"] < below]
-    ours = [message for message in store.scan() if message.physical_offset < below]
+    scan = store.scan(on_damage=on_damage)
+    ours = [message for message in scan if message.physical_offset < below]
     if len(ours) != len(inner):
         yield f"{len(ours)} messages instead of {len(inner)}"
     for message, row in zip(ours, inner, strict=False):
@@ -171,7 +190,8 @@ def differences_of_queues(store: lq.MessageStore, truth: Truth, *, below: int) -
         found = [message for message in found if message.physical_offset < below]
         # Queues of multi-dispatch have no route, and 5.1.4 protects its system topics.
         if name not in truth.pulled:
-            mine: Rows = [[0, m.physical_offset] for m in found]
+            # Messages of an inner batch share their frame.
+            mine: Rows = [[0, place] for place in dict.fromkeys(m.physical_offset for m in found)]
             wanted = [[0, row[1]] for row in truth.got[name]]
         else:
             mine = [_pulled(message) for message in found]

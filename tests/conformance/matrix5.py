@@ -359,10 +359,7 @@ def _served(
     lost = broker_truth.not_served(
         before, after, end=_WHOLE if end is None else end, moved=moved, root=store.path
     )
-    for name, offset in (ours or {}).items():
-        rows = [row for row in after.pulled.get(name, []) if row[0] == offset]
-        if [row[3] for row in rows] != ["ours"]:
-            lost.append(f"{name} at {offset} (ours)")
+    lost += broker_truth.puts_not_served(after, ours or {})
     if lost:
         return Result(store.name, command, FAILED, f"{len(lost)} not served: {_few(lost)}")
     return Result(store.name, command, SERVED)

@@ -114,6 +114,13 @@ def test_info_shows_features(name: str, stores: Path) -> None:
     assert all(f"{feature}: " in shown for feature in FEATURES[name])
 
 
+def test_queues_in_rocksdb_and_in_files(stores: Path) -> None:
+    for name, where in (("rocksdb-double", "RocksDB and in files"), ("rocksdb", "RocksDB")):
+        found = find_features(StoreLayout.open(stores / f"5.5.0-{name}" / "store"))
+        feature = found.get("rocksdb_queues")
+        assert feature is not None and feature.detail == f"the queues are in {where}"
+
+
 def test_kinds_of_queues(stores: Path) -> None:
     with lq.MessageStore.open(stores / "5.5.0-batchcq" / "store") as store:
         assert store.features.queue_kinds == {"BatchCq": "batch", "Plain": "simple"}

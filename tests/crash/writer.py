@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,14 +38,15 @@ SETTINGS: Final[dict[str, Any]] = {
 }
 MOST: Final = 3_000
 """Messages of one order."""
+TOPICS: Final = ("orders", "payments")
 
 
-def message_of(order: int, number: int) -> lq.Message:
+def message_of(order: int, number: int, topics: Sequence[str] = TOPICS) -> lq.Message:
     """The message of a number; both sides make the same."""
     rng = random.Random(order * 1_000_003 + number)
     body = b"%d-%d:" % (order, number) + bytes(rng.choice([0, 50, 500, 3_000]))
     return lq.Message(
-        rng.choice(["orders", "payments"]),
+        rng.choice(topics),
         body,
         queue_id=rng.randrange(2),
         keys=f"k{order}-{number}" if rng.random() < 0.5 else None,
@@ -53,15 +54,31 @@ def message_of(order: int, number: int) -> lq.Message:
 
 
 # ------------------------------------------------------------------------------------- the child
-def write(root: Path, order: int, settings: dict[str, Any], say: Callable[[str], None]) -> None:
-    """Put messages until the process is killed."""
+def write(
+    root: Path,
+    order: int,
+    settings: dict[str, Any],
+    say: Callable[[str], None],
+    topics: Sequence[str] = (),
+) -> None:
+    """Put messages until the process is killed.
+
+    Args:
+        root: the store.
+        order: the number of the order.
+        settings: settings of the store.
+        say: prints a line.
+        topics: topics of a broker's store. The messages of a batch then go to one queue, as an
+            inner batch if the topic has batch queues.
+    """
     rng = random.Random(order)
     with lq.MessageStore.open(root, mode="rw", config=lq.StoreConfig(**settings)) as store:
         say("open")
         number = 0
         while number < MOST:
-            count = rng.choice([1, 1, 1, 1, 2, 9])
-            batch = [message_of(order, number + more) for more in range(count)]
+            # The smallest file of a log has 16 KiB.
+            count = rng.choice([1, 1, 1, 1, 2, 4 if topics else 9])
+            batch = [message_of(order, number + more, topics or TOPICS) for more in range(count)]
             told = []
             if count == 1:
                 result = store.put(batch[0])
@@ -70,6 +87,16 @@ def write(root: Path, order: int, settings: dict[str, Any], say: Callable[[str],
                 for future in [store.put_async(message) for message in batch]:
                     put = future.result()
                     told.append((put.physical_offset, put.queue_offset, put.store_timestamp))
+            elif topics:
+                first = batch[0]
+                same = [one._replace(topic=first.topic, queue_id=first.queue_id) for one in batch]
+                put = store.put_batch(same)
+                # An inner batch is one frame.
+                starts = put.starts if len(put.starts) == count else put.starts * count
+                told = [
+                    (put.physical_offset + start, put.queue_offset + more, put.store_timestamp)
+                    for more, start in enumerate(starts)
+                ]
             else:
                 many = store.put_many(batch)
                 columns = many.physical_offset, many.queue_offset, many.store_timestamp
@@ -85,7 +112,10 @@ def _child(order: dict[str, Any]) -> None:
         os.write(1, f"{line}\n".encode())
 
     try:
-        write(Path(order["root"]), order["number"], SETTINGS | order["settings"], say)
+        topics = order["topics"]
+        # A broker's store has its own sizes.
+        settings = order["settings"] if topics else SETTINGS | order["settings"]
+        write(Path(order["root"]), order["number"], settings, say, topics)
     except StoreError as error:
         say(f"error {error}".replace("\n", " "))
     say("end")
@@ -174,10 +204,15 @@ class Writer:
         self._rest = b""
 
     def order(
-        self, root: Path, number: int, settings: dict[str, Any], stop: Callable[[Order], bool]
+        self,
+        root: Path,
+        number: int,
+        settings: dict[str, Any],
+        stop: Callable[[Order], bool],
+        topics: Sequence[str] = (),
     ) -> Order:
         """Have a store written until ``stop`` returns true; then kill the child."""
-        return self.order_of(Order(), root, number, settings, stop)
+        return self.order_of(Order(), root, number, settings, stop, topics)
 
     def order_of(
         self,
@@ -186,9 +221,10 @@ class Writer:
         number: int,
         settings: dict[str, Any],
         stop: Callable[[AnyOrder], bool],
+        topics: Sequence[str] = (),
     ) -> AnyOrder:
         """The same; each line is appended to ``told``."""
-        order = {"root": str(root), "number": number, "settings": settings}
+        order = {"root": str(root), "number": number, "settings": settings, "topics": topics}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()

@@ -280,7 +280,8 @@ class _Finder:
         found = rocksdb_folders(self._layout) or rocksdb_folders(self._layout, f"{REBUILD}/")
         in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in found)
         if in_rocksdb:
-            self._add(ROCKSDB_QUEUES, in_rocksdb, "the queues are in RocksDB")
+            where = "RocksDB and in files" if kinds else "RocksDB"
+            self._add(ROCKSDB_QUEUES, in_rocksdb, f"the queues are in {where}")
             # The topics with files as well are those of rocksdbCQDoubleWriteEnable.
             kinds.update({topic: "rocksdb" for topic in self._topics if topic not in kinds})
         elif setting(self._config, "storeType") == "defaultRocksDB":

@@ -294,7 +294,8 @@ def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Differe
 def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
     """Why the files of a queue cannot be used, None if they can."""
     for found in file_differences(files, size):
-        if found.fault is not FileFault.EMPTY_LAST:
+        # An empty file after others is only not written yet.
+        if found.fault is not FileFault.EMPTY_LAST or found.before is None:
             return found.reason()
     return None
 

@@ -44,6 +44,7 @@ from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.differences import names_damage
 from logquarry.repair.audit.log import damage_json
+from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.rocksdb_queues import replace_queues
 from logquarry.repair.recover.folder_check import REPORT
 from logquarry.repair.recover.kept_entries import KEPT_ENTRIES, load_kept, save_kept, sync_files
@@ -162,9 +163,19 @@ class _Work:
             # A broker of 5.5 dispatches from there after a crash.
             checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
             checkpoint.flush()
+            self._mend_timers()
             self._disk.remove(self._kept_path)
         finally:
             log.close()
+
+    def _mend_timers(self) -> None:
+        """Write a new timer wheel if entries of the old one name messages that were lost.
+
+        The broker would take the next message at such a physical offset for the lost one.
+        """
+        layout = StoreLayout.open(self._root, self._config)
+        aside = quarantine(self._root)
+        mend_timer_files(layout, self._disk, self._root, self._clock(), aside)
 
     # -------------------------------------------------------------------------------------- log
     def _mend_log(self) -> MappedFileQueue:
