@@ -97,14 +97,17 @@ class FileCopy:
         Raises:
             StoreUnavailable: if they cannot be read.
         """
-        at: int | None = 0
+        done = 0
         try:
-            while (at := self._disk.next_data(self._descriptor, at)) is not None and at < length:
+            while done < length:
+                at = self._disk.next_data(self._descriptor, done)
+                if at is None or at >= length:
+                    break
                 data = self._disk.read(self._descriptor, min(_STEP, length - at), at)
                 if not data:
                     break
                 self.view[at : at + len(data)] = data
-                at += len(data)
+                done = at + len(data)
         except OSError as error:
             raise self._disk.refused(self._path, error) from error
         self._done = max(self._done, -(-length // PAGE_SIZE) * PAGE_SIZE)
