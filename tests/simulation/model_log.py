@@ -67,13 +67,14 @@ class ModelLog:
     def max_offset(self) -> int:
         return self.wrote_offset
 
-    def select(self, offset: int) -> memoryview | None:
+    def select(self, offset: int, most: int | None = None) -> memoryview | None:
         self.health.require_readable()
         base = offset - offset % self.file_size
         file = self._files.get(base)
         if file is None or offset >= self.wrote_offset:
             return None
-        return memoryview(file)[offset - base : self.wrote_offset - base]
+        found = memoryview(file)[offset - base : self.wrote_offset - base]
+        return found if most is None else found[:most]
 
     def bytes_of(self, start: int, stop: int) -> bytes:
         """The bytes between two offsets, as far as they are there."""

@@ -140,7 +140,7 @@ def test_little_is_imported_before_ctrl_c_is_handled() -> None:
     """Until then Python prints a traceback."""
     code = (
         "import sys; before = set(sys.modules); import logquarry.cli.interrupts; "
-        "print(*{'typing', 're', 'click'} & (set(sys.modules) - before))"
+        "print(*{'typing', 're', 'click', 'signal', 'contextlib'} & (set(sys.modules) - before))"
     )
     environ = {name: value for name, value in os.environ.items() if name != "LOGQUARRY_COMPILED"}
     command = [sys.executable, "-c", code]

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import _thread
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 TYPE_CHECKING = False  # A type checker takes this name for true. Importing typing takes longer.
 
 if TYPE_CHECKING:
+    import signal
     from types import FrameType
     from typing import Any, Final
+else:
+    # `signal` makes enums first, and Ctrl-C would print a traceback meanwhile.
+    import _signal as signal
 
 _LINE: Final = b"error: interrupted\n"
 _INTERRUPTED: Final = 130
@@ -47,17 +48,17 @@ def end_at_once() -> None:
         sys.unraisablehook = _unraisable
 
 
-@contextmanager
-def raising() -> Iterator[None]:
+class raising:  # noqa: N801 - used as a context manager; contextlib takes longer to import
     """Let Ctrl-C raise KeyboardInterrupt in the block, if :func:`end_at_once` was called before."""
-    if signal.getsignal(signal.SIGINT) is not _end:
-        yield
-        return
-    signal.signal(signal.SIGINT, _raise)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, _end)
+
+    def __enter__(self) -> None:
+        self._is_ours = signal.getsignal(signal.SIGINT) is _end
+        if self._is_ours:
+            signal.signal(signal.SIGINT, _raise)
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_ours:
+            signal.signal(signal.SIGINT, _end)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -144,6 +144,7 @@ class StateTableKeeper:
             return
         position = at - file.base
         file.buffer[position : position + 4] = state.to_bytes(4)
+        file.keep(position, position + 4)
         self._changed.add(file)
 
     # ----------------------------------------------------------------------------------- files

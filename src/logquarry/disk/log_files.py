@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.disk import Disk
-from logquarry.disk.mapped_file import MappedFile, TransientStorePool
+from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Clock, Done, Service, monotonic_ms
+from logquarry.disk.write_buffers import TransientStorePool
 from logquarry.errors import StoreUnavailable
 from logquarry.log.log_place import LogFolders
 

@@ -1,4 +1,4 @@
-"""One mapped file of the log or of a queue (``MappedFile``), and ``TransientStorePool``.
+"""One mapped file of the log or of a queue (``MappedFile``).
 
 ::
 
@@ -9,6 +9,9 @@ Without a pool, written bytes are in the file at once: committed equals wrote. W
 transient store pool, writes go to that buffer and a commit writes them to the file. Readers see the
 committed bytes.
 
+If no handler of SIGBUS watches the map (:mod:`logquarry.log.lost_pages`), the process touches none
+of its pages: writers have a :class:`~logquarry.disk.write_buffers.FileCopy`, readers copies.
+
 One thread writes at a time (the log's put lock), one syncs, any number of threads read: a position
 advances only after the bytes before it are written.
 """
@@ -16,10 +19,8 @@ advances only after the bytes before it are written.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -31,49 +32,11 @@ from logquarry.disk import open_files
 from logquarry.disk.disk import Disk
 from logquarry.disk.file_place import FilePlace
 from logquarry.disk.service import abandon_in_children, stays
+from logquarry.disk.write_buffers import FileCopy, TransientStorePool
 from logquarry.errors import StoreUnavailable, UnreadableFile
 from logquarry.format.fields import PAGE_SIZE
 from logquarry.log.lost_pages import lost
-from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable
-
-
-class TransientStorePool:
-    """Buffers in memory to which the log is written before it is committed to its files.
-
-    ``count`` buffers of ``size`` bytes; a file borrows one until it is full, or is written through
-    its map if none is left. A put then never waits for the page cache; bytes that are not committed
-    are lost with the process. Only with asynchronous flushing, and not on a slave.
-
-    A borrowed buffer still holds the bytes of the previous file: the next file overwrites all of
-    them, or leaves stale bytes after its blank, as RocketMQ does.
-    """
-
-    def __init__(self, count: int, size: int) -> None:
-        self.count = count
-        self.size = size
-        self._lock = threading.Lock()
-        self._free = deque(memoryview(mmap.mmap(-1, size)) for _ in range(count))
-
-    @property
-    def available(self) -> int:
-        """Buffers that are free (``availableBufferNums``)."""
-        return len(self._free)
-
-    def borrow(self, size: int) -> memoryview | None:
-        """A buffer for a file of ``size`` bytes, None if none is left."""
-        with self._lock:
-            return self._free.popleft() if self._free and size == self.size else None
-
-    def give_back(self, buffer: memoryview) -> None:
-        """Take back a buffer that no file uses any more."""
-        with self._lock:
-            self._free.append(buffer)
-
-    def close(self) -> None:
-        """Release the free buffers."""
-        with self._lock:
-            self._free.clear()
-
+from logquarry.log.readable import CHUNK, UNREADABLE, ReadableMap, Unreadable, first_unreadable
 
 _STEP: Final = 8 << 20
 _NO_BYTES: Final = memoryview(b"")
@@ -96,9 +59,9 @@ class MappedFile(FilePlace):
     Attributes:
         wrote: bytes that are written. Set by :meth:`append` and :meth:`advance`.
         flushed: bytes that are on the disk.
-        buffer: takes the bytes at their position: the map, or the pool's buffer. It changes when
-            the file is committed or closed: read the attribute for each write.
-        address: of the map's first byte, for kernels; 0 while a pool's buffer is in front of it.
+        buffer: takes the bytes at their position: the map, the pool's buffer, or a copy. It changes
+            when the file is committed or closed: read the attribute for each write.
+        address: of the map's first byte, for kernels; 0 if :attr:`buffer` is not the map.
         store_timestamp: store time of the last message, set by the writer after its append.
         flushed_timestamp: store time of the last message that is on the disk.
         guards_name: whether a flush fails if the file has lost its name.
@@ -144,16 +107,24 @@ class MappedFile(FilePlace):
         self._view = memoryview(self._map)
         self._readable = self._view.toreadonly()
         self._map_address = open_files.address_of(self._map)
-        # No probe for a file that this process made: its pages are in memory.
-        self._probed = (
-            None if self._is_made else ReadableMap(str(path), self._map, size, is_watched=False)
-        )
+        self._copy: FileCopy | None = None
+        self._probed: ReadableMap | None = None
+        if not self._map.is_watched:
+            self._copy = FileCopy(disk, self._descriptor, path, size)
+            copied = os.dup(self._descriptor)
+            self._probed = ReadableMap(str(path), self._map, size, descriptor=copied)
+        elif not self._is_made:
+            # The pages of a file that this process makes are in memory when they are read.
+            self._probed = ReadableMap(str(path), self._map, size, is_watched=False)
         self._pool = pool
         borrowed = None if pool is None else pool.borrow(size)
         self._pooled = borrowed
-        self.buffer = self._view if borrowed is None else borrowed
-        self.address = self._map_address if borrowed is None else 0
+        self._use_buffer(borrowed)
         abandon_in_children(self)
+
+    def _use_buffer(self, pooled: memoryview | None) -> None:
+        self.buffer = pooled or (self._view if self._copy is None else self._copy.view)
+        self.address = self._map_address if self.buffer is self._view else 0
 
     def _open(self, exclusive: bool) -> int:
         if exclusive:
@@ -211,6 +182,7 @@ class MappedFile(FilePlace):
         if end > self.size:
             return None
         self.buffer[at:end] = data
+        self.keep(at, end)
         self.wrote = end
         return at
 
@@ -219,7 +191,19 @@ class MappedFile(FilePlace):
         there."""
         end = self.wrote + count
         assert count >= 0 and end <= self.size
+        self.keep(self.wrote, end)
         self.wrote = end
+
+    def load(self, length: int) -> None:
+        """Read the first bytes of a file to change into :attr:`buffer`: :meth:`FileCopy.load`."""
+        if self._copy is not None:
+            self._copy.load(length)
+
+    def keep(self, start: int, stop: int) -> None:
+        """Write a changed range of :attr:`buffer` to the file, unless it is the map or a pool's;
+        see :meth:`FileCopy.keep`."""
+        if self._copy is not None and self._pooled is None:
+            self._copy.keep(start, stop)
 
     def allocate(self) -> None:
         """Allocate all blocks of the file, so that it can be written through the map.
@@ -241,8 +225,11 @@ class MappedFile(FilePlace):
         """
         self._health.require_writable()
         changed = False
-        for stale in self._written_from(position):
-            stale[:] = 0
+        for at, stale in self._written_from(position):
+            if self._copy is None:
+                stale[:] = 0
+            else:
+                self._copy.clear(at, len(stale))
             changed = True
         if changed:
             self._disk.sync(self._descriptor, self.path)
@@ -252,15 +239,20 @@ class MappedFile(FilePlace):
         """Whether any byte of the file is not 0, written by this process or not."""
         return next(self._written_from(0), None) is not None
 
-    def _written_from(self, position: int) -> Iterator[npt.NDArray[np.uint8]]:
-        """The parts of the file from a position on that are not all zeros, in steps."""
+    def _written_from(self, position: int) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+        """The parts of the file from a position on that are not all zeros, with their positions."""
         at = self._next_data(position)
         while at is not None and at < self.size:
             stop = min(at + _STEP, self.size)
-            part = np.frombuffer(self._view[at:stop], np.uint8)
+            part = np.frombuffer(self._bytes(at, stop), np.uint8)
             if part.any():
-                yield part
+                yield at, part
             at = self._next_data(stop)
+
+    def _bytes(self, start: int, stop: int) -> memoryview:
+        copied = None if self._copy is None else self._probed
+        part = self._view[start:stop] if copied is None else copied.window(start, stop - start)
+        return part[: stop - start]
 
     def _next_data(self, position: int) -> int | None:
         try:
@@ -329,7 +321,10 @@ class MappedFile(FilePlace):
         return self.is_full or target // PAGE_SIZE - done // PAGE_SIZE >= least_pages
 
     def require_pages(self) -> None:
-        """Poison the store if the map lost a page: bytes written there are not in the file."""
+        """Poison the store if the map lost a page, or the file was cut: bytes written there are not
+        in the file."""
+        if self._copy is not None:
+            self._copy.require_size()
         if lost() and (blocks := self._map.lost_blocks()):
             raise self._health.poison(
                 f"{self.path}: {len(blocks)} blocks from position {blocks[0].offset} on were lost "
@@ -351,16 +346,18 @@ class MappedFile(FilePlace):
         pooled = self._pooled
         # Set the map first: another thread that reads `buffer` meanwhile gets the map or the pool's
         # buffer.
-        self.buffer, self.address = self._view, self._map_address
+        self._use_buffer(None)
         self._pooled = None
         if pooled is not None and self._pool is not None:
             self._pool.give_back(pooled)
 
     # ------------------------------------------------------------------------------------ read
-    def select(self, position: int, size: int | None = None) -> memoryview | None:
+    def select(
+        self, position: int, size: int | None = None, most: int | None = None
+    ) -> memoryview | None:
         """``size`` readable bytes from a position, or all of them; None if they are not readable.
 
-        The view stays valid after the file was closed or deleted.
+        ``most`` limits all of them. The view stays valid after the file was closed or deleted.
         """
         if self._health.is_gone:
             self._health.require_readable()
@@ -371,10 +368,12 @@ class MappedFile(FilePlace):
             if stop > end:
                 return None
             end = stop
+        elif most is not None:
+            end = min(end, position + most)
         if not 0 <= position < end:
             return None
-        if self._probed is not None:
-            found = self._probed.window(position, end - position)[: end - position]
+        if (probed := self._probed) is not None:
+            found = probed.window(position, end - position)[: end - position]
         else:
             found = self._readable[position:end]
         if not found:
@@ -387,7 +386,7 @@ class MappedFile(FilePlace):
         """Readable bytes around a range: their position in the file, and the bytes.
 
         If the file was made by this process, these are all its readable bytes. Else they end where
-        the probed bytes end.
+        the probed bytes end; a copy has at least one chunk.
         """
         probed, end = self._probed, self.committed
         if probed is None:
@@ -395,12 +394,12 @@ class MappedFile(FilePlace):
             return 0, _NO_BYTES if found is None else found
         if self._health.is_gone:
             self._health.require_readable()
-        size = min(size, end - position)
+        size = min(size if self._copy is None else max(size, CHUNK), end - position)
         if position < 0 or size <= 0:
             return position, _NO_BYTES
         found = probed.window(position, size)
         start = position
-        if not first_unreadable(probed.unreadable, position, size):
+        if self._copy is None and not first_unreadable(probed.unreadable, position, size):
             start = probed.good_start(position)
             found = probed.window(start, position - start + size)
         return start, found[: end - start]
@@ -477,6 +476,9 @@ class MappedFile(FilePlace):
         for view in views:
             with contextlib.suppress(BufferError):
                 view.release()
+        if self._copy is not None:
+            self._copy.close()
+            self._probed = None
 
     def delete(self) -> None:
         """Close the file and delete it durably.

@@ -193,8 +193,7 @@ class MappedFileQueue(LastFile):
                 self.flushed_offset = self.committed_offset = base
             elif self.last is not None and self.last.is_locked_in_memory:
                 self._to_unlock.append((time.monotonic() + _UNLOCK_AFTER, self.last))
-            # If Ctrl-C arrives between two of these lines, the next put repeats them with the same
-            # file.
+            # If Ctrl-C arrives here, the next put repeats these lines with the same file.
             self._files = (*(file for file in self._files if file is not made), made)
             self.bases = (*(other for other in self.bases if other != base), base)
             self._is_transient = self._is_transient or made.is_transient
@@ -279,7 +278,6 @@ class MappedFileQueue(LastFile):
         if self._is_transient:
             return self.committed_offset
         last = self.last
-        # As MappedFile.committed computes it for a file without a buffer.
         return 0 if last is None else last.base + last.wrote
 
     @property
@@ -289,8 +287,10 @@ class MappedFileQueue(LastFile):
         return 0 if last is None else last.base + last.wrote
 
     # ------------------------------------------------------------------------- read and write
-    def select(self, offset: int, size: int | None = None) -> memoryview | None:
-        """``size`` bytes from an offset, or all readable bytes of its file from there on.
+    def select(
+        self, offset: int, size: int | None = None, most: int | None = None
+    ) -> memoryview | None:
+        """``size`` bytes from an offset, or all of its file from there on, at most ``most``.
 
         None if they are not readable. They never span files, as no message does.
 
@@ -298,7 +298,7 @@ class MappedFileQueue(LastFile):
             StoreUnavailable: if the store was closed, or this is a forked child.
         """
         file = self.find(offset)
-        return None if file is None else file.select(offset - file.base, size)
+        return None if file is None else file.select(offset - file.base, size, most)
 
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append raw bytes that belong at an offset, over as many files as they take.

@@ -51,7 +51,8 @@ class PagesAhead(Service):
     def run_once(self) -> None:
         """Load the pages of the next puts."""
         file = self._log.last
-        if file is None or not self._is_possible:
+        if file is None or not file.address or not self._is_possible:
+            # Without an address, puts do not write through the map.
             return
         wrote = file.wrote
         if file is not self._file:

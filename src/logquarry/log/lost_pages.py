@@ -1,7 +1,8 @@
 """Keeps SIGBUS from ending the process if the disk does not deliver a page of a watched map.
 
-Compiled by Cython (``lost_pages.pxd`` has the handler). Interpreted, no map is watched: readers
-copy their windows (:class:`logquarry.log.readable.ReadableMap`), and SIGBUS ends a writer.
+Compiled by Cython (``lost_pages.pxd`` has the handler). Interpreted, no map is watched, and no page
+of one is touched: readers copy their windows (:class:`logquarry.log.readable.ReadableMap`), writers
+call ``pwrite`` (:class:`logquarry.disk.write_buffers.FileCopy`).
 
 A page of a map can fail after it was probed: the page cache drops it and the disk fails when it is
 read again, another program truncates the file, or a written page finds no block on a full disk.

@@ -11,8 +11,8 @@ bytes. A caller that decodes bytes without a CRC must ask :func:`first_unreadabl
 read them: a page can be lost after its probe, and then holds ``FILL`` too
 (:mod:`logquarry.log.lost_pages`). :func:`lost` tells cheaply whether any page of the process was.
 
-If no handler watches the map, a lost page would end the process. The windows of readers are copies
-then, made with ``pread``.
+If no handler watches the map, a lost page would end the process. All windows are copies then, made
+with ``pread``.
 """
 
 from __future__ import annotations
@@ -53,8 +53,6 @@ _STEP: Final = 8 << 20
 """Maximum bytes of one probe: a larger one would hold the process's memory map lock for long."""
 _POPULATE_READ: Final = 22
 _UNKNOWN, _GOOD, _BAD = b"\0", b"\1", b"\2"
-LARGEST_COPY: Final = 64 << 20
-"""Maximum bytes of a window that is a copy although its bytes can be read."""
 _NO_BYTES: Final = memoryview(b"")
 _LOST: Final = "could be read before, and the disk does not deliver them any more (SIGBUS)"
 
@@ -259,8 +257,7 @@ class ReadableMap:
         mapped: its map. It must not be closed while this object or a window is in use.
         size: bytes of the map.
         is_watched: whether another program may truncate the file.
-        descriptor: of the file, if windows are copies of it: all up to :data:`LARGEST_COPY` bytes.
-            A larger one, such as a whole file, is a part of the map. This object closes it.
+        descriptor: of the file, if windows are copies of it. This object closes it.
         note: called with all unreadable ranges when another one is found.
     """
 
@@ -314,7 +311,7 @@ class ReadableMap:
         stop = min(self._size, start + length)
         if start >= stop:
             return _NO_BYTES
-        if self._descriptor is not None and stop - start <= LARGEST_COPY:
+        if self._descriptor is not None:
             return self._copy(start, stop)
         first, last = start // CHUNK, -(-stop // CHUNK)
         if self._is_truncated():

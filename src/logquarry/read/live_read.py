@@ -203,12 +203,13 @@ class LiveQueue(Queue):
             if first + self.units_per_file <= start:
                 continue
             begin = max(start, first)
-            units = self._units_of(base)[begin - first : stop - first]
+            units = self._units_of(base, begin - first, stop - begin)
             if len(units):
                 yield begin, units
 
-    def _units_of(self, base: int) -> Units:
-        data = self._files.select(base)
+    def _units_of(self, base: int, first: int = 0, count: int | None = None) -> Units:
+        most = None if count is None else count * UNIT_SIZE
+        data = self._files.select(base + first * UNIT_SIZE, most=most)
         if data is None:
             return np.empty(0, UNIT_DTYPE)
         return np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_SIZE)

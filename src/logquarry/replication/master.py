@@ -240,7 +240,7 @@ class HaMaster(Server[_Slave]):
         while done < _TURN:
             gathered = 0
             while gathered < _GATHER and (size := machine.transferable(log, now)):
-                data = self._feed.select(machine.next_offset)
+                data = self._feed.select(machine.next_offset, size)
                 if data is None:
                     raise OSError(
                         f"the log's file at physical offset {machine.next_offset} was deleted"

@@ -177,7 +177,7 @@ class Replica:
 
     def _compare(self, offset: int, data: memoryview) -> None:
         while data:
-            own = self._feed.select(offset)
+            own = self._feed.select(offset, len(data))
             part = data[: len(own)] if own is not None else data
             if own is None or own[: len(part)] != part:
                 at = offset if own is None else offset + _first_difference(own, part)

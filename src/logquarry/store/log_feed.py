@@ -91,15 +91,15 @@ class LogFeed:
         """Physical offset at which the dispatched frames end."""
         return self._dispatcher.offset
 
-    def select(self, offset: int) -> memoryview | None:
+    def select(self, offset: int, most: int | None = None) -> memoryview | None:
         """The bytes from an offset to the end of the log or of its file; None if there are none.
 
-        They are a view of the map, and stay valid as long as you hold the view.
+        ``most`` limits them. They stay valid as long as you hold the view.
 
         Raises:
             StoreUnavailable: if the store was closed.
         """
-        return self._log.select(offset)
+        return self._log.select(offset, most=most)
 
     def sync(self) -> int:
         """Sync the log; returns the physical offset up to which it is on the disk.

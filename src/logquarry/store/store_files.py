@@ -13,9 +13,9 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.free_room import free_room
 from logquarry.disk.locks import AbortFile
 from logquarry.disk.log_files import AllocateMappedFileService, open_log
-from logquarry.disk.mapped_file import TransientStorePool
 from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.disk.service import Health, Service
+from logquarry.disk.write_buffers import TransientStorePool
 from logquarry.errors import StoreUnavailable
 from logquarry.log.store_files import (
     CHECKPOINT,

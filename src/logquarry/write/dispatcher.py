@@ -314,11 +314,12 @@ class Dispatcher:
         if reached < stop:
             raise StoreUnavailable(f"{COMMIT_LOG}: the log cannot be read from {reached} on")
 
-    def _dispatch_from(self, file: MappedFile) -> bool:
+    def _dispatch_from(self, file: MappedFile, most: int | None = 2 * _MOST_BYTES) -> bool:
         """Dispatch the next frames of a file, or move to the next file; returns whether it
         could."""
         position = self.offset - file.base
-        data = file.select(position)
+        data = file.select(position, most=most)
+        is_part = data is not None and len(data) == most
         if data is not None and self.limit is not None:
             data = data[: self.limit - self.offset]
         if data is None:
@@ -338,7 +339,7 @@ class Dispatcher:
         elif code == BLANK:
             self.offset = file.base + file.size
         elif code == NEED_MORE:
-            return False
+            return is_part and self._dispatch_from(file, None)
         else:
             assert code not in (REACHED_STOP, TABLE_FULL)
             reason = codec.damage_reason(window, 0, check_crc=False)

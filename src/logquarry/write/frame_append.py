@@ -345,7 +345,7 @@ class FrameAppend:
             if file.address:
                 place = cython.cast(cython.p_char, file.address)
             else:
-                # A buffer of the transient store pool.
+                # A buffer of the transient store pool, or a copy.
                 view = file.buffer
                 place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
             place += at
@@ -384,6 +384,8 @@ class FrameAppend:
                     place += _NAME_SIZE
                     memcpy(place, item.tags, item.tags_length)
                     place += item.tags_length
+            if view is not None:
+                file.keep(at, at + whole)
             # The bytes count only from the last of these lines on, which cannot fail.
             if head.advances:
                 self.queue_offsets[key] = queue_offset + count

@@ -25,7 +25,8 @@ from logquarry.disk.page_file import CheckpointFile
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreUnavailable
 from logquarry.format import index, java
-from logquarry.format.index import ENTRY, HEADER, IndexHeader, IndexShape
+from logquarry.format.fields import PAGE_SIZE
+from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.log import codec
 from logquarry.log.store_files import INDEX
 
@@ -73,11 +74,12 @@ class IndexFileWriter:
         file.allocate()
         # A put can change any slot, and appends entries.
         file.require_readable(0, shape.entry_position(0))
+        file.load(shape.entry_position(0))
         count = index.decode_header(file.buffer).entry_count
         file.require_readable(shape.entry_position(max(0, count - 1)), 2 * ENTRY.size)
         self.header = index.decode_header(file.buffer)
         # All of the file counts as written, so that a flush syncs every change in it.
-        file.advance(file.room)
+        file.wrote = file.size
         if before is not None and self.header.entry_count <= 1:
             self.header = IndexHeader(
                 before.end_timestamp,
@@ -118,6 +120,8 @@ class IndexFileWriter:
             # header's begin (test_replay.py: clean-restart/base).
             entries = self._entries(before.entry_count, 1)
             entries["seconds"] = _seconds(times[:1], before.begin_timestamp)
+        if not self.file.address:
+            self._keep(hashes, before.entry_count)
         self.header = header._replace(
             end_timestamp=int(times[-1]),
             end_offset=int(offsets[-1]),
@@ -125,6 +129,18 @@ class IndexFileWriter:
             entry_count=header.entry_count + count,
         )
         self._write_header()
+
+    def _keep(self, hashes: Int64, number: int) -> None:
+        """Write new entries and their slots to the file; the buffer is not its map."""
+        file, first_entry = self.file, self.shape.entry_position(0)
+        file.keep(
+            self.shape.entry_position(number), self.shape.entry_position(number + len(hashes))
+        )
+        slots = HEADER.size + np.abs(hashes) % self.shape.slots * SLOT.size
+        pages = np.unique(slots // PAGE_SIZE)
+        for run in np.split(pages, np.flatnonzero(np.diff(pages) > 1) + 1):
+            stop = (int(run[-1]) + 1) * PAGE_SIZE
+            file.keep(int(run[0]) * PAGE_SIZE, min(stop, first_entry))
 
     def _entries(self, number: int, count: int) -> npt.NDArray[np.void]:
         """A writable view of some entries of the file."""
@@ -174,6 +190,7 @@ class IndexFileWriter:
         if count_on_disk is not None:
             header = header._replace(entry_count=count_on_disk)
         self.file.buffer[: HEADER.size] = index.encode_header(header)
+        self.file.keep(0, HEADER.size)
 
 
 def _chain(table: npt.NDArray[np.int32], slots: Int64, numbers: Int64) -> tuple[Int64, int]:

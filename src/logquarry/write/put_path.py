@@ -230,6 +230,8 @@ class PutPath(FrameAppend):
                 try:
                     # As MappedFile.append does it, without the call.
                     file.buffer[at:end] = b"".join((head, body, rest))
+                    if not file.address:
+                        file.keep(at, end)
                     file.wrote = end
                     if hosts.advances:
                         self.queue_offsets[key] = queue_offset + 1

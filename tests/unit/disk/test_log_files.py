@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from logquarry.disk.log_files import AllocateMappedFileService
-from logquarry.disk.mapped_file import TransientStorePool
 from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.write_buffers import TransientStorePool
 from logquarry.errors import StoreUnavailable
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.disk.mapped_file import MappedFile, TransientStorePool
+from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.write_buffers import TransientStorePool
 from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
 

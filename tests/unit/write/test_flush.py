@@ -277,7 +277,7 @@ def test_timed_services_run_and_stop(disk: FaultyDisk, queue: MappedFileQueue) -
 
 def test_commits_wake_the_flusher(disk: FaultyDisk, tmp_path: Path) -> None:
     from logquarry.disk.log_files import AllocateMappedFileService
-    from logquarry.disk.mapped_file import TransientStorePool
+    from logquarry.disk.write_buffers import TransientStorePool
 
     allocator = AllocateMappedFileService(disk, pool=TransientStorePool(2, SIZE))
     allocator.start()

@@ -119,6 +119,7 @@ class Applied:
             file.allocate()
         self.written.add(path)
         file.buffer[position : position + len(data)] = data
+        file.keep(position, position + len(data))
 
     def make(self, path: str, size: int) -> None:
         """See :meth:`Target.make`."""
@@ -127,6 +128,7 @@ class Applied:
 
     def _keep(self, path: str, size: int, *, exclusive: bool = False) -> MappedFile:
         file = MappedFile(self._disk, self._root / path, 0, size, exclusive=exclusive)
+        file.load(size)
         while len(self._open) >= MOST_OPEN:
             self._release(next(iter(self._open)))
         self._open[path] = file

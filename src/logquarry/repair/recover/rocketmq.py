@@ -427,7 +427,7 @@ class _Recovery:
             path = f"{INDEX}/{entry.name}"
             if int(entry.name) > java.LONG_MAX:
                 continue
-            data = bytes(self._layout.open_file(path).window(0, entry.size)[: index.HEADER.size])
+            data = bytes(self._layout.open_file(path).head(index.HEADER.size))
             header = index.decode_header(data.ljust(index.HEADER.size, b"\0"))
             if not is_clean and header.end_timestamp > limit:
                 reason = (

@@ -284,7 +284,7 @@ def _keep(disk: Disk, root: Path, log: MappedFileQueue, start: int, end: int) ->
     try:
         at = start
         while at < end:
-            data = log.select(at)
+            data = log.select(at, most=min(_STEP, end - at))
             if data is None:
                 break
             data = data[: min(_STEP, end - at)]

@@ -1,0 +1,158 @@
+"""Memory that takes a file's bytes before they are written: a pool of buffers, and file copies.
+
+:class:`TransientStorePool` is RocketMQ's. A :class:`FileCopy` takes the place of a map if no
+handler of SIGBUS watches the map.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any, Final
+
+from logquarry.disk.disk import Disk
+from logquarry.format.fields import PAGE_SIZE
+
+_STEP: Final = 8 << 20
+"""Bytes of a file that are read or released at once."""
+
+
+class TransientStorePool:
+    """Buffers in memory to which the log is written before it is committed to its files.
+
+    ``count`` buffers of ``size`` bytes; a file borrows one until it is full, or is written through
+    its map if none is left. A put then never waits for the page cache; bytes that are not committed
+    are lost with the process. Only with asynchronous flushing, and not on a slave.
+
+    A borrowed buffer still holds the bytes of the previous file: the next file overwrites all of
+    them, or leaves stale bytes after its blank, as RocketMQ does.
+    """
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count = count
+        self.size = size
+        self._lock = threading.Lock()
+        self._free = deque(memoryview(mmap.mmap(-1, size)) for _ in range(count))
+
+    @property
+    def available(self) -> int:
+        """Buffers that are free (``availableBufferNums``)."""
+        return len(self._free)
+
+    def borrow(self, size: int) -> memoryview | None:
+        """A buffer for a file of ``size`` bytes, None if none is left."""
+        with self._lock:
+            return self._free.popleft() if self._free and size == self.size else None
+
+    def give_back(self, buffer: memoryview) -> None:
+        """Take back a buffer that no file uses any more."""
+        with self._lock:
+            self._free.append(buffer)
+
+    def close(self) -> None:
+        """Release the free buffers."""
+        with self._lock:
+            self._free.clear()
+
+
+class FileCopy:
+    """The bytes that a writer changes in a file, in memory. The writer calls :meth:`keep` for them.
+
+    A page that the disk does not deliver, or for which it has no room, is an error of ``pwrite``
+    then. In a map it would end the process with SIGBUS.
+
+    Pages before the last appended bytes are released after they are in the file, except those
+    that were loaded: they read as zeros then.
+
+    Args:
+        disk: the store's disk.
+        descriptor: of the file.
+        path: the file, for messages.
+        size: its bytes.
+
+    Attributes:
+        view: the memory, as large as the file.
+    """
+
+    def __init__(self, disk: Disk, descriptor: int, path: Path, size: int) -> None:
+        self._disk = disk
+        self._descriptor = descriptor
+        self._path = path
+        self._size = size
+        # Without MAP_NORESERVE, thousands of queue files could exceed the memory that the system
+        # promises.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        options: dict[str, Any] = {"flags": flags}
+        self._memory = mmap.mmap(-1, size, **options)
+        self.view = memoryview(self._memory)
+        # Pages before it stay in memory, or were released.
+        self._done = 0
+
+    def load(self, length: int) -> None:
+        """Read the file's first bytes into the memory, where they stay.
+
+        Raises:
+            StoreUnavailable: if they cannot be read.
+        """
+        done = 0
+        try:
+            while done < length:
+                at = self._disk.next_data(self._descriptor, done)
+                if at is None or at >= length:
+                    break
+                data = self._disk.read(self._descriptor, min(_STEP, length - at), at)
+                if not data:
+                    break
+                self.view[at : at + len(data)] = data
+                done = at + len(data)
+        except OSError as error:
+            raise self._disk.refused(self._path, error) from error
+        self._done = max(self._done, -(-length // PAGE_SIZE) * PAGE_SIZE)
+
+    def clear(self, start: int, length: int) -> None:
+        """Set a range of the file to zero.
+
+        Raises:
+            StoreUnavailable: if it cannot be written.
+        """
+        try:
+            self._disk.write_all(self._descriptor, bytes(length), start)
+        except OSError as error:
+            raise self._disk.refused(self._path, error) from error
+
+    def keep(self, start: int, stop: int) -> None:
+        """Write a range of the memory to the file.
+
+        Raises:
+            StoreUnavailable: if the file cannot be written; the store is poisoned then.
+        """
+        try:
+            self._disk.write_all(self._descriptor, self.view[start:stop], start)
+        except OSError as error:
+            reason = f"{self._path}: write failed: {error.strerror or error}"
+            raise self._disk.health.poison(reason) from error
+        if start - self._done >= _STEP:
+            end = start - start % PAGE_SIZE
+            if hasattr(mmap, "MADV_DONTNEED"):
+                self._memory.madvise(mmap.MADV_DONTNEED, self._done, end - self._done)
+            self._done = end
+
+    def require_size(self) -> None:
+        """Poison the store if another program cut the file."""
+        try:
+            size = self._disk.size(self._descriptor)
+        except OSError as error:
+            raise self._disk.health.poison(f"{self._path}: {error.strerror or error}") from error
+        if size < self._size:
+            raise self._disk.health.poison(
+                f"{self._path}: another program cut the file to {size} of {self._size} bytes"
+            )
+
+    def close(self) -> None:
+        """Release the memory, after the last view of it."""
+        with contextlib.suppress(BufferError):
+            self.view.release()
+            self._memory.close()
