@@ -13,7 +13,14 @@ import pytest
 import logquarry as lq
 from logquarry.broker import Broker, BrokerOptions, background
 from logquarry.errors import StoreError, UsageError
-from tests.helpers.broker_client import PATIENCE_SECONDS, SMALL, connected
+from logquarry.protocol.remoting_codes import ResponseCode
+from tests.helpers.broker_client import (
+    PATIENCE_SECONDS,
+    SMALL,
+    connected,
+    messages_of,
+    serving,
+)
 
 
 @pytest.mark.parametrize("wrong", [{"options": {"port": 1}}, {"options": {}}, {"config": {}}])
@@ -103,6 +110,27 @@ def test_a_cancelled_call_leaves_nothing_open(
         elif path is not None and path.exists():
             with lq.MessageStore.open(path, mode="rw", config=SMALL):
                 pass
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
+
+
+def test_a_read_only_store_that_vanishes(tmp_path: Path) -> None:
+    """As if its disk was unmounted: with an empty queue, consumers would start again at 0."""
+    path = tmp_path / "s"
+    with lq.MessageStore.open(path, mode="rw", config=SMALL) as store:
+        store.put(lq.Message("t", b"x"))
+
+    async def scenario() -> None:
+        async with serving(path, read_only=True) as (_, client):
+            assert (await client.pull("t", 1)).code == ResponseCode.PULL_NOT_FOUND
+            path.rename(tmp_path / "away")
+            for offset in 1, 5, 2:
+                answer = await client.pull("t", offset, consumerGroup="g")
+                assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert str(path) in str(answer.remark)
+            (tmp_path / "away").rename(path)
+            assert (await client.pull("t", 1)).code == ResponseCode.PULL_NOT_FOUND
+            assert len(messages_of(await client.pull("t"))) == 1
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
 
