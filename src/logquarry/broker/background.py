@@ -38,8 +38,8 @@ def background(
     thread.start()
     try:
         broker = Broker(path, options=options, config=config, clock=clock)
-        asyncio.run_coroutine_threadsafe(broker.start(), loop).result()
         try:
+            asyncio.run_coroutine_threadsafe(broker.start(), loop).result()
             yield broker
         finally:
             asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()

@@ -25,13 +25,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Self
 
+from logquarry import arguments
 from logquarry.broker.admin import Admin
 from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler, Handshake, Request
 from logquarry.broker.consumers import Consuming
 from logquarry.broker.core import Core, Lanes
 from logquarry.broker.names import Names
-from logquarry.broker.options import BrokerOptions, is_wildcard, listen_error
+from logquarry.broker.options import BrokerOptions, is_wildcard, listen_error, make_offsets_folder
 from logquarry.broker.pull import Pulling
 from logquarry.broker.queries import Queries
 from logquarry.broker.replies import Replies
@@ -40,7 +41,7 @@ from logquarry.broker.send import Sending
 from logquarry.broker.sparing import SparingLog, line_of
 from logquarry.broker.tables import Tables
 from logquarry.broker.transactions import Transactions
-from logquarry.config import StoreConfig
+from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import LogquarryError, StoreError, UsageError
 from logquarry.format import message_id
 from logquarry.store.message_store import MessageStore, StoreWriter
@@ -87,15 +88,19 @@ class Broker:
         config: StoreConfig | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.options = options or BrokerOptions()
+        if options is None:
+            options = BrokerOptions()
+        self.options = arguments.instance(options, "options", BrokerOptions, "BrokerOptions")
         self._path = path
-        self._config = config
+        self._config = None if config is None else settings_of(config)
         self._clock = clock
         self._temporary: Path | None = None
         self._core: Core | None = None
         self._ports: list[_Port] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._housekeeping: list[asyncio.Task[None]] = []
+        self._starting: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
 
     # --------------------------------------------------------------------------------------- start
     async def __aenter__(self) -> Self:
@@ -106,12 +111,22 @@ class Broker:
         await self.stop()
 
     async def start(self) -> None:
-        """Open the store, and serve it.
+        """Open the store, and serve it. If the call is cancelled, the broker stops first.
 
         Raises:
             StoreError: if the store cannot be opened.
-            UsageError: if the broker cannot listen on an address.
+            UsageError: if the broker runs already, or cannot listen on an address.
         """
+        if self._starting is not None:
+            raise UsageError("the broker runs already; start another Broker for another store")
+        self._starting = asyncio.create_task(self._start())
+        try:
+            await _to_its_end(self._starting)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         options = self.options
         if self._path is None and options.read_only:
@@ -150,7 +165,6 @@ class Broker:
                     await lanes.close()
                 if store is not None:
                     await asyncio.to_thread(store.close)
-            await self.stop()
             raise
 
     def _open(self) -> MessageStore:
@@ -158,7 +172,14 @@ class Broker:
         path = self._temporary or self._path
         assert path is not None
         if options.read_only:
-            return MessageStore.open(path, config=self._config, broker=options.name)
+            store = MessageStore.open(path, config=self._config, broker=options.name)
+            if options.offsets is not None:
+                try:
+                    make_offsets_folder(options.offsets, store.root)
+                except UsageError:
+                    store.close()
+                    raise
+            return store
         config = self._config or (_SMALL if self._temporary is not None else StoreConfig())
         return MessageStore.open(
             path,
@@ -296,7 +317,23 @@ class Broker:
 
     # ---------------------------------------------------------------------------------------- stop
     async def stop(self) -> None:
-        """Answer the requests in flight, and close the store; a second call does nothing."""
+        """Answer the requests in flight, and close the store; a second call does nothing.
+
+        A cancelled call also closes the store before it ends.
+        """
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        await _to_its_end(self._stopping)
+
+    async def _stop(self) -> None:
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+        try:
+            await self._close()
+        finally:
+            self._starting = self._stopping = None
+
+    async def _close(self) -> None:
         core, self._core = self._core, None
         for task in self._housekeeping:
             task.cancel()
@@ -320,6 +357,19 @@ class Broker:
         if self._temporary is not None:
             await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)
             self._temporary = None
+
+
+async def _to_its_end(task: asyncio.Task[None]) -> None:
+    """Wait for a task that must not end halfway; a cancellation is raised only after it."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from None if task.cancelled() else task.exception()
+    task.result()
 
 
 class _Port:

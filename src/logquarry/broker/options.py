@@ -9,13 +9,21 @@ import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from logquarry import arguments
 from logquarry.errors import UsageError
+from logquarry.log.store_files import CONFIG
 
 if TYPE_CHECKING:
     from logquarry.broker.acl import AccessControl
+
+_LONGEST_NAME: Final = 127
+"""Characters of a topic's name in RocketMQ."""
+_AT_LEAST_0: Final = (
+    *("poll_ms", "max_connections", "idle_s", "expire_s"),
+    *("most_created", "most_waiting", "most_waiting_bytes"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,9 +83,32 @@ class BrokerOptions:
     most_waiting_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
+        arguments.check_fields(self)
         for name in ("port", "name_port"):
-            if not 0 <= arguments.integer(getattr(self, name), name) <= 0xFFFF:
+            if not 0 <= getattr(self, name) <= 0xFFFF:
                 raise UsageError(f"{name} is {getattr(self, name)}; ports are 0 to 65535")
+        for name in _AT_LEAST_0:
+            if not getattr(self, name) >= 0:
+                raise UsageError(f"{name} is {getattr(self, name)}, and must be at least 0")
+        for name in ("name", "cluster"):
+            # Both are names of topics too, and each message has the cluster among its properties.
+            given = getattr(self, name)
+            if not given.isprintable() or not given.strip() or len(given) > _LONGEST_NAME:
+                option = "--cluster" if name == "cluster" else "--broker-name"
+                raise UsageError(
+                    f"{name} is {given[:80]!r}; give 1 to {_LONGEST_NAME} printable characters "
+                    f"({option})"
+                )
+        if self.offsets is not None:
+            if not self.read_only:
+                raise UsageError("offsets needs read_only: otherwise the store keeps the offsets")
+            object.__setattr__(self, "offsets", Path(arguments.path(self.offsets, "offsets")))
+        if self.tls is not None:
+            arguments.instance(self.tls, "tls", ssl.SSLContext, "an ssl.SSLContext")
+        if self.acl is not None:
+            from logquarry.broker.acl import AccessControl
+
+            arguments.instance(self.acl, "acl", AccessControl, "an AccessControl")
         if not 1 <= self.queues <= 1_024:
             raise UsageError(f"queues is {self.queues}; a topic has 1 to 1024 queues")
         if not (is_loopback(self.host) or self.insecure or (self.tls and self.acl)):
@@ -102,6 +133,29 @@ class BrokerOptions:
                 "(--advertise)"
             )
         return found
+
+
+def make_offsets_folder(offsets: Path, store: str | Path) -> None:
+    """Make the folder that keeps the offsets of a store that is served read-only.
+
+    Raises:
+        UsageError: if the broker cannot write there, or if the folder lies in the store.
+    """
+    if offsets.resolve().is_relative_to(Path(store).resolve()):
+        raise UsageError(
+            f"{offsets} lies in the store, and the broker changes no file there: give another "
+            "folder for the offsets (--offsets)"
+        )
+    folder = offsets / CONFIG
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    else:
+        if os.access(folder, os.W_OK | os.X_OK):
+            return
+        reason = "the folder is not writable"
+    raise UsageError(f"{folder}: {reason}; give another folder for the offsets (--offsets)")
 
 
 def is_wildcard(host: str) -> bool:

@@ -96,9 +96,14 @@ class BaseReader(StoreReads):
         The reader calls this automatically if you request an offset beyond the files that it knows.
         If it made the queues from the log, you have to call this yourself, because it reads the log
         again.
+
+        Raises:
+            StoreNotFound: if the store's folder is gone, for example if its disk was unmounted.
         """
         self._require_open()
         self.layout.refresh()
+        if not self.layout.commit_log.files:
+            self._require_folder()
         self._release_bytes()
         self._files.close()
         self._log.refresh()
@@ -244,7 +249,13 @@ class BaseReader(StoreReads):
             return False
         self._getter.release()
         queue.refresh()
+        if not queue.max_offset:
+            self._require_folder()
         return offset < queue.max_offset
+
+    def _require_folder(self) -> None:
+        """Raise StoreNotFound if the store is gone: its queues would be read as empty."""
+        StoreLayout(self.layout.filesystem, self.layout.config)
 
     def _make_consumers(self) -> Consumers:
         from logquarry.disk.config_file import offsets_in_rocksdb

@@ -1,0 +1,149 @@
+"""Start and stop of a broker in a program: wrong arguments, second calls, cancelled calls."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logquarry as lq
+from logquarry.broker import Broker, BrokerOptions, background
+from logquarry.errors import StoreError, UsageError
+from logquarry.protocol.remoting_codes import ResponseCode
+from tests.helpers.broker_client import (
+    PATIENCE_SECONDS,
+    SMALL,
+    connected,
+    messages_of,
+    serving,
+)
+
+
+@pytest.mark.parametrize("wrong", [{"options": {"port": 1}}, {"options": {}}, {"config": {}}])
+def test_arguments_of_a_wrong_type(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(UsageError, match=f"{name} takes"):
+        Broker(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"host": 5}, {"queues": "8"}, {"read_only": "yes"}, {"tls": "x"}, {"acl": {}}),
+        *({"poll_ms": -1}, {"idle_s": float("nan")}, {"name": ""}, {"cluster": "a\x02b"}),
+        *({"offsets": Path("o")}, {"offsets": 5, "read_only": True}),
+    ],
+)
+def test_wrong_options(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        BrokerOptions(**wrong)
+
+
+@pytest.mark.parametrize("where", ["s", "s/config", "file"])
+def test_a_folder_that_cannot_keep_the_offsets(tmp_path: Path, where: str) -> None:
+    with lq.MessageStore.open(tmp_path / "s", mode="rw", config=SMALL) as store:
+        store.put(lq.Message("t", b"x"))
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    options = BrokerOptions(read_only=True, offsets=tmp_path / where)
+    with pytest.raises(UsageError, match="--offsets"), background(tmp_path / "s", options=options):
+        pass
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_second_start_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Broker(tmp_path / "s", config=SMALL) as broker:
+            with pytest.raises(UsageError, match="runs already"):
+                await broker.start()
+            with pytest.raises(StoreError, match="open in another program"):
+                await Broker(tmp_path / "s", config=SMALL).start()
+            client = await connected(broker.address)
+            assert (await client.send("t")).code == 0
+            await client.close()
+        # It can be started again after its end.
+        async with broker:
+            assert len(list(broker.store.scan())) == 1
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
+
+
+@pytest.mark.parametrize("is_temporary", [True, False])
+def test_a_cancelled_call_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_temporary: bool
+) -> None:
+    """``asyncio.wait_for`` cancels a start or a stop that takes too long."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("logquarry.broker.broker._SHM", str(tmp_path / "missing"))
+    path = None if is_temporary else tmp_path / "s"
+
+    async def scenario() -> None:
+        for steps in range(4):
+            broker = Broker(path, config=SMALL)
+            starting = asyncio.create_task(broker.start())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            starting.cancel()
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+            check()
+        for steps in range(1, 4):
+            await broker.start()
+            stopping = asyncio.create_task(broker.stop())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            stopping.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await stopping
+            check()
+
+    def check() -> None:
+        names = {thread.name for thread in threading.enumerate()}
+        assert not [name for name in names if name.startswith(("broker-", "logquarry-"))]
+        if is_temporary:
+            assert not list(tmp_path.iterdir())
+        elif path is not None and path.exists():
+            with lq.MessageStore.open(path, mode="rw", config=SMALL):
+                pass
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
+
+
+def test_a_read_only_store_that_vanishes(tmp_path: Path) -> None:
+    """As if its disk was unmounted: with an empty queue, consumers would start again at 0."""
+    path = tmp_path / "s"
+    with lq.MessageStore.open(path, mode="rw", config=SMALL) as store:
+        store.put(lq.Message("t", b"x"))
+
+    async def scenario() -> None:
+        async with serving(path, read_only=True) as (_, client):
+            assert (await client.pull("t", 1)).code == ResponseCode.PULL_NOT_FOUND
+            path.rename(tmp_path / "away")
+            for offset in 1, 5, 2:
+                answer = await client.pull("t", offset, consumerGroup="g")
+                assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert str(path) in str(answer.remark)
+            (tmp_path / "away").rename(path)
+            assert (await client.pull("t", 1)).code == ResponseCode.PULL_NOT_FOUND
+            assert len(messages_of(await client.pull("t"))) == 1
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
+
+
+def test_two_stops_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = Broker(tmp_path / "s", config=SMALL)
+        starting = asyncio.create_task(broker.start())
+        await asyncio.sleep(0)
+        # Both wait for the start.
+        await asyncio.gather(broker.stop(), broker.stop())
+        await starting
+        with pytest.raises(UsageError, match="not running"):
+            broker.store  # noqa: B018
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
