@@ -30,6 +30,8 @@ class Ahead:
         file = self.log.last_file(create=True)
         assert file is not None
         self.file: MappedFile = file
+        if not file.address:
+            pytest.skip("interpreted modules do not write through the map")
         self.service = PagesAhead(self.log, disk.health)
         self.loaded: list[tuple[int, int]] = []
         self.works = True
