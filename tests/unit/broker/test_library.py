@@ -16,6 +16,7 @@ from logquarry.broker import Broker, background
 from logquarry.broker import broker as module
 from logquarry.format import properties as props
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.store.message_store import StoreWriter
 from logquarry.stored_message import StoredMessage
 from logquarry.testing.clock import ShiftedClock
 from logquarry.units import now_ms
@@ -57,7 +58,9 @@ def play(scenario: Callable[[Client, ShiftedClock], Awaitable[None]]) -> None:
 
 def test_a_topic_of_the_program_that_runs_the_broker() -> None:
     async def scenario(client: Client, broker: Broker) -> None:
-        broker.store.put(lq.Message("reports", b"1", queue_id=2))
+        store = broker.store
+        assert isinstance(store, StoreWriter)
+        store.put(lq.Message("reports", b"1", queue_id=2))
         assert (await received(client, "reports", queue_id=2)).body == b"1"
         route = await client.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "reports"})
         assert route.code == ResponseCode.SUCCESS
@@ -66,8 +69,8 @@ def test_a_topic_of_the_program_that_runs_the_broker() -> None:
         assert (
             await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "reports"})
         ).code == ResponseCode.SUCCESS
-        broker.store.put(lq.Message("reports", b"2", queue_id=2))
-        broker.store.put(lq.Message("orders", b"3"))
+        store.put(lq.Message("reports", b"2", queue_id=2))
+        store.put(lq.Message("orders", b"3"))
         await received(client, "orders")
         route = await client.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "reports"})
         assert route.code == ResponseCode.TOPIC_NOT_EXIST
