@@ -94,6 +94,7 @@ def test_a_cancelled_call_leaves_nothing_open(
                 await starting
             check()
         for steps in range(1, 4):
+            broker = Broker(path, config=SMALL)
             await broker.start()
             stopping = asyncio.create_task(broker.stop())
             for _ in range(steps):
