@@ -118,6 +118,7 @@ class AllocateMappedFileService(Service):
         self._requests: dict[Path, _Request] = {}
         # The last file that was taken; the next call of take replaces it.
         self._handed: _Request | None = None
+        self._logged: str | None = None
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
         """Take the file at ``path``, and request ``following`` next.
@@ -196,8 +197,13 @@ class AllocateMappedFileService(Service):
                 )
                 if self._warm:
                     request.file.warm()
+                self._logged = None
             except StoreUnavailable as error:
-                logger.warning("%s: cannot be created: %s", request.path, error)
+                # Each put that waits tries again: log a full disk once, not for each of them.
+                text = f"{request.path}: cannot be created: {error}"
+                if text != self._logged:
+                    logger.warning("%s", text)
+                self._logged = text
                 request.error = error
             except Exception as error:
                 request.error = self.health.poison(f"{request.path}: cannot be created: {error!r}")

@@ -16,6 +16,7 @@ from logquarry.broker import Broker, background
 from logquarry.broker import broker as module
 from logquarry.format import properties as props
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from logquarry.store.message_store import StoreWriter
 from logquarry.stored_message import StoredMessage
 from logquarry.testing.clock import ShiftedClock
 from logquarry.units import now_ms
@@ -58,7 +59,7 @@ def play(scenario: Callable[[Client, ShiftedClock], Awaitable[None]]) -> None:
 def test_a_topic_of_the_program_that_runs_the_broker() -> None:
     async def scenario(client: Client, broker: Broker) -> None:
         store = broker.store
-        assert isinstance(store, lq.StoreWriter)
+        assert isinstance(store, StoreWriter)
         store.put(lq.Message("reports", b"1", queue_id=2))
         assert (await received(client, "reports", queue_id=2)).body == b"1"
         route = await client.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "reports"})

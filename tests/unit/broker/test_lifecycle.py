@@ -57,7 +57,8 @@ def test_a_folder_that_cannot_keep_the_offsets(tmp_path: Path, where: str) -> No
 
 def test_a_second_start_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with Broker(tmp_path / "s", config=SMALL) as broker:
+        broker = Broker(tmp_path / "s", config=SMALL)
+        async with broker:
             with pytest.raises(UsageError, match="runs already"):
                 await broker.start()
             with pytest.raises(StoreError, match="open in another program"):
@@ -93,6 +94,7 @@ def test_a_cancelled_call_leaves_nothing_open(
                 await starting
             check()
         for steps in range(1, 4):
+            broker = Broker(path, config=SMALL)
             await broker.start()
             stopping = asyncio.create_task(broker.stop())
             for _ in range(steps):
@@ -127,7 +129,7 @@ def test_a_read_only_store_that_vanishes(tmp_path: Path) -> None:
             for offset in 1, 5, 2:
                 answer = await client.pull("t", offset, consumerGroup="g")
                 assert answer.code == ResponseCode.SYSTEM_ERROR
-            assert str(path) in str(answer.remark)
+                assert str(path) in str(answer.remark)
             (tmp_path / "away").rename(path)
             assert (await client.pull("t", 1)).code == ResponseCode.PULL_NOT_FOUND
             assert len(messages_of(await client.pull("t"))) == 1

@@ -108,6 +108,24 @@ def test_failures_reach_who_waits_and_are_tried_again(
         file.close()
 
 
+def test_a_full_disk_is_logged_once(
+    disk: FaultyDisk,
+    service: AllocateMappedFileService,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for times in (1, 2):
+        disk.failing["allocate"] = ENOSPC
+        for _ in range(5):
+            with pytest.raises(StoreUnavailable, match="no room"):
+                service.take(tmp_path / "0", None, SIZE)
+        assert len([text for text in caplog.messages if "no room" in text]) == times
+        disk.failing.clear()
+        file = service.take(tmp_path / str(times), None, SIZE)
+        assert file is not None
+        file.close()
+
+
 def test_a_failed_sync_ends_it(
     disk: FaultyDisk, service: AllocateMappedFileService, tmp_path: Path
 ) -> None:
