@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from logquarry.broker.acl import Account
 from logquarry.broker.sparing import SparingLog, line_of
@@ -142,8 +142,8 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------- the transport
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See :class:`asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclass of asyncio's.
+        transport = self._transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(_WRITE_LIMIT)
         name = transport.get_extra_info("peername")
         if name:
@@ -406,7 +406,7 @@ class Handshake(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See :class:`asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)
         if len(self._server.handshakes) >= _MOST_HANDSHAKES:
             _violations.warning("too many TLS handshakes: a client is disconnected")
             transport.abort()

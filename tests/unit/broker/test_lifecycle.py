@@ -7,11 +7,13 @@ import tempfile
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import logquarry as lq
 from logquarry.broker import Broker, BrokerOptions, background
+from logquarry.broker.connection import Connection
 from logquarry.errors import StoreError, UsageError
 from logquarry.protocol.remoting_codes import ResponseCode
 from tests.helpers.broker_client import (
@@ -149,3 +151,14 @@ def test_two_stops_at_once(tmp_path: Path) -> None:
             broker.store  # noqa: B018
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
+
+
+def test_a_transport_of_another_event_loop() -> None:
+    # The transports of uvloop are no subclass of asyncio's.
+    transport, server = mock.Mock(), mock.Mock()
+    transport.get_extra_info.return_value = ("127.0.0.1", 5)
+    connection = Connection(server)
+    connection.connection_made(transport)
+    assert connection.is_open
+    assert connection.address == "127.0.0.1:5"
+    server.opened.assert_called_once_with(connection)
