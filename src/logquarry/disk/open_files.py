@@ -186,7 +186,8 @@ class _OpenFile:
             return memoryview(b"")
         at = position - self._start
         view = self.view
-        if at < 0 or at + length > len(self._data) or not view.reaches(position + length):
+        is_held = at >= 0 and at + length <= len(self._data) and not view.is_growing
+        if not is_held or not view.reaches(position + length):
             is_next = 0 <= at <= len(self._data) > 0
             self._ahead = min(_MOST_AHEAD, max(CHUNK, 2 * self._ahead)) if is_next else 0
             self._start, self._data = self._around(position, length)

@@ -55,11 +55,13 @@ class FileView(ABC):
         path: the full path, for messages.
         size: bytes of the file.
         is_mapped: whether a window is a part of a map, which costs no copy.
+        is_growing: whether another program may write the file: a copied window may be outdated.
     """
 
     path: str
     size: int
     is_mapped: bool = False
+    is_growing: bool = False
 
     @property
     def unreadable(self) -> Sequence[Unreadable]:
@@ -189,6 +191,7 @@ class _LocalFile(FileView):
                 # The map keeps its own reference to the file until the last window is released.
                 mapped = WatchedMap(descriptor, self.size, access=mmap.ACCESS_READ).watch()
                 self.is_mapped = mapped.is_watched or not hasattr(os, "pread")
+                self.is_growing = not self.is_mapped
                 copied = None if self.is_mapped else os.dup(descriptor)
                 self._map = ReadableMap(path, mapped, self.size, descriptor=copied, note=note)
         finally:

@@ -121,6 +121,8 @@ Arrived = Callable[[DispatchRequests], None]
 Grown = Callable[[DispatchRequests, Groups], None]
 
 _MOST_BYTES: Final = 8 << 20
+RUN_SPAN: Final = 2 * _MOST_BYTES
+"""A run of frames, whose entries are written queue by queue, ends within this many bytes."""
 _INTERVAL_MS: Final = 1_000
 _ANY_SAFE_NAME: Final = "store"
 _PAUSES: Final = 0.001, 0.02
@@ -314,7 +316,7 @@ class Dispatcher:
         if reached < stop:
             raise StoreUnavailable(f"{COMMIT_LOG}: the log cannot be read from {reached} on")
 
-    def _dispatch_from(self, file: MappedFile, most: int | None = 2 * _MOST_BYTES) -> bool:
+    def _dispatch_from(self, file: MappedFile, most: int | None = RUN_SPAN) -> bool:
         """Dispatch the next frames of a file, or move to the next file; returns whether it
         could."""
         position = self.offset - file.base

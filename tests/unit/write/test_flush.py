@@ -327,6 +327,7 @@ def test_the_checkpoint_is_written_after_what_it_tells_of(
     service.run_once()
     assert disk.order == []
     put(units, bytes(2 * PAGE_SIZE))
+    disk.order.clear()
     service.run_once()
     assert disk.order == ["fdatasync"]
     assert times.logics_timestamp == 50

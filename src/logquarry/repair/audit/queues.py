@@ -49,7 +49,7 @@ from logquarry.repair.audit.differences import (
     same_entries,
     within,
 )
-from logquarry.write.dispatcher import queue_name_fault
+from logquarry.write.dispatcher import RUN_SPAN, queue_name_fault
 from logquarry.write.queue_writer import QueuePart, is_batch, units_of
 
 
@@ -378,7 +378,8 @@ class QueuesAudit:
 
         A crash explains it if the dispatcher had reached one place of the log, every queue has the
         messages before that place, and none of them is older than the checkpoint, which names
-        messages that were in the queues once.
+        messages that were in the queues once. RocketMQ dispatches message by message. This
+        library writes a run queue by queue, so some queues may lack a run that others have.
         """
         if not self.layout.has_abort:
             return False
@@ -394,6 +395,8 @@ class QueuesAudit:
                 dispatched = max(dispatched, end)
             if any(file.size != queue.sequence.file_size for file in queue.files if file.size):
                 return False
+        if self.layout.kept_settings:
+            dispatched -= RUN_SPAN
         return self._is_dispatched(dispatched, known)
 
     def _is_dispatched(self, dispatched: int, known: int) -> bool:
