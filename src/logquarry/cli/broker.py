@@ -162,6 +162,7 @@ def broker(
         raise UsageError("--offsets needs --read-only: otherwise the store keeps the offsets")
     from logquarry.broker import BrokerOptions
     from logquarry.broker.acl import AccessControl
+    from logquarry.broker.background import new_event_loop
     from logquarry.signals import held
 
     serves = BrokerOptions(
@@ -181,8 +182,8 @@ def broker(
         insecure=insecure,
     )
     settings = options.store_config(config)
-    with held() as waiting:
-        asyncio.run(_serve(out, waiting, store, serves, settings, metrics_at))
+    with held() as waiting, asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve(out, waiting, store, serves, settings, metrics_at))
 
 
 async def _serve(
