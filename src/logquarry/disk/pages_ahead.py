@@ -15,7 +15,7 @@ from typing import Final
 
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
-from logquarry.disk.open_files import address_of, populate
+from logquarry.disk.open_files import populate
 from logquarry.disk.service import Health, Service
 
 _LEAST: Final = 256 << 10
@@ -51,7 +51,8 @@ class PagesAhead(Service):
     def run_once(self) -> None:
         """Load the pages of the next puts."""
         file = self._log.last
-        if file is None or not file.address or not self._is_possible:
+        address = 0 if file is None else file.address
+        if file is None or not address or not self._is_possible:
             # Without an address, puts do not write through the map.
             return
         wrote = file.wrote
@@ -65,7 +66,7 @@ class PagesAhead(Service):
         pages = file.buffer[start:stop]
         if pages:
             # The pages of a full disk or a failing one cannot be loaded: puts find out why.
-            self._is_possible = populate(address_of(pages), len(pages))
+            self._is_possible = populate(address + start, len(pages))
         self._loaded = stop
         if stop == file.size:
             self._refill = 0
