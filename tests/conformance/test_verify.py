@@ -59,7 +59,7 @@ EXPECTED: dict[str, list[tuple[str, str, str, int]]] = {
     "checkpoint-gone": [("note", "checkpoint_missing", "checkpoint", 0), ABORT],
     "checkpoint-zero": [("note", "checkpoint_zero", "checkpoint", 0), ABORT],
     "checkpoint-old": [ABORT],
-    "checkpoint-new": [LATE_CHECKPOINT, ABORT],
+    "checkpoint-new": [damage("checkpoint_ahead", "checkpoint", 0), ABORT],
     "checkpoint-old-cq-gone": [*GONE, NO_INDEX, ABORT],
     "cq-and-index-gone": [*GONE, NO_INDEX, ABORT],
     "one-topic-gone": [*ONE_TOPIC_GONE, ABORT],

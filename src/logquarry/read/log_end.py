@@ -47,6 +47,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import DAMAGE
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import all_queues
+from logquarry.read.indexed import last_indexed
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import RocksQueue
 
@@ -116,6 +117,9 @@ def known_damage(layout: StoreLayout) -> DamageMap:
 def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> list[QueueEntry]:
     """The last entry of each queue (default: all), the one that reaches furthest first.
 
+    If the index names a later message than all queues, an entry for that message comes first: the
+    queues may be lost too.
+
     An entry that ends more than a file after the log's last file is left out, unless the entry
     before it is there too: one entry may be rot, two show that files of the log are missing. This
     reads at most the last files of each queue. Of the queues in RocksDB, which may be millions,
@@ -133,7 +137,9 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> 
             continue
         if _end(entry) <= limit or _follows_another(queue, entry, log.end):
             sane.append(entry)
-    return sorted(sane, key=_end, reverse=True)
+    sane.sort(key=_end, reverse=True)
+    indexed = last_indexed(layout, _end(sane[0]) if sane else log.start)
+    return sane if indexed is None else [indexed, *sane]
 
 
 def _end(entry: QueueEntry) -> int:

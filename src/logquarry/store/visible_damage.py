@@ -1,7 +1,7 @@
 """The damage of a store that shows without reading its log: for ``logquarry info``.
 
-It reads folder names, the last queue entries and ``.logquarry/damage.json``. If files of the log
-are missing, or the queues point beyond the log's end, it reads all queue entries.
+It reads folder names, the last queue entries, the checkpoint and ``.logquarry/damage.json``. If
+files of the log are missing, or the queues point beyond the log's end, it reads all queue entries.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT
 from logquarry.read.log_end import Noted, known_damage, last_entries
 from logquarry.read.lost_messages import lost_messages
+from logquarry.read.lost_tail import find_lost_tail
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.text import plural
 
@@ -37,6 +38,9 @@ def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
     queued = entries[0].physical_offset + entries[0].size if entries else 0
     if queued > log_end:
         yield f"the log ends at {log_end}, and the queues point to messages up to {queued}"
+    tail = find_lost_tail(layout, entries)
+    if tail is not None:
+        yield tail
     gaps = [span for span in _without_file(log) if span.offset < log_end]
     if gaps or queued > log_end:
         lost = lost_messages(layout, gaps, log_end)

@@ -1,8 +1,8 @@
 """Finds the messages that a recovery would lose, and whether the user must accept the loss.
 
-A message is lost if a queue, the durable offset or the checkpoint knows it, and the recovered log
-does not have it. Entries of messages before the log's first offset are expired, not lost. Damage
-that an earlier recovery recorded was accepted then.
+A message is lost if a queue, the index, the durable offset or the checkpoint knows it, and the
+recovered log does not have it. Entries of messages before the log's first offset are expired, not
+lost. Damage that an earlier recovery recorded was accepted then.
 
 A crash normally loses messages, and it is no fault unless a message was on the disk already. The
 following show that a message was on the disk, and thus vouch for it:
@@ -28,11 +28,13 @@ import numpy.typing as npt
 
 from logquarry import text
 from logquarry.errors import StoreUnavailable
+from logquarry.format import java
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import COMMIT_LOG
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
 from logquarry.read.batch_queue import all_queues, frames_in
+from logquarry.read.indexed import indexed_offsets
 from logquarry.read.log_end import LARGEST_MESSAGE, known_damage
 from logquarry.read.queue import Queue, Units, has_message
 
@@ -230,6 +232,8 @@ class _Search:
         found: list[_Frames] = [np.empty((0, 3), np.int64)]
         for queue in all_queues(self._layout):
             found += self._lost_of(queue, lowest)
+        # After the queues, which have the sizes.
+        found.append(self._lost_of_index(lowest))
         frames = np.concatenate(found)
         if len(frames) > _MOST_COUNTED:
             return frames
@@ -252,6 +256,14 @@ class _Search:
                 return
             if len(frames):
                 after = int(frames[0, 0])
+
+    def _lost_of_index(self, lowest: int) -> _Frames:
+        # RocketMQ keeps the index of an empty log, so that index shows no loss.
+        has_log = bool(self._log.files)
+        places = indexed_offsets(self._layout, lowest if has_log else java.LONG_MAX)
+        ones = np.ones(len(places), np.int64)
+        frames = np.stack([places, ones * FIXED_SIZE_V1, ones], axis=1)
+        return frames[self._lacks(frames)]
 
     def _lacks(self, frames: _Frames) -> npt.NDArray[np.bool_]:
         """Which messages the recovered log does not have."""

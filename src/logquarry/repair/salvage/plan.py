@@ -25,10 +25,12 @@ from logquarry.log import columns
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
+from logquarry.log.store_files import CHECKPOINT
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_end import last_entries
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.lost_tail import lost_tail
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.queue_offsets import QueueNotes, QueueStory, Range
@@ -236,6 +238,10 @@ class _Planner:
             )
             self._known_end = max(self._known_end, vouched)
         plan.lost = lost_spans(self._layout, log.damage, log.end, self._known_end)
+        tail = lost_tail(self._layout, log.latest_timestamp)
+        if tail is not None and self._known_end <= log.end:
+            # No offset shows how many bytes are lost.
+            plan.lost.append(LostSpan("checkpoint_ahead", CHECKPOINT, log.end, 0, tail))
         fill_messages(self._layout, plan.lost, self._framed)
         self._finish()
         return plan

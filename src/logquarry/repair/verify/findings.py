@@ -215,7 +215,10 @@ KINDS: Final[Mapping[str, Kind]] = {
         "note", "the checkpoint is all zeros", Action.NOTHING, "nothing: the next writer fills it"
     ),
     "checkpoint_ahead": Kind(
-        "note", "the checkpoint is later than the last message", Action.NOTHING
+        "damage",
+        "the checkpoint covers messages after the last one of the log",
+        Action.RECOVER,
+        "put the last files of the log back from a backup, else `recover`",
     ),
     "checkpoint_short": Kind("damage", "the checkpoint file is too short", Action.RECOVER),
     "abort_file": Kind(

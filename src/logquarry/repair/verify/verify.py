@@ -17,7 +17,15 @@ from logquarry.log.places import guided
 from logquarry.log.readable import UNREADABLE, rereads
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.store_files import ABORT, LOCK
-from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
+from logquarry.log.walk import (
+    MISSING_FILE,
+    BlankSpan,
+    DamagedSpan,
+    ExpiredSpan,
+    LogEnd,
+    LogReader,
+    Run,
+)
 from logquarry.read.compaction import compaction_faults
 from logquarry.read.log_end import known_damage, log_bound
 from logquarry.read.lost_messages import LostMessages, lost_messages
@@ -56,8 +64,10 @@ _COMES_AND_GOES: Final = frozenset(
 )
 """Findings that are notes beside a live writer, which appends to the log first."""
 
-_CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead"})
+_CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahead"})
 """Findings that are notes after RocketMQ's recovery, which cuts queues and index in memory only."""
+_OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MISSING_FILE})
+"""Findings beside which messages may be lost that queues or index know."""
 _Facts = AuditedRun[FrameFacts]
 
 
@@ -129,7 +139,13 @@ class _Verification:
         self.report.add_all(self.index.finish(end, lost, self.last_keyed))
         if self.layout.has_state_table and not self.live:
             check_transactions(self.layout, end, self.report)
-        check_checkpoint(self.layout, self.report, messages=self.messages, last_time=self.last_time)
+        check_checkpoint(
+            self.layout,
+            self.report,
+            messages=self.messages,
+            last_time=self.last_time,
+            is_live=self.live,
+        )
         check_config(self.layout, self.report)
         if not self.live:
             for fault in timer_faults(self.layout):
@@ -171,7 +187,7 @@ class _Verification:
 
     def _lost(self, end: int) -> dict[str, int]:
         """Count the messages that the queues know and the log has lost."""
-        has_lost = not self.live and self.report.by_kind.keys() & {"queue_in_damage", "queue_ahead"}
+        has_lost = not self.live and self.report.by_kind.keys() & _OF_LOST
         lost = lost_messages(self.layout, self.damage, end) if has_lost else LostMessages(0, 0)
         return {"lost_messages": lost.messages, "lost_bytes": lost.bytes}
 
