@@ -31,7 +31,10 @@ def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
         log_end: physical offset of the log's end.
     """
     log = layout.commit_log
-    yield from _first(_wrong_files(log, "log file"))
+    if layout.lost_head is not None:
+        yield str(layout.lost_head)
+    lacks_first = layout.lost_head is not None
+    yield from _first(_wrong_files(log, "log file", lacks_first=lacks_first))
     queues = layout.queue_files() + layout.batch_queue_files()
     yield from _first(fault for files in queues for fault in _wrong_files(files, "queue file"))
     entries = last_entries(layout)
@@ -65,8 +68,8 @@ def _without_file(log: FileSequence) -> Iterator[Noted]:
             yield Noted(start, end - start)
 
 
-def _wrong_files(files: FileSequence, what: str) -> Iterator[str]:
-    for one in file_differences(files.files, files.file_size):
+def _wrong_files(files: FileSequence, what: str, *, lacks_first: bool = False) -> Iterator[str]:
+    for one in file_differences(files.files, files.file_size, lacks_first=lacks_first):
         if one.fault is not FileFault.GAP:
             yield one.reason()
         elif one.missing:

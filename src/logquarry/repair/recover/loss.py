@@ -176,6 +176,10 @@ class _Search:
         self._end = max(end, self._log.start)
         known = known_damage(layout)
         self._damage = [span for span in damage if span.offset not in known]
+        self._start = self._log.start
+        if layout.lost_head is not None and layout.lost_head.start < self._start:
+            self._start = layout.lost_head.start
+            self._damage.insert(0, missing_span(layout, *layout.lost_head))
         self._last_timestamp = last_timestamp
         self._durable = layout.durable_end
         self._is_closed = not layout.has_abort
@@ -274,7 +278,7 @@ class _Search:
         if self._durable is not None and self._is_closed:
             # An earlier recovery cut the log there; the entries after it are stale.
             lacking &= starts < self._durable
-        return lacking & (starts >= self._log.start)
+        return lacking & (starts >= self._start)
 
     # ------------------------------------------------------------------------------- which count
     def _is_vouched(self, lost: _Frames) -> npt.NDArray[np.bool_]:
@@ -329,11 +333,16 @@ def missing_files(layout: StoreLayout, end: int) -> Iterator[DamagedSpan]:
         end: physical offset of the log's end.
     """
     for file, following in pairwise(layout.commit_log.files):
-        start = file.base + layout.commit_log.file_size
+        start = file.base + (layout.commit_log.file_size if file.size else 0)
         if start < following.base < end:
-            reason = "there is no file for this part of the log"
-            path = layout.filesystem.full_path(layout.log_file(start))
-            yield DamagedSpan(start, following.base - start, MISSING_FILE, reason, path)
+            yield missing_span(layout, start, following.base)
+
+
+def missing_span(layout: StoreLayout, start: int, stop: int) -> DamagedSpan:
+    """A part of the log without a file."""
+    path = layout.filesystem.full_path(layout.log_file(start))
+    reason = "there is no file for this part of the log"
+    return DamagedSpan(start, stop - start, MISSING_FILE, reason, path)
 
 
 _IS_MOUNTED: Final = "a disk may not be mounted"

@@ -116,7 +116,7 @@ def plan_safe(
             a link has the name of a file, or if the settings have the sizes of another store.
     """
     check_entries(root, config)
-    layout = StoreLayout.open(root, config).by_content()
+    layout = StoreLayout.open(root, config).by_content(shows_lost_head=False)
     return _Planner(layout, config).plan(progress, stretch_bytes)
 
 

@@ -22,6 +22,7 @@ from logquarry.format.delay import parse_levels
 from logquarry.format.frame import BLANK
 from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns
+from logquarry.log.durable import unproved_start
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
@@ -115,6 +116,7 @@ class SalvagePlan:
         ends: number of transaction ends whose half message is lost.
         wrong_crcs: physical offsets of saved frames whose property CRC is wrong.
         has_heads: whether the old log is a DLedger log.
+        unproved_start: why messages before the log's start may be lost too, in words.
     """
 
     store: str
@@ -132,6 +134,7 @@ class SalvagePlan:
     ends: int = 0
     wrong_crcs: list[int] = field(default_factory=list)
     has_heads: bool = False
+    unproved_start: str | None = None
 
     @property
     def messages(self) -> int:
@@ -214,6 +217,7 @@ class _Planner:
         self._plan = SalvagePlan(layout.root, self._config, [])
         self._plan.stale.included = include_stale
         self._plan.has_heads = self._log.has_heads
+        self._plan.unproved_start = unproved_start(layout.filesystem, self._log.files)
 
     def plan(self) -> SalvagePlan:
         plan = self._plan

@@ -227,6 +227,12 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.RECOVER,
         "`recover`, if no broker has the store open",
     ),
+    "log_start": Kind(
+        "note",
+        "the log does not start at 0, and no record shows that retention deleted its first files",
+        Action.NOTHING,
+        "nothing, if retention deleted files; else put them back from a backup",
+    ),
     "live": Kind(
         "note", "a process has the store open", Action.NOTHING, "stop the process before a repair"
     ),

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.log.durable import unproved_start
 from logquarry.log.follow import Followed, Follower, dispatch_requests
 from logquarry.log.layout import StoreLayout
 from logquarry.log.places import guided
@@ -245,6 +246,9 @@ class _Verification:
 
     def _log_files(self) -> None:
         log, names = self.layout.commit_log, self.layout.log_names
+        unproved = unproved_start(self.layout.filesystem, log.files)
+        if unproved is not None:
+            self.report.add("log_start", log.files[0].path, log.start, unproved)
         for one in names.renames:
             reason = f"{one.reason}; `logquarry recover` renames it"
             self.report.add("misnamed_file", one.path, one.base, reason)
@@ -253,7 +257,8 @@ class _Verification:
             self.report.add("misnamed_file", path, 0, reason)
         for path, reason in names.doubts:
             self.report.add("misnamed_file", path, 0, reason)
-        for found in file_differences(log.files, log.file_size):
+        lacks_first = self.layout.lost_head is not None
+        for found in file_differences(log.files, log.file_size, lacks_first=lacks_first):
             # The walk over the log reports missing files.
             if found.fault in (FileFault.SIZE, FileFault.EMPTY_LAST):
                 self.report.add_all([found.size_difference(found.file.base)])
