@@ -316,7 +316,10 @@ class LogAudit:
 
 
 def _lost_file(blank: BlankSpan) -> DamagedSpan:
-    reason = "a blank replaces a lost file of the log"
+    reason = (
+        "the file has a blank and no message: the blank replaces a lost file, or RocketMQ 3 wrote "
+        "it for a message larger than a file"
+    )
     return DamagedSpan(blank.offset, blank.length, MISSING_FILE, reason, blank.path)
 
 

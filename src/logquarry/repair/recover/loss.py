@@ -31,7 +31,6 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import java
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import COMMIT_LOG
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
 from logquarry.read.batch_queue import all_queues, frames_in
 from logquarry.read.indexed import indexed_offsets
@@ -46,6 +45,8 @@ _LARGE_SHARE: Final = 100
 """A larger loss may be a hundredth of the log, and at most 64 MiB."""
 _MOST_COUNTED: Final = 20_000_000
 """Lost entries that are compared, so that a message in several queues counts once."""
+_MOST_NAMED: Final = 2
+"""Missing parts of the log that a reason names."""
 _LEAST_APART: Final = 2
 """Fewest entries with messages far behind the log that count as a loss: one may be rot."""
 
@@ -211,7 +212,7 @@ class _Search:
             messages=count,
             bytes=size,
             known_bytes=known,
-            reason=self._reason(lost, is_missing=is_missing),
+            reason=self._reason(lost, missing if is_missing else None),
             needs_consent=is_missing or not (is_one or _is_small(certain, known)),
         )
 
@@ -311,11 +312,13 @@ class _Search:
             return missing
         return missing & (lost[:, 0] < self._log.end + self._log.file_size)
 
-    def _reason(self, lost: _Frames, *, is_missing: bool) -> str:
+    def _reason(self, lost: _Frames, missing: _Frames | None) -> str:
         if not self._log.files:
             return f"the log has no files, but the queues point to them: {_IS_MOUNTED}"
-        if is_missing:
-            return f"files of the log are missing in {COMMIT_LOG}/: {_IS_MOUNTED}"
+        if missing is not None:
+            found = list(self._missing_parts(missing))
+            more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+            return "; ".join(found[:_MOST_NAMED]) + more
         within = int(np.count_nonzero(lost[:, 0] < self._end))
         if len(lost) and within == len(lost):
             return f"the log is damaged from {int(lost[0, 0])} on"
@@ -323,6 +326,28 @@ class _Search:
         if within:
             words += f", and {text.plural(within, 'message')} before that are damaged"
         return words
+
+    def _missing_parts(self, missing: _Frames) -> Iterator[str]:
+        """The parts of the log that have no file, or a file without a message."""
+        path_at = self._layout.log_file
+        for span in self._damage:
+            file = self._log.at(span.offset)
+            if span.kind != MISSING_FILE:
+                continue
+            if file is not None and file.size:
+                yield f"{file.path} has a blank and no message"
+            else:
+                where = f"{span.offset} to {span.offset + span.length}"
+                yield f"the log has no file for {where}: {path_at(span.offset)} is missing"
+        after = missing[missing[:, 0] >= self._end]
+        reached = max(self._durable or 0, int((after[:, 0] + after[:, 1]).max(initial=0)))
+        if reached > self._log.end:
+            first, last = path_at(self._log.end), path_at(reached - 1)
+            files = f"{first} is" if first == last else f"{first} to {last} are"
+            had = f"the log had messages up to {reached}, and its last file ends at {self._log.end}"
+            yield f"{had}: {files} missing"
+        elif reached > self._end:
+            yield f"the log had messages up to {reached}, and ends at {self._end} now"
 
 
 def missing_files(layout: StoreLayout, end: int) -> Iterator[DamagedSpan]:
