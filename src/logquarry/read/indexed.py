@@ -2,13 +2,13 @@
 
 The queues are the first evidence of a lost part of the log. If the queues are lost too, the index
 still has the physical offset of each message with a key, but no size: a message whose frame is
-missing counts with the bytes of the smallest frame.
+missing reaches up to the next one in the index. The last one counts as the smallest frame.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,26 @@ from logquarry.log.store_files import INDEX
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.index_file import IndexFile
 
+Int64 = npt.NDArray[np.int64]
+LARGEST_MESSAGE: Final = 64 << 20
+"""A larger message is rot."""
 _ENTRY: Final = ENTRY.dtype()
 _CHUNK: Final = 1 << 20
 """Entries that are read at once."""
 _LEAST_APART: Final = 2
 """Fewest messages far after the log's files that count: one entry may be rot."""
+
+
+class Span(Protocol):
+    """A stretch of the log."""
+
+    @property
+    def offset(self) -> int:
+        """Physical offset."""
+
+    @property
+    def length(self) -> int:
+        """Bytes."""
 
 
 def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
@@ -63,8 +78,31 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
     return QueueEntry(last, _size_at(layout, last), 0)
 
 
-def indexed_offsets(layout: StoreLayout, least: int) -> npt.NDArray[np.int64]:
-    """The physical offsets from ``least`` on that the index has, ascending, each once."""
+def indexed_frames(layout: StoreLayout, least: int, spans: Sequence[Span]) -> tuple[Int64, Int64]:
+    """The messages from a physical offset on that the index has, in the order of the log.
+
+    Args:
+        layout: the store's files.
+        least: the offset.
+        spans: damaged parts of the log, in order: a message in one ends with it.
+
+    Returns:
+        The physical offset of each message, and its bytes, estimated by the next message.
+    """
+    places, size = _all_places(layout, least), layout.commit_log.file_size
+    after = np.append(places[1:], places[-1:] + FIXED_SIZE_V1)
+    if size:
+        after = np.minimum(after, places - places % size + size)
+    if spans and len(places):
+        starts = np.array([span.offset for span in spans], np.int64)
+        ends = np.array([span.offset + span.length for span in spans], np.int64)
+        number = np.maximum(np.searchsorted(starts, places, side="right") - 1, 0)
+        inside = (places >= starts[number]) & (places < ends[number])
+        after = np.where(inside, np.minimum(after, ends[number]), after)
+    return places, np.clip(after - places, FIXED_SIZE_V1, LARGEST_MESSAGE)
+
+
+def _all_places(layout: StoreLayout, least: int) -> Int64:
     found = [np.empty(0, np.int64)]
     for file in _files(layout):
         header = file.header
@@ -85,7 +123,7 @@ def _is_possible(header: IndexHeader) -> bool:
     return header.entry_count > 1 and 0 <= header.begin_offset <= header.end_offset
 
 
-def _places(file: IndexFile, *, from_end: bool = False) -> Iterator[npt.NDArray[np.int64]]:
+def _places(file: IndexFile, *, from_end: bool = False) -> Iterator[Int64]:
     """The physical offsets of a file's entries, some at a time; none if its shape is unknown."""
     shape, count = file.shape, file.header.entry_count - 1
     if shape is None:

@@ -36,7 +36,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from operator import attrgetter
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from logquarry.format import frame
 from logquarry.format.frame import FIXED_SIZE_V1
@@ -47,27 +47,13 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import DAMAGE
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import all_queues
-from logquarry.read.indexed import last_indexed
+from logquarry.read.indexed import LARGEST_MESSAGE, Span, last_indexed
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import RocksQueue
 
 logger = logging.getLogger(__name__)
 
 _MOST_OF_ROCKSDB: Final = 64
-LARGEST_MESSAGE: Final = 64 << 20
-"""A queue entry with a larger size is rot."""
-
-
-class Span(Protocol):
-    """A stretch of the log."""
-
-    @property
-    def offset(self) -> int:
-        """Physical offset."""
-
-    @property
-    def length(self) -> int:
-        """Bytes."""
 
 
 class Noted(NamedTuple):

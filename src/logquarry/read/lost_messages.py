@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.format import java
-from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.log.layout import StoreLayout
 from logquarry.read.batch_queue import all_queues, frames_in
-from logquarry.read.indexed import indexed_offsets
-from logquarry.read.log_end import Span, last_entries
+from logquarry.read.indexed import Span, indexed_frames
+from logquarry.read.log_end import last_entries
 from logquarry.read.queue import has_message
 from logquarry.text import plural
 
@@ -40,8 +39,8 @@ def lost_messages(layout: StoreLayout, spans: Sequence[Span], log_end: int) -> L
     """Count the messages of queues and index in damaged parts of the log and after its end.
 
     Reads all queue entries. A message that several queues name counts once. Each message of an
-    inner batch counts, and the bytes of its frame count once. A message that only the index names
-    counts with the bytes of the smallest frame.
+    inner batch counts, and the bytes of its frame count once. The bytes of a message that only the
+    index names are an estimate (:func:`logquarry.read.indexed.indexed_frames`).
 
     Args:
         layout: the store's files.
@@ -75,12 +74,12 @@ def lost_messages(layout: StoreLayout, spans: Sequence[Span], log_end: int) -> L
             offsets.append(at[which])
             sizes.append(size[which])
             counts.append(held)
-    indexed = indexed_offsets(layout, min([log_end, *starts.tolist()]))
-    indexed = indexed[lost(indexed)]
+    at, size = indexed_frames(layout, min([log_end, *starts.tolist()]), spans)
+    is_lost = lost(at)
     # The queues come first: they have the sizes.
-    offsets.append(indexed)
-    sizes.append(np.full(len(indexed), FIXED_SIZE_V1, np.int64))
-    counts.append(np.ones(len(indexed), np.int64))
+    offsets.append(at[is_lost])
+    sizes.append(size[is_lost])
+    counts.append(np.ones(np.count_nonzero(is_lost), np.int64))
     _, first = np.unique(np.concatenate(offsets), return_index=True)
     return LostMessages(
         int(np.concatenate(counts)[first].sum()), int(np.concatenate(sizes)[first].sum())

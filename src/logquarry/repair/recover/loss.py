@@ -33,8 +33,8 @@ from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
 from logquarry.read.batch_queue import all_queues, frames_in
-from logquarry.read.indexed import indexed_offsets
-from logquarry.read.log_end import LARGEST_MESSAGE, known_damage
+from logquarry.read.indexed import LARGEST_MESSAGE, indexed_frames
+from logquarry.read.log_end import known_damage
 from logquarry.read.queue import Queue, Units, has_message
 
 _SMALL_BYTES: Final = 64 << 10
@@ -265,9 +265,9 @@ class _Search:
     def _lost_of_index(self, lowest: int) -> _Frames:
         # RocketMQ keeps the index of an empty log, so that index shows no loss.
         has_log = bool(self._log.files)
-        places = indexed_offsets(self._layout, lowest if has_log else java.LONG_MAX)
-        ones = np.ones(len(places), np.int64)
-        frames = np.stack([places, ones * FIXED_SIZE_V1, ones], axis=1)
+        least = lowest if has_log else java.LONG_MAX
+        places, sizes = indexed_frames(self._layout, least, self._damage)
+        frames = np.stack([places, sizes, np.ones(len(places), np.int64)], axis=1)
         return frames[self._lacks(frames)]
 
     def _lacks(self, frames: _Frames) -> npt.NDArray[np.bool_]:
