@@ -21,12 +21,10 @@ a store for your own tests in `logquarry.testing`. Each name is imported when it
 that a quick command stays quick.
 """
 
-from __future__ import annotations
-
 import os
 
-# A type checker takes this name for true. Importing typing would take longer than the rest of this
-# module, and the command line handles Ctrl-C only after it.
+# A type checker takes this name for true. The command line handles Ctrl-C only after this module:
+# importing typing would take longer than the rest of it, and __future__ as long.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -162,7 +160,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     import importlib
 
     if name == "errors":

@@ -4,7 +4,7 @@ Before a command runs there is nothing to clean up, so the first handler ends th
 That includes the imports, in which a KeyboardInterrupt would print a traceback. While a command
 runs, Ctrl-C raises KeyboardInterrupt, so that the command removes its unfinished output.
 
-Python's own start, and the imports of this module, still print a traceback. So it imports little.
+Python's own start, and the import of the package, still print a traceback. So they import little.
 """
 
 from __future__ import annotations

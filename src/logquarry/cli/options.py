@@ -117,10 +117,10 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
         Raises:
             UsageError: if the value is a URL.
         """
-        from logquarry.log.location import local_folder, without_file_scheme
+        from logquarry.log.location import local_folder, path_or_url
 
         local_folder(value)
-        return Path(without_file_scheme(os.fsdecode(value)))
+        return Path(path_or_url(os.fsdecode(value)))
 
 
 class Filters(NamedTuple):

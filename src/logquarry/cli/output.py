@@ -48,11 +48,14 @@ def check_target(target: str | Path, stores: Iterable[str]) -> Path:
     Raises:
         UsageError: if the target is a folder or a URL, or lies in one of the stores.
     """
-    if "://" in str(target):
+    from logquarry.log.location import path_or_url
+
+    name = path_or_url(str(target))
+    if "://" in name:
         raise UsageError(f"{target} is a URL; give the path of a local file")
-    path = Path(target).resolve()
+    path = Path(name).resolve()
     _refuse_folder(target, path)
-    for store in stores:
+    for store in map(path_or_url, stores):
         if "://" not in store and path.is_relative_to(Path(store).resolve()):
             raise UsageError(f"{target} lies in the store {store}; give a path outside of it")
     return path

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logquarry import arguments
 from logquarry.errors import StoreNotFound, UnreadableFile
-from logquarry.log.location import arrow_folder, not_a_store, without_file_scheme
+from logquarry.log.location import arrow_folder, not_a_store, path_or_url
 from logquarry.log.readable import (
     UNREADABLE,
     ReadableMap,
@@ -400,7 +400,7 @@ def open_filesystem(
         StoreNotFound: if a local path is no folder.
         UsageError: if no file system knows the URL.
     """
-    text = without_file_scheme(arguments.path(location))
+    text = path_or_url(arguments.path(location))
     if storage_options is not None:
         arguments.mapping(storage_options, "storage_options", "a mapping of names to values")
     if "://" not in text:

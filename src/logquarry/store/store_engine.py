@@ -375,6 +375,7 @@ class StoreEngine:
             queues=self.queues,
             index=self.files.index,
             transactions=self.files.transactions,
+            begin_at=self.files.durable.begin_at,
             dispatched=lambda: self.dispatcher.offset,
             clock=self.clock,
         )
