@@ -34,12 +34,15 @@ from logquarry.broker.core import Core, Lanes
 from logquarry.broker.names import Names
 from logquarry.broker.options import BrokerOptions, is_wildcard, make_offsets_folder
 from logquarry.broker.ports import Port, listen_at_both
+from logquarry.broker.progress import Progress
 from logquarry.broker.pull import Pulling
 from logquarry.broker.queries import Queries
 from logquarry.broker.replies import Replies
 from logquarry.broker.retry import Retrying
+from logquarry.broker.runtime import Runtime
 from logquarry.broker.send import Sending
 from logquarry.broker.sparing import SparingLog, line_of
+from logquarry.broker.statistics import Statistics
 from logquarry.broker.tables import Tables
 from logquarry.broker.transactions import Transactions
 from logquarry.config import StoreConfig, settings_of
@@ -195,6 +198,7 @@ class Broker:
         sending, pulling = Sending(core), Pulling(core)
         self._pulling = pulling
         self._consuming = Consuming(core)
+        self._statistics = Statistics(core)
         parts = (
             sending,
             pulling,
@@ -204,8 +208,11 @@ class Broker:
             Transactions(core),
             Replies(core),
             Admin(core, pulling),
+            self._statistics,
+            Runtime(core, self._statistics),
+            Progress(core, self._statistics),
         )
-        names = Names(core).handlers()
+        names = Names(core, lambda: server.port).handlers()
         handlers: dict[int, Handler] = dict(names)
         for part in parts:
             handlers |= part.handlers()
@@ -293,6 +300,7 @@ class Broker:
                 for connection in core.clients.expire(now - self.options.expire_s):
                     connection.abort()
                 self._consuming.expire_locks()
+                self._statistics.sample()
             except Exception as error:
                 _problems.warning("housekeeping: %s", line_of(error))
             await _save_tables(core)

@@ -51,6 +51,7 @@ class RequestCode(IntEnum):
     GET_TOPIC_STATS_INFO = 202
     GET_CONSUMER_CONNECTION_LIST = 203
     GET_PRODUCER_CONNECTION_LIST = 204
+    WIPE_WRITE_PERM_OF_BROKER = 205
     GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
     DELETE_SUBSCRIPTIONGROUP = 207
     GET_CONSUME_STATS = 208
@@ -65,10 +66,17 @@ class RequestCode(IntEnum):
     GET_CONSUMER_RUNNING_INFO = 307
     CONSUME_MESSAGE_DIRECTLY = 309
     SEND_MESSAGE_V2 = 310
+    CLONE_GROUP_OFFSET = 314
+    VIEW_BROKER_STATS_DATA = 315
+    GET_BROKER_CONSUME_STATS = 317
+    GET_NAMESRV_CONFIG = 319
     SEND_BATCH_MESSAGE = 320
+    QUERY_CONSUME_QUEUE = 321
     SEND_REPLY_MESSAGE = 324
     SEND_REPLY_MESSAGE_V2 = 325
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326
+    ADD_WRITE_PERM_OF_BROKER = 327
+    GET_ALL_PRODUCER_INFO = 328
     GET_TOPIC_CONFIG = 351
     LITE_PULL_MESSAGE = 361
 
@@ -244,7 +252,7 @@ _ROWS: Final = (
     _served(_C.GET_TOPIC_STATS_INFO, "broker", "topic:text"),
     _served(_C.GET_CONSUMER_CONNECTION_LIST, "broker", "consumerGroup:text"),
     _served(_C.GET_PRODUCER_CONNECTION_LIST, "broker", "producerGroup:text"),
-    RequestType(205, "WIPE_WRITE_PERM_OF_BROKER", ""),
+    _served(_C.WIPE_WRITE_PERM_OF_BROKER, "names", "brokerName:text"),
     _served(_C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, "names"),
     _served(_C.DELETE_SUBSCRIPTIONGROUP, "broker", "groupName:text removeOffset:bool?"),
     _served(_C.GET_CONSUME_STATS, "broker", "consumerGroup:text topic:text?"),
@@ -285,20 +293,28 @@ _ROWS: Final = (
     RequestType(311, "GET_UNIT_TOPIC_LIST", ""),
     RequestType(312, "GET_HAS_UNIT_SUB_TOPIC_LIST", ""),
     RequestType(313, "GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST", ""),
-    RequestType(314, "CLONE_GROUP_OFFSET", ""),
-    RequestType(315, "VIEW_BROKER_STATS_DATA", ""),
+    _served(
+        _C.CLONE_GROUP_OFFSET, "broker", "srcGroup:text destGroup:text topic:text? offline:bool?"
+    ),
+    _served(_C.VIEW_BROKER_STATS_DATA, "broker", "statsName:text statsKey:text"),
     RequestType(316, "CLEAN_UNUSED_TOPIC", ""),
-    RequestType(317, "GET_BROKER_CONSUME_STATS", ""),
+    _served(_C.GET_BROKER_CONSUME_STATS, "broker", "isOrder:bool?"),
     RequestType(318, "UPDATE_NAMESRV_CONFIG", ""),
-    RequestType(319, "GET_NAMESRV_CONFIG", ""),
+    _served(_C.GET_NAMESRV_CONFIG, "names"),
     _served(_C.SEND_BATCH_MESSAGE, "broker", _SEND, _LETTERS),
-    RequestType(321, "QUERY_CONSUME_QUEUE", ""),
+    _served(
+        _C.QUERY_CONSUME_QUEUE,
+        "broker",
+        "topic:text queueId:int index:long count:int consumerGroup:text?",
+    ),
     RequestType(322, "QUERY_DATA_VERSION", ""),
     RequestType(323, "RESUME_CHECK_HALF_MESSAGE", ""),
     _served(_C.SEND_REPLY_MESSAGE, "broker", _SEND),
     _served(_C.SEND_REPLY_MESSAGE_V2, "broker", _SEND, _LETTERS),
     _served(_C.PUSH_REPLY_MESSAGE_TO_CLIENT, "client"),
-    RequestType(327, "ADD_WRITE_PERM_OF_BROKER", ""),
+    _served(_C.ADD_WRITE_PERM_OF_BROKER, "names", "brokerName:text"),
+    _served(_C.GET_ALL_PRODUCER_INFO, "broker"),
+    RequestType(329, "DELETE_EXPIRED_COMMITLOG", ""),
     _served(_C.GET_TOPIC_CONFIG, "broker", "topic:text"),
     _served(_C.LITE_PULL_MESSAGE, "broker", _PULL),
 )
