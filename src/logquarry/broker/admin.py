@@ -38,6 +38,7 @@ class Admin:
         code = RequestCode
         return {
             code.UPDATE_AND_CREATE_TOPIC: self.update_topic,
+            code.UPDATE_AND_CREATE_TOPIC_LIST: self.update_topics,
             code.DELETE_TOPIC_IN_BROKER: self.delete_topic,
             code.GET_ALL_TOPIC_CONFIG: self.all_topics,
             code.GET_TOPIC_CONFIG: self.topic_config,
@@ -45,6 +46,7 @@ class Admin:
             code.GET_TOPIC_STATS_INFO: self.topic_stats,
             code.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
             code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update_group,
+            code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_groups,
             code.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
             code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
             code.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
@@ -60,22 +62,39 @@ class Admin:
     # -------------------------------------------------------------------------------------- topics
     async def update_topic(self, request: Request) -> None:
         """Create a topic, or change its queues and permissions."""
-        core, fields = self._core, request.fields
-        counts = fields["readQueueNums"], fields["writeQueueNums"]
-        if not all(1 <= count <= _MOST_QUEUES for count in counts):
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"a topic has 1 to {_MOST_QUEUES} queues, not {counts}"
-            )
-        topic = TopicConfig(
-            fields["topic"],
-            *counts,
-            fields["perm"] & 7,
-            fields["topicSysFlag"],
-            fields["order"],
-        )
-        core.tables.set_topic(topic)
-        await core.slow(core.tables.save)
+        await self._set_topics([request.fields])
         request.reply()
+
+    async def update_topics(self, request: Request) -> None:
+        """The same for the topics of a list (``CreateTopicListRequestBody``)."""
+        found = parse_body(request.command.body).get("topicConfigList")
+        entries = found if isinstance(found, list) else []
+        names = ("topicName", "readQueueNums", "writeQueueNums", "perm")
+        try:
+            topics = [
+                {
+                    "topic": str(one["topicName"]),
+                    **{name: int(one[name]) for name in names[1:]},
+                    "topicSysFlag": int(one.get("topicSysFlag", 0)),
+                    "order": bool(one.get("order", False)),
+                }
+                for one in entries
+            ]
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"the list of topics is invalid: {error!r}"
+            ) from error
+        await self._set_topics(topics)
+        request.reply()
+
+    async def _set_topics(self, topics: list[dict[str, Any]]) -> None:
+        core = self._core
+        try:
+            for fields in topics:
+                core.tables.set_topic(_topic_of(fields))
+        finally:
+            # Those before an illegal topic stay.
+            await core.slow(core.tables.save)
 
     async def delete_topic(self, request: Request) -> None:
         """Remove a topic from the table. Its messages stay until their files expire."""
@@ -124,11 +143,25 @@ class Admin:
     # -------------------------------------------------------------------------------------- groups
     async def update_group(self, request: Request) -> None:
         """Create a subscription group, or change its settings."""
+        await self._set_groups([parse_body(request.command.body)])
+        request.reply()
+
+    async def update_groups(self, request: Request) -> None:
+        """The same for the groups of a list (``SubscriptionGroupList``)."""
+        found = parse_body(request.command.body).get("groupConfigList")
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise Refused(ResponseCode.SYSTEM_ERROR, "the body has no list of groups")
+        await self._set_groups(found)
+        request.reply()
+
+    async def _set_groups(self, groups: list[dict[str, Any]]) -> None:
         core = self._core
         core.tables.require_writer()
-        core.tables.set_group(parse_body(request.command.body))
-        await core.slow(core.tables.save)
-        request.reply()
+        try:
+            for settings in groups:
+                core.tables.set_group(settings)
+        finally:
+            await core.slow(core.tables.save)
 
     async def delete_group(self, request: Request) -> None:
         """Remove a subscription group, and its offsets if the request wants that."""
@@ -267,6 +300,17 @@ class Admin:
 
         message = await self._core.slow(partial(self._core.store.message_by_id, message_id))
         return frames_of((message,))
+
+
+def _topic_of(fields: Mapping[str, Any]) -> TopicConfig:
+    counts = fields["readQueueNums"], fields["writeQueueNums"]
+    if not all(1 <= count <= _MOST_QUEUES for count in counts):
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, f"a topic has 1 to {_MOST_QUEUES} queues, not {counts}"
+        )
+    return TopicConfig(
+        fields["topic"], *counts, fields["perm"] & 7, fields["topicSysFlag"], fields["order"]
+    )
 
 
 def _reply(request: Request, document: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler
 from logquarry.broker.consumers import Consuming
 from logquarry.broker.core import Core, Lanes
+from logquarry.broker.key_values import KeyValues
 from logquarry.broker.names import Names
 from logquarry.broker.options import BrokerOptions, is_wildcard, make_offsets_folder
 from logquarry.broker.ports import Port, listen_at_both
@@ -212,7 +213,7 @@ class Broker:
             Runtime(core, self._statistics),
             Progress(core, self._statistics),
         )
-        names = Names(core, lambda: server.port).handlers()
+        names = {**Names(core, lambda: server.port).handlers(), **KeyValues(core).handlers()}
         handlers: dict[int, Handler] = dict(names)
         for part in parts:
             handlers |= part.handlers()

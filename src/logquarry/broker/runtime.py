@@ -79,6 +79,8 @@ class Runtime:
             "getMissTps": _rates(found.get_missed_rates),
             "getTotalTps": _rates(total),
             "getTransferedTps": _rates(found.get_rates),
+            # RocketMQ 5 has corrected the name.
+            "getTransferredTps": _rates(found.get_rates),
             "putMessageAverageSize": found.put_average_size,
             "putMessageDistributeTime": " ".join(f"[{name}]:{count}" for name, count in times),
             "putMessageEntireTimeMax": round(found.put_longest_ms),

@@ -53,7 +53,7 @@ def test_all_numbers_have_the_formats_of_rocketmq(tmp_path: Path) -> None:
         assert set(_KEYS) <= table.keys()
         assert table["scheduleMessageOffset_3"] == "0,1"
         rates = [table[name] for name in table if name.endswith("Tps") and "timer" not in name]
-        assert len(rates) == 5
+        assert len(rates) == 6
         for rate in rates:
             assert re.fullmatch(r"\d+\.\d\d \d+\.\d\d \d+\.\d\d", rate)
         times = table["putMessageDistributeTime"].split(" ")
