@@ -10,6 +10,7 @@ from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.broker.send import most_retries, refusal_of
 from logquarry.errors import CorruptStore, LogquarryError, MessageNotFound
+from logquarry.format import properties as props
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.consumer.subscription import sent_back
 
@@ -60,4 +61,7 @@ class Retrying:
             await future
         except LogquarryError as error:
             raise refusal_of(error) from error
+        # A message that was retried before names the topic of its first delivery.
+        topic = message.properties.get(props.RETRY_TOPIC, message.topic)
+        core.counts.sent_back[topic, group] += 1
         request.reply()
