@@ -102,7 +102,7 @@ ctypedef uint32_t (*crc32_function)(uint32_t, const char*, size_t) noexcept nogi
 cdef int _BLANK, _SIZE_AT, _CRC_AT, _QUEUE_ID_AT, _FLAG_AT, _QUEUE_OFFSET_AT, _PHYSICAL_OFFSET_AT
 cdef int _BORN_AT, _RECONSUMED_BACK, _PREPARED_BACK, _BODY_LENGTH_BACK
 cdef int _NAME_SIZE, _SEPARATOR_BYTE, _LONGEST
-cdef long long _INT_MIN, _INT_MAX
+cdef long long _INT_MAX
 cdef bytes _KEYS_BYTES, _TAGS_BYTES
 
 cdef struct Item:
@@ -113,9 +113,13 @@ cdef struct Item:
     Py_ssize_t text_length
     Py_ssize_t tags_length
     long long properties_length
-    long long flag
+    long long born
+    long long prepared
     long long start
     long long size
+    int queue_id
+    int flag
+    int reconsumed
     uint32_t crc
     bint is_keys
 
@@ -139,6 +143,13 @@ cdef class FrameHead:
 cpdef put_result(bytes store_host, long long physical_offset, long long queue_offset,
                 long long size, long long now, double held, long long count, starts)
 
+cdef long long measured(Item *item, FrameHead head, bytes topic_data) noexcept
+@cython.locals(length=Py_ssize_t)
+cdef char *write_frame(
+    char *place, FrameHead head, bytes topic_data, const Item *item, long long queue_offset,
+    long long physical_offset, long long now
+) noexcept
+
 cdef class FrameAppend:
     cdef public object bar
     cdef public object clock
@@ -157,9 +168,11 @@ cdef class FrameAppend:
     cdef object _batch_topics
     cdef dict _topics
     cdef FrameHead _head
+    cdef dict _heads
     cdef crc32_function _crc32
 
 
+    @cython.locals(head=FrameHead, key=tuple)
     cdef FrameHead head_of(self, born_host, store_host, sys_flag)
     cdef bytes topic_data(self, topic)
     cdef uint32_t body_crc(self, const char *body, Py_ssize_t length) except? 1
@@ -170,11 +183,9 @@ cdef class FrameAppend:
         file=FilePlace,
         key=tuple,
         place="char *",
-        topic_length=Py_ssize_t,
         number=Py_ssize_t,
-        length="long long",
         whole="long long",
-        queue_number="long long",
+        queue_number=int,
         born_time="long long",
         now="long long",
         began="long long",
@@ -185,5 +196,5 @@ cdef class FrameAppend:
     )
     cdef object append_items(
         self, object topic, bytes topic_data, object queue_id, FrameHead head, object born,
-        long long reconsumed, long long prepared, Item *items, Py_ssize_t count
+        int reconsumed, long long prepared, Item *items, Py_ssize_t count
     )

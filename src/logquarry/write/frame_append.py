@@ -68,7 +68,7 @@ _BORN_AT = frame.HEAD.offsets["born_timestamp"]
 _RECONSUMED_BACK = frame.TAIL.size - frame.TAIL.offsets["reconsume_times"]
 _PREPARED_BACK = frame.TAIL.size - frame.TAIL.offsets["prepared_transaction_offset"]
 _BODY_LENGTH_BACK = frame.TAIL.size - frame.TAIL.offsets["body_length"]
-_INT_MIN, _INT_MAX, _LONGEST = java.INT_MIN, java.INT_MAX, LONGEST_PROPERTIES
+_INT_MAX, _LONGEST = java.INT_MAX, LONGEST_PROPERTIES
 _KEYS_BYTES, _TAGS_BYTES = _KEYS.encode(), _TAGS.encode()
 _NAME_SIZE = len(_KEYS_BYTES)
 _SEPARATOR_BYTE = ord(props.PROPERTY_SEPARATOR)
@@ -182,6 +182,60 @@ class FrameHead:
         self.store_bytes = fields.store_host
 
 
+def measured(item: Any, head: FrameHead, topic_data: bytes) -> int:
+    """Compiled: set the size of a message's frame, and return it."""
+    item.size = head.fixed_size + item.body_length + len(topic_data) + item.properties_length
+    size: int = item.size
+    return size
+
+
+def write_frame(
+    place: Any,
+    head: FrameHead,
+    topic_data: bytes,
+    item: Any,
+    queue_offset: int,
+    physical_offset: int,
+    now: int,
+) -> Any:
+    """Compiled: write the frame of a message at an address. Returns the address after it."""
+    memcpy(place, PyBytes_AS_STRING(head.template), head.size)
+    store32(place + _SIZE_AT, item.size)
+    store32(place + _CRC_AT, item.crc)
+    store32(place + _QUEUE_ID_AT, item.queue_id)
+    store32(place + _FLAG_AT, item.flag)
+    store64(place + _QUEUE_OFFSET_AT, queue_offset)
+    store64(place + _PHYSICAL_OFFSET_AT, physical_offset)
+    store64(place + _BORN_AT, item.born)
+    store64(place + head.store_time_at, now)
+    place += head.size
+    store32(place - _RECONSUMED_BACK, item.reconsumed)
+    store64(place - _PREPARED_BACK, item.prepared)
+    store32(place - _BODY_LENGTH_BACK, item.body_length)
+    memcpy(place, item.body, item.body_length)
+    place += item.body_length
+    length = len(topic_data)
+    memcpy(place, PyBytes_AS_STRING(topic_data), length)
+    place += length
+    store16(place, item.properties_length)
+    place += 2
+    if item.text != cython.NULL:
+        if item.is_keys:
+            memcpy(place, PyBytes_AS_STRING(_KEYS_BYTES), _NAME_SIZE)
+            place += _NAME_SIZE
+        memcpy(place, item.text, item.text_length)
+        place += item.text_length
+    if item.tags != cython.NULL:
+        if item.text != cython.NULL:
+            place[0] = _SEPARATOR_BYTE
+            place += 1
+        memcpy(place, PyBytes_AS_STRING(_TAGS_BYTES), _NAME_SIZE)
+        place += _NAME_SIZE
+        memcpy(place, item.tags, item.tags_length)
+        place += item.tags_length
+    return place
+
+
 class FrameAppend:
     """The state of a log's writer that each put reads or changes.
 
@@ -232,13 +286,18 @@ class FrameAppend:
             self._lock: Any = LogLock()
             self._topics: dict[str, bytes] = {}
             self._head: FrameHead | None = None
+            self._heads: dict[tuple[str | bytes, str | bytes, int], FrameHead] = {}
             self._is_wall_clock = clock is now_ms
             self._crc32 = cython.cast(crc32_function, cython.cast(cython.size_t, crc32_address()))
         else:
             self._lock = threading.Lock()
 
     def head_of(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> FrameHead:
-        """Compiled: the start of the frames with these hosts and SYSFLAG."""
+        """Compiled: the start of the frames with these hosts and SYSFLAG.
+
+        Raises:
+            MessageRejected, UsageError: as :class:`FrameHead`.
+        """
         head = self._head
         if (
             head is None
@@ -246,7 +305,14 @@ class FrameAppend:
             or head.store_host is not store_host
             or head.sys_flag is not sys_flag
         ):
-            head = self._head = FrameHead(born_host, store_host, sys_flag)
+            key = born_host, store_host, sys_flag
+            head = self._heads.get(key)
+            if head is None:
+                head = FrameHead(born_host, store_host, sys_flag)
+                if len(self._heads) >= _CACHED:
+                    self._heads.clear()
+                self._heads[key] = head
+            self._head = head
         return head
 
     def topic_data(self, topic: str) -> bytes:
@@ -288,31 +354,32 @@ class FrameAppend:
         signal handler runs between the bytes and the queue offset.
 
         Args:
-            items: ``Item *``; the sizes of their frames are computed here.
+            items: ``Item *``; the numbers that the messages share, and the sizes of their frames
+                are set here.
 
         Returns:
             None, and nothing is changed, if the reference must append them.
+
+        Raises:
+            OverflowError: likewise.
         """
-        topic_length = len(topic_data)
-        whole = 0
-        for number in range(count):
-            item = cython.address(items[number])
-            length = item.properties_length
-            if length > _LONGEST or not _INT_MIN <= item.flag <= _INT_MAX:
-                return None
-            item.start = whole
-            item.size = head.fixed_size + item.body_length + topic_length + length
-            whole += item.size
-            if whole > self._largest:
-                return None
         queue_number = queue_id
-        if not _INT_MIN <= queue_number <= _INT_MAX or not _INT_MIN <= reconsumed <= _INT_MAX:
-            return None
         born_time = 0
         if born is not None:
             born_time = born
         elif not self._is_wall_clock:
             born_time = self.clock()
+        whole = 0
+        for number in range(count):
+            item = cython.address(items[number])
+            item.queue_id = queue_number
+            item.born = born_time
+            item.reconsumed = reconsumed
+            item.prepared = prepared
+            item.start = whole
+            whole += measured(item, head, topic_data)
+            if item.properties_length > _LONGEST or whole > self._largest:
+                return None
         key = (topic, queue_id)
 
         # Under the lock: place, queue offset and store time; then the bytes.
@@ -330,8 +397,6 @@ class FrameAppend:
                 return None
             if self._is_wall_clock:
                 now = time_ns() // 1_000_000
-                if born is None:
-                    born_time = now
             else:
                 stamp = self.clock()
                 if type(stamp) is not int:
@@ -351,39 +416,17 @@ class FrameAppend:
             place += at
             for number in range(count):
                 item = cython.address(items[number])
-                memcpy(place, PyBytes_AS_STRING(head.template), head.size)
-                store32(place + _SIZE_AT, item.size)
-                store32(place + _CRC_AT, item.crc)
-                store32(place + _QUEUE_ID_AT, queue_number)
-                store32(place + _FLAG_AT, item.flag)
-                store64(place + _QUEUE_OFFSET_AT, queue_offset + number)
-                store64(place + _PHYSICAL_OFFSET_AT, physical_offset + item.start)
-                store64(place + _BORN_AT, born_time)
-                store64(place + head.store_time_at, now)
-                place += head.size
-                store32(place - _RECONSUMED_BACK, reconsumed)
-                store64(place - _PREPARED_BACK, prepared)
-                store32(place - _BODY_LENGTH_BACK, item.body_length)
-                memcpy(place, item.body, item.body_length)
-                place += item.body_length
-                memcpy(place, PyBytes_AS_STRING(topic_data), topic_length)
-                place += topic_length
-                store16(place, item.properties_length)
-                place += 2
-                if item.text != cython.NULL:
-                    if item.is_keys:
-                        memcpy(place, PyBytes_AS_STRING(_KEYS_BYTES), _NAME_SIZE)
-                        place += _NAME_SIZE
-                    memcpy(place, item.text, item.text_length)
-                    place += item.text_length
-                if item.tags != cython.NULL:
-                    if item.text != cython.NULL:
-                        place[0] = _SEPARATOR_BYTE
-                        place += 1
-                    memcpy(place, PyBytes_AS_STRING(_TAGS_BYTES), _NAME_SIZE)
-                    place += _NAME_SIZE
-                    memcpy(place, item.tags, item.tags_length)
-                    place += item.tags_length
+                if born is None and self._is_wall_clock:
+                    item.born = now
+                place = write_frame(
+                    place,
+                    head,
+                    topic_data,
+                    item,
+                    queue_offset + number,
+                    physical_offset + item.start,
+                    now,
+                )
             if view is not None:
                 file.keep(at, at + whole)
             # The bytes count only from the last of these lines on, which cannot fail.

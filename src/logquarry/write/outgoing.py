@@ -25,6 +25,7 @@ from logquarry.format import put_rows as r
 from logquarry.log import codec
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
+from logquarry.write.common_frames import CommonFrames
 from logquarry.write.encode import Encoded
 from logquarry.write.host_fields import HostFields, host_fields
 from logquarry.write.message_rules import LONGEST_PROPERTIES, topic_bytes
@@ -100,6 +101,8 @@ class Outgoing:
         heads, head_facts: the distinct heads, for the kernel.
         topics, topic_ends: the distinct topics, for the kernel.
         keep: the objects that own the bytes at the rows' addresses.
+        frames: the frames of the messages that are not odd, instead of ``rows`` and the tables
+            after it.
     """
 
     count: int
@@ -118,6 +121,7 @@ class Outgoing:
     topics: Bytes8 = field(default_factory=lambda: np.zeros(0, np.uint8))
     topic_ends: Int64 = field(default_factory=lambda: np.zeros(1, np.int64))
     keep: tuple[object, ...] = ()
+    frames: CommonFrames | None = None
 
 
 def outgoing_reference(
@@ -160,6 +164,39 @@ def outgoing_reference(
         named_ids=np.array(named, np.int64),
         waits=waits,
         times=times,
+    )
+
+
+def outgoing_frames(
+    frames: CommonFrames, encode: Encode, check: Callable[[Encoded], None]
+) -> Outgoing:
+    """Checked messages: compiled frames, and the frames of the odd messages.
+
+    Args:
+        frames: has taken the messages.
+        encode: makes the frames of odd messages.
+        check: rejects a frame that no file could hold.
+
+    Raises:
+        MessageRejected, UsageError: as :func:`outgoing_reference`.
+    """
+    sizes, named_ids, host_ids = np.empty((3, frames.count), np.int64)
+    frames.fill_columns(sizes.ctypes.data, named_ids.ctypes.data, host_ids.ctypes.data)
+    odd, hosts = {}, dict(frames.hosts)
+    for number, message in frames.odd.items():
+        encoded = odd[number] = _encoded(message, number, encode, check)
+        sizes[number] = _size(encoded)
+        host_ids[number] = hosts.setdefault(encoded.store_host, len(hosts))
+    return Outgoing(
+        count=frames.count,
+        sizes=sizes,
+        odd=odd,
+        store_hosts=list(hosts),
+        store_host_ids=host_ids,
+        named=list(frames.topics),
+        named_ids=named_ids,
+        waits=len(odd) < frames.count or any(encoded.wait for encoded in odd.values()),
+        frames=frames,
     )
 
 

@@ -26,8 +26,9 @@ from logquarry.errors import MessageRejected, StoreUnavailable
 from logquarry.format import message_id
 from logquarry.format.frame import BLANK
 from logquarry.log import codec
-from logquarry.message import Message, iter_messages, require_messages
+from logquarry.message import Message, iter_messages, require_iterable, require_messages
 from logquarry.write.append import CommitLogWriter
+from logquarry.write.common_frames import IS_COMPILED, CommonFrames
 from logquarry.write.encode import Encoded
 from logquarry.write.log_appender import end_file, require_fit
 from logquarry.write.outgoing import (
@@ -35,6 +36,7 @@ from logquarry.write.outgoing import (
     Encode,
     Int64,
     Outgoing,
+    outgoing_frames,
     outgoing_kernel,
     outgoing_reference,
 )
@@ -43,6 +45,7 @@ from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from logquarry.disk.mapped_file import MappedFile
 
 CHUNK_BYTES: Final = 1 << 20
 """Approximate bytes that are appended under one lock."""
@@ -206,6 +209,12 @@ class ManyWriter:
         if any(hasattr(messages, name) for name in _ARROW):
             return list(self._parts_of_arrow(messages))
         writer = self._writer
+        if IS_COMPILED and writer.takes_kernels:
+            frames = CommonFrames(writer)
+            frames.take(require_iterable(messages, _TAKES), _TAKES)
+            if not frames.count:
+                return []
+            return [outgoing_frames(frames, writer.encoder.encode, self._check)]
         if not self._has_kernels or type(messages) in (list, tuple):
             found: Sequence[Message] = require_messages(messages, _TAKES)
         else:
@@ -307,7 +316,7 @@ class _Put:
 
     def append(self) -> None:
         """Append all messages, chunk by chunk."""
-        if any(len(part.odd) < part.count for part in self._parts):
+        if any(part.frames is None and len(part.odd) < part.count for part in self._parts):
             _load_kernel()
         for part in self._parts:
             first = self.done
@@ -356,8 +365,30 @@ class _Put:
 
     def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
         """Append rows to the last file. Returns the number of the first row that did not fit."""
-        kernels = codec.require_kernels()
         file = self._writer.file()
+        copying = time.monotonic()
+        if part.frames is None:
+            at, now = self._append_table(part, file, first, start, stop, now)
+        else:
+            columns = self._physical[first:].ctypes.data, self._queue[first:].ctypes.data
+            at = part.frames.append(file, start, stop, now, *columns)
+            self._times[first + start : first + at] = now
+        self._page_cache_ms += (time.monotonic() - copying) * _MS
+        if at > start:
+            self._sizes[first + start : first + at] = part.sizes[start:at]
+            self.done = first + at
+            self.last = self._last(part, first, at - 1, now)
+        file.store_timestamp = now
+        if at < stop:
+            end_file(file)
+        return at
+
+    def _append_table(
+        self, part: Outgoing, file: MappedFile, first: int, start: int, stop: int, now: int
+    ) -> tuple[int, int]:
+        """Append rows of the table by the kernel. Returns the number of the first row that did not
+        fit, and the store time of the last one that did."""
+        kernels = codec.require_kernels()
         offsets = self._writer.queue_offsets
         next_offsets = np.zeros(len(part.queues), np.int64)
         used = _used(part, start, stop)
@@ -365,14 +396,12 @@ class _Put:
             next_offsets[queue] = offsets.setdefault(part.queues[queue], 0)
         # The view keeps the map while the kernel writes.
         view: npt.NDArray[np.uint8] = np.frombuffer(file.buffer, np.uint8)
-        copying = time.monotonic()
         at, position = kernels.encode_frames(
             *(part.rows, start, stop),
             *(part.heads, part.head_facts, part.topics, part.topic_ends),
             *(view.ctypes.data, file.wrote, file.size, file.base, now, codec.crc32_address()),
             *(next_offsets, self._physical[first:], self._queue[first:], self._times[first:]),
         )
-        self._page_cache_ms += (time.monotonic() - copying) * _MS
         if at > start:
             before = file.wrote
             told = {part.queues[queue]: int(next_offsets[queue]) for queue in used}
@@ -386,13 +415,7 @@ class _Put:
                     offsets.update(told)
                 raise
             now = int(self._times[first + at - 1])
-            self._sizes[first + start : first + at] = part.sizes[start:at]
-            self.done = first + at
-            self.last = self._last(part, first, at - 1, now)
-        file.store_timestamp = now
-        if at < stop:
-            end_file(file)
-        return int(at)
+        return int(at), now
 
     def _last(self, part: Outgoing, first: int, number: int, now: int) -> PutResult:
         return PutResult(

@@ -5,6 +5,11 @@ from logquarry.write.frame_append cimport FrameAppend, FrameHead, Item
 cdef int _NAME_SIZE
 cdef double _SLOW_MS
 
+cdef bint is_common(
+    object tags, object keys, object properties, object text, object delay_level, object wait
+) except -1
+cdef object properties_text(object message)
+
 cdef class PutPath(FrameAppend):
     cpdef put(self, message)
     cpdef append_message(self, message)
@@ -12,7 +17,7 @@ cdef class PutPath(FrameAppend):
     cpdef object put_common(self, message)
 
     @cython.locals(
-        topic_data=bytes, head=FrameHead, item=Item, reconsumed="long long", prepared="long long"
+        topic_data=bytes, head=FrameHead, item=Item, reconsumed=int, prepared="long long"
     )
     cdef object _append_one(
         self, object topic, bytes body, object queue_id, object tags, object keys, object text,

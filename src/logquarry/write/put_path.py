@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import struct
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from logquarry.format import frame, java
@@ -58,6 +59,37 @@ _ONE_FRAME: Final = (0,)
 _NAME_SIZE = len(_KEYS)
 _monotonic = time.monotonic
 _Message = Message
+
+
+def is_common(
+    tags: str | None,
+    keys: str | None,
+    properties: Mapping[str, str] | None,
+    text: str | bytes | None,
+    delay_level: int,
+    wait: bool,
+) -> bool:
+    """Whether the store changes nothing in a message with these fields.
+
+    If it has ``properties``, :func:`properties_text` tells that.
+    """
+    if delay_level or not wait:
+        return False
+    if text is None:
+        return True
+    if type(text) is not str or keys is not None or tags is not None or properties is not None:
+        return False
+    # The names of the timer's delays contain that of the delay level.
+    return not (_DELAY in text or _DELIVER in text or _WAIT in text or _COPIES in text)
+
+
+def properties_text(message: Message) -> str | None:
+    """The property string of a message with ``properties``; None if the store acts on one."""
+    found = message.all_properties()
+    for name in _ACTED_ON:
+        if name in found:
+            return None
+    return props.encode(found)
 
 
 def settle_nothing(result: PutResult, wait: bool) -> PutResult:
@@ -141,22 +173,11 @@ class PutPath(FrameAppend):
             reconsume_times,
             prepared_offset,
         ) = fields
-        if delay_level or not wait or type(body) is not bytes:
+        if type(body) is not bytes or not is_common(tags, keys, properties, text, delay_level, wait):
             return None
         if properties is not None:
-            if text is not None:
-                return None
-            found = message.all_properties()
-            for name in _ACTED_ON:
-                if name in found:
-                    return None
-            text = props.encode(found)
-            keys = tags = None
-        elif text is not None:
-            if type(text) is not str or keys is not None or tags is not None:
-                return None
-            # The names of the timer's delays contain that of the delay level.
-            if _DELAY in text or _DELIVER in text or _WAIT in text or _COPIES in text:
+            text = properties_text(message)
+            if text is None:
                 return None
         if store_host is None:
             store_host = self._store_host
@@ -322,8 +343,10 @@ class PutPath(FrameAppend):
         item.is_keys = False
         item.properties_length = 0
         if text is not None:
+            # The string has keys and tags, if the message has any.
             item.text = PyUnicode_AsUTF8AndSize(text, cython.address(item.text_length))
             item.properties_length = item.text_length
+            tags = None
         elif keys is not None:
             item.text = PyUnicode_AsUTF8AndSize(keys, cython.address(item.text_length))
             item.is_keys = True
