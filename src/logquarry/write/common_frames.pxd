@@ -62,17 +62,14 @@ cdef class CommonFrames:
     cdef int _more_rows(self) except -1
     @cython.locals(room=Py_ssize_t, data="void *")
     cdef int _more_bytes(self, long long size) except -1
+    @cython.locals(column=number_pointer, count=Py_ssize_t, number=Py_ssize_t)
+    cpdef fill_columns(self, columns)
     @cython.locals(
-        size_column=number_pointer, topic_column=number_pointer, host_column=number_pointer,
-        number=Py_ssize_t
-    )
-    cpdef fill_columns(self, sizes, topics, hosts)
-    @cython.locals(
-        physical_column=number_pointer, queued_column=number_pointer, offsets=dict, last=FilePlace,
+        column=number_pointer, step=Py_ssize_t, last=FilePlace,
         at="long long", frames="char *", place="char *", whole="long long", used=int,
         number=Py_ssize_t, row="Row *", queue="QueueRun *", queue_offset="long long",
         physical_offset="long long", index=int
     )
     cpdef append(
-        self, file, Py_ssize_t start, Py_ssize_t stop, long long now, physical, queued
+        self, file, dict offsets, Py_ssize_t start, Py_ssize_t stop, long long now, columns
     )

@@ -22,6 +22,7 @@ from logquarry.write.message_rules import LONGEST_PROPERTIES
 if TYPE_CHECKING:
     from logquarry.disk.mapped_file import MappedFile
     from logquarry.read.log_queues import QueueKey
+    from logquarry.write.frame_table import Int64
     from logquarry.write.put_path import PutPath
 
 try:
@@ -167,9 +168,7 @@ class CommonFrames:
             row.queue = self._queue(topic, name, item.queue_id)
             if self._length + size > self._room:
                 self._more_bytes(size)
-            write_frame(
-                self._data + self._length, head, topic.data, cython.address(item), 0, 0, 0
-            )
+            write_frame(self._data + self._length, head, topic.data, cython.address(item), 0, 0, 0)
             self._length += size
 
     def _new_topic(self, name: str) -> TopicQueues:
@@ -231,42 +230,33 @@ class CommonFrames:
         self._data = cython.cast(cython.p_char, data)
         self._room = room
 
-    def fill_columns(self, sizes: int, topics: int, hosts: int) -> None:
-        """Fill three arrays of int64, given by their addresses, with a number for each message.
+    def fill_columns(self, columns: Int64) -> None:
+        """Fill the size of each frame (0 of an odd message), the number of its topic, and that of
+        its store host.
 
         Args:
-            sizes: gets the size of the frame, 0 of an odd message.
-            topics: gets the number of the topic.
-            hosts: gets the number of the store host, 0 of an odd message.
+            columns: three rows of numbers, one column for each message.
         """
-        size_column = cython.cast(number_pointer, cython.cast(cython.size_t, sizes))
-        topic_column = cython.cast(number_pointer, cython.cast(cython.size_t, topics))
-        host_column = cython.cast(number_pointer, cython.cast(cython.size_t, hosts))
-        for number in range(self.count):
-            size_column[number] = self._rows[number].size
-            topic_column[number] = self._rows[number].topic
-            host_column[number] = self._rows[number].host
+        column = cython.cast(number_pointer, cython.cast(cython.size_t, columns.ctypes.data))
+        count = self.count
+        for number in range(count):
+            column[number] = self._rows[number].size
+            column[count + number] = self._rows[number].topic
+            column[2 * count + number] = self._rows[number].host
 
     def append(
-        self, file: MappedFile, start: int, stop: int, now: int, physical: int, queued: int
+        self,
+        file: MappedFile,
+        offsets: dict[QueueKey, int],
+        start: int,
+        stop: int,
+        now: int,
+        columns: Int64,
     ) -> int:
-        """Append frames to a file, as many as it has room for. Only under the log's lock.
-
-        Each frame is appended once, in order.
-
-        Args:
-            file: the log's last file.
-            start, stop: the numbers of the messages, none of them odd.
-            now: the store time, in milliseconds.
-            physical, queued: the addresses of arrays of int64, which get the physical offset and
-                the queue offset of each message at its number.
-
-        Returns:
-            The number of the first message that did not fit.
-        """
-        physical_column = cython.cast(number_pointer, cython.cast(cython.size_t, physical))
-        queued_column = cython.cast(number_pointer, cython.cast(cython.size_t, queued))
-        offsets = self._path.queue_offsets
+        """Append frames to a file; see :meth:`FrameTable.append
+        <logquarry.write.frame_table.FrameTable.append>`. Each frame is appended once, in order."""
+        step = columns.strides[0] // 8
+        column = cython.cast(number_pointer, cython.cast(cython.size_t, columns.ctypes.data))
         last = cython.cast(FilePlace, file)
         at = last.wrote
         frames = self._data + self._appended
@@ -291,8 +281,10 @@ class CommonFrames:
             store64(place + _QUEUE_OFFSET_AT, queue_offset)
             store64(place + _PHYSICAL_OFFSET_AT, physical_offset)
             store64(place + row.time_at, now)
-            physical_column[number] = physical_offset
-            queued_column[number] = queue_offset
+            column[number] = physical_offset
+            column[step + number] = queue_offset
+            column[2 * step + number] = now
+            column[3 * step + number] = row.size
             whole += row.size
             number += 1
         if number == start:

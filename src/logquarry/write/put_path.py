@@ -173,7 +173,9 @@ class PutPath(FrameAppend):
             reconsume_times,
             prepared_offset,
         ) = fields
-        if type(body) is not bytes or not is_common(tags, keys, properties, text, delay_level, wait):
+        if type(body) is not bytes or not is_common(
+            tags, keys, properties, text, delay_level, wait
+        ):
             return None
         if properties is not None:
             text = properties_text(message)
