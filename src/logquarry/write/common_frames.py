@@ -173,7 +173,7 @@ class CommonFrames:
 
     def _new_topic(self, name: str) -> TopicQueues:
         try:
-            data = self._path.topic_data(name)
+            data = self._path.topic_of(name).data
         except LogquarryError:
             # The reference names the fault.
             data = None

@@ -77,6 +77,7 @@ _PUT_OK, _APPENDED = PutStatus.PUT_OK, AppendStatus.PUT_OK
 _ONE_FRAME: Final = (0,)
 _NO_TIME: Final = 0.0
 _CACHED: Final = 4_096
+_KEPT_KEYS = 64
 _new = tuple.__new__
 
 
@@ -98,23 +99,6 @@ def put_result(
     starts: tuple[int, ...],
 ) -> PutResult:
     """The result of a put of one message, or of a batch; see :class:`PutResult`."""
-    if cython.compiled:
-        # Most puts end within one tick.
-        held_ms = held if held else _NO_TIME
-        made: PutResult = result_of(
-            PutResult,
-            _PUT_OK,
-            _APPENDED,
-            store_host,
-            physical_offset,
-            queue_offset,
-            size,
-            count,
-            now,
-            held_ms,
-            starts,
-        )
-        return made
     return _new(
         PutResult,
         (
@@ -156,6 +140,25 @@ class LogLock:
 
     def __exit__(self, *error: object) -> None:
         PyThread_release_lock(self._lock)
+
+
+class Topic:
+    """Compiled: a topic's name, and TOPICLEN and TOPIC as the frame holds them."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self.data = data
+        self.keys: list[QueueKey | None] = [None] * _KEPT_KEYS
+
+    def key(self, queue_id: int) -> QueueKey:
+        """The key of a queue."""
+        if not 0 <= queue_id < _KEPT_KEYS:
+            return self.name, queue_id
+        # A dictionary finds the object that it has faster than an equal one.
+        found = self.keys[queue_id]
+        if found is None:
+            found = self.keys[queue_id] = (self.name, queue_id)
+        return found
 
 
 class FrameHead:
@@ -284,10 +287,12 @@ class FrameAppend:
         self._largest = min(config.max_message_size, files.file_size - frame.BLANK.size)
         if cython.compiled:
             self._lock: Any = LogLock()
-            self._topics: dict[str, bytes] = {}
+            self._topics: dict[str, Topic] = {}
             self._head: FrameHead | None = None
             self._heads: dict[tuple[str | bytes, str | bytes, int], FrameHead] = {}
             self._is_wall_clock = clock is now_ms
+            self._now = self._size = 0
+            self._now_object = self._size_object = 0
             self._crc32 = cython.cast(crc32_function, cython.cast(cython.size_t, crc32_address()))
         else:
             self._lock = threading.Lock()
@@ -315,18 +320,18 @@ class FrameAppend:
             self._head = head
         return head
 
-    def topic_data(self, topic: str) -> bytes:
-        """Compiled: TOPICLEN and TOPIC as the frame holds them.
+    def topic_of(self, name: str) -> Topic:
+        """Compiled: a topic by its name.
 
         Raises:
             MessageRejected: if the name cannot be a topic's.
         """
-        found = self._topics.get(topic)
+        found = cython.cast(Topic, self._topics.get(name))
         if found is None:
-            found = topic_bytes(topic, self._topic_check)
+            found = Topic(name, topic_bytes(name, self._topic_check))
             if len(self._topics) >= _CACHED:
                 self._topics.clear()
-            self._topics[topic] = found
+            self._topics[name] = found
         return found
 
     def body_crc(self, body: Any, length: int) -> int:
@@ -338,8 +343,7 @@ class FrameAppend:
 
     def append_items(
         self,
-        topic: str,
-        topic_data: bytes,
+        topic: Topic,
         queue_id: int,
         head: FrameHead,
         born: int | None,
@@ -377,10 +381,10 @@ class FrameAppend:
             item.reconsumed = reconsumed
             item.prepared = prepared
             item.start = whole
-            whole += measured(item, head, topic_data)
+            whole += measured(item, head, topic.data)
             if item.properties_length > _LONGEST or whole > self._largest:
                 return None
-        key = (topic, queue_id)
+        key = topic.key(queue_number)
 
         # Under the lock: place, queue offset and store time; then the bytes.
         lock = self._lock
@@ -421,7 +425,7 @@ class FrameAppend:
                 place = write_frame(
                     place,
                     head,
-                    topic_data,
+                    topic.data,
                     item,
                     queue_offset + number,
                     physical_offset + item.start,
@@ -443,6 +447,23 @@ class FrameAppend:
         starts = _ONE_FRAME
         if count != 1:
             starts = tuple([items[number].start for number in range(count)])
-        return put_result(
-            head.store_bytes, physical_offset, queue_offset, whole, now, held, count, starts
+        # Most puts have the store time and the size of the put before.
+        if now != self._now:
+            self._now, self._now_object = now, now
+        if whole != self._size:
+            self._size, self._size_object = whole, whole
+        # Most puts end within one tick.
+        held_ms = held if held else _NO_TIME
+        return result_of(
+            PutResult,
+            _PUT_OK,
+            _APPENDED,
+            head.store_bytes,
+            physical_offset,
+            known if head.advances and known is not None else 0,
+            self._size_object,
+            count,
+            self._now_object,
+            held_ms,
+            starts,
         )

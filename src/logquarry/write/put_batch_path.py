@@ -138,7 +138,7 @@ class PutBatchPath(PutPath):
             )
             if not head.takes_batch:
                 return None
-            topic_data = self.topic_data(topic)
+            found = self.topic_of(topic)
             if wire is not None:
                 count = self._wire_items(wire, cython.address(items))
             else:
@@ -147,7 +147,7 @@ class PutBatchPath(PutPath):
                 return None
             reconsumed = fields[15]
             result = self.append_items(
-                topic, topic_data, fields[2], head, born, reconsumed, 0, items, count
+                found, fields[2], head, born, reconsumed, 0, items, count
             )
             if result is not None and result.elapsed_ms > _SLOW_MS:
                 log_held(batch_size(messages, wire), result)

@@ -57,6 +57,7 @@ _MAGIC: Final = frame.MAGIC_V1
 _BLANK: Final = frame.BLANK.size
 _ONE_FRAME: Final = (0,)
 _NAME_SIZE = len(_KEYS)
+_HELD = PutResult._fields.index("elapsed_ms")
 _monotonic = time.monotonic
 _Message = Message
 
@@ -153,7 +154,8 @@ class PutPath(FrameAppend):
         """
         if type(message) is not _Message or not self.takes_kernels:
             return None
-        fields = cython.cast(tuple, message) if cython.compiled else message
+        if cython.compiled:
+            return self._put_one(message)
         (
             topic,
             body,
@@ -172,7 +174,7 @@ class PutPath(FrameAppend):
             store_host,
             reconsume_times,
             prepared_offset,
-        ) = fields
+        ) = message
         if type(body) is not bytes or not is_common(
             tags, keys, properties, text, delay_level, wait
         ):
@@ -184,22 +186,6 @@ class PutPath(FrameAppend):
         if store_host is None:
             store_host = self._store_host
         # The parts of the frame that are known before the lock is taken.
-        if cython.compiled:
-            return self._append_one(
-                topic,
-                body,
-                queue_id,
-                tags,
-                keys,
-                text,
-                flag,
-                sys_flag,
-                born,
-                born_host,
-                store_host,
-                reconsume_times,
-                prepared_offset,
-            )
         if text is None:
             text = "" if keys is None else _KEYS + keys
             if tags is not None:
@@ -281,44 +267,32 @@ class PutPath(FrameAppend):
             log_held(body_length, result)
         return result
 
-    def _append_one(
-        self,
-        topic: str,
-        body: bytes,
-        queue_id: int,
-        tags: str | None,
-        keys: str | None,
-        text: str | None,
-        flag: int,
-        sys_flag: int,
-        born: int | None,
-        born_host: str | bytes,
-        store_host: str | bytes,
-        reconsume_times: int,
-        prepared_offset: int,
-    ) -> PutResult | None:
-        """Compiled: the second half of :meth:`put_common`."""
-        topic_data = self.topic_data(topic)
-        head = self.head_of(born_host, store_host, sys_flag)
+    def _put_one(self, message: Message) -> PutResult | None:
+        """Compiled: :meth:`put_common`."""
+        fields = cython.cast(tuple, message)
+        body, text = fields[1], fields[6]
+        if type(body) is not bytes:
+            return None
+        if not is_common(fields[3], fields[4], fields[5], text, fields[7], fields[8]):
+            return None
+        if fields[5] is not None:
+            text = properties_text(message)
+            if text is None:
+                return None
+        topic = self.topic_of(fields[0])
+        store_host = fields[14]
+        head = self.head_of(
+            fields[13], self._store_host if store_host is None else store_host, fields[10]
+        )
         try:
-            reconsumed = reconsume_times
-            prepared = prepared_offset
-            self._fill(cython.address(item), body, tags, keys, text, flag)
+            self._fill(cython.address(item), body, fields[3], fields[4], text, fields[9])
             result = self.append_items(
-                topic,
-                topic_data,
-                queue_id,
-                head,
-                born,
-                reconsumed,
-                prepared,
-                cython.address(item),
-                1,
+                topic, fields[2], head, fields[12], fields[15], fields[16], cython.address(item), 1
             )
         except (OverflowError, UnicodeEncodeError):
             # The reference names the field, or replaces half a surrogate pair.
             return None
-        if result is not None and result.elapsed_ms > _SLOW_MS:
+        if result is not None and cython.cast(tuple, result)[_HELD] > _SLOW_MS:
             log_held(len(body), result)
         return result
 
