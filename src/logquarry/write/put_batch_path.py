@@ -146,9 +146,7 @@ class PutBatchPath(PutPath):
             if count <= 0:
                 return None
             reconsumed = fields[15]
-            result = self.append_items(
-                found, fields[2], head, born, reconsumed, 0, items, count
-            )
+            result = self.append_items(found, fields[2], head, born, reconsumed, 0, items, count)
             if result is not None and result.elapsed_ms > _SLOW_MS:
                 log_held(batch_size(messages, wire), result)
             return result
