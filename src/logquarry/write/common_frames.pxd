@@ -3,7 +3,7 @@ from libc.stdint cimport int64_t
 
 from logquarry.disk.file_place cimport FilePlace
 from logquarry.write.frame_append cimport FrameHead, Item, measured, store64, write_frame
-from logquarry.write.put_path cimport PutPath, is_common, properties_text
+from logquarry.write.put_path cimport PutPath, is_written_as_given, properties_text
 
 cdef enum:
     _QUEUES = 32
@@ -51,7 +51,7 @@ cdef class CommonFrames:
 
     @cython.locals(
         path=PutPath, head=FrameHead, found=FrameHead, host=int, number=Py_ssize_t, row="Row *",
-        topic=TopicQueues, fields=tuple, item=Item, size="long long"
+        topic=TopicQueues, fields=tuple, item=Item, size="long long", is_odd=bint
     )
     cpdef take(self, messages, field)
     @cython.locals(topic=TopicQueues)

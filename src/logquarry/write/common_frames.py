@@ -12,7 +12,7 @@ visit all of them again and again.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from logquarry.errors import LogquarryError
 from logquarry.format import frame
@@ -52,6 +52,8 @@ _Message = Message
 class TopicQueues:
     """A topic of a ``put_many``: its bytes, its number, and the numbers of its queues."""
 
+    first: Any
+
     def __init__(self, data: bytes | None, number: int) -> None:
         self.data = data
         self.number = number
@@ -73,6 +75,17 @@ class CommonFrames:
         hosts: the distinct store hosts, likewise.
     """
 
+    _data: Any
+    _length: int
+    _room: int
+    _appended: int
+    _rows: Any
+    _row_room: int
+    _queues: Any
+    _used: Any
+    _queue_room: int
+    _run: int
+
     def __init__(self, path: PutPath) -> None:
         self._path = path
         self.count = 0
@@ -87,7 +100,7 @@ class CommonFrames:
         free(self._queues)
         free(self._used)
 
-    def take(self, messages: Iterable[object], field: str) -> None:
+    def take(self, messages: Iterable[Any], field: str) -> None:
         """Make the frames of messages.
 
         Args:
@@ -121,11 +134,11 @@ class CommonFrames:
             row.topic = topic.number
             self.count = number + 1
             body, text = fields[1], fields[6]
-            if (
-                type(given) is not _Message
-                or topic.data is None
-                or not is_common(fields[3], fields[4], fields[5], text, fields[7], fields[8])
-            ):
+            is_odd = type(given) is not _Message or topic.data is None
+            if is_odd or fields[7] or not fields[8]:
+                self.odd[number] = given
+                continue
+            if text is not None and not is_written_as_given(text, fields[3], fields[4], fields[5]):
                 self.odd[number] = given
                 continue
             if type(body) is not bytes:
@@ -185,7 +198,7 @@ class CommonFrames:
         """The number of a queue."""
         is_low = 0 <= queue_id < _QUEUES
         if is_low:
-            number = topic.first[queue_id]
+            number: int = topic.first[queue_id]
             if number >= 0:
                 return number
         else:

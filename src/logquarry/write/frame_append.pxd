@@ -160,6 +160,7 @@ cdef class FrameAppend:
 
     @cython.locals(head=FrameHead, key=tuple)
     cdef FrameHead head_of(self, born_host, store_host, sys_flag)
+    @cython.locals(found=Topic)
     cdef Topic topic_of(self, name)
     cdef uint32_t body_crc(self, const char *body, Py_ssize_t length) except? 1
 

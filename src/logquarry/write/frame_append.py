@@ -326,7 +326,7 @@ class FrameAppend:
         Raises:
             MessageRejected: if the name cannot be a topic's.
         """
-        found = cython.cast(Topic, self._topics.get(name))
+        found: Topic | None = cython.cast(Topic, self._topics.get(name))
         if found is None:
             found = Topic(name, topic_bytes(name, self._topic_check))
             if len(self._topics) >= _CACHED:
@@ -454,7 +454,7 @@ class FrameAppend:
             self._size, self._size_object = whole, whole
         # Most puts end within one tick.
         held_ms = held if held else _NO_TIME
-        return result_of(
+        made: PutResult = result_of(
             PutResult,
             _PUT_OK,
             _APPENDED,
@@ -467,3 +467,4 @@ class FrameAppend:
             held_ms,
             starts,
         )
+        return made

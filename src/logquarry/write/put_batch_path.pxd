@@ -1,7 +1,7 @@
 cimport cython
 
 from logquarry.write.frame_append cimport FrameHead, Item, Topic, item_pointer, load16, load32
-from logquarry.write.put_path cimport PutPath, is_common
+from logquarry.write.put_path cimport PutPath, is_written_as_given
 
 cdef int _WIRE_FLAG_AT, _WIRE_BODY_LENGTH_AT, _WIRE_HEAD, _WIRE_FIXED, _AT_FIRST
 cdef double _SLOW_MS

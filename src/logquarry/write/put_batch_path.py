@@ -168,9 +168,9 @@ class PutBatchPath(PutPath):
                 return 0
             fields = cython.cast(tuple, messages[number])
             body, text, keys, tags = fields[1], fields[6], fields[4], fields[3]
-            if type(body) is not bytes or fields[5] is not None:
+            if type(body) is not bytes or fields[5] is not None or fields[7] or not fields[8]:
                 return 0
-            if not is_common(tags, keys, None, text, fields[7], fields[8]):
+            if text is not None and not is_written_as_given(text, tags, keys, None):
                 return 0
             # The fields that a batch has once.
             for place in (0, 2, 10, 12, 13, 14, 15):

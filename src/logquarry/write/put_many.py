@@ -28,12 +28,11 @@ from logquarry.message import Message, iter_messages, require_iterable, require_
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.common_frames import IS_COMPILED, CommonFrames
 from logquarry.write.encode import Encoded
-from logquarry.write.frame_table import FrameTable, load_kernel
+from logquarry.write.frame_table import FrameTable, Int64, load_kernel
 from logquarry.write.log_appender import end_file, require_fit
 from logquarry.write.outgoing import (
     Columns,
     Encode,
-    Int64,
     Outgoing,
     outgoing_frames,
     outgoing_kernel,

@@ -5,9 +5,7 @@ from logquarry.write.frame_append cimport FrameAppend, FrameHead, Item, Topic
 cdef int _NAME_SIZE, _HELD
 cdef double _SLOW_MS
 
-cdef bint is_common(
-    object tags, object keys, object properties, object text, object delay_level, object wait
-) except -1
+cdef bint is_written_as_given(object text, object tags, object keys, object properties) except -1
 cdef object properties_text(object message)
 
 cdef class PutPath(FrameAppend):

@@ -22,7 +22,7 @@ import logging
 import struct
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from logquarry.format import frame, java
 from logquarry.format import properties as props
@@ -62,22 +62,10 @@ _monotonic = time.monotonic
 _Message = Message
 
 
-def is_common(
-    tags: str | None,
-    keys: str | None,
-    properties: Mapping[str, str] | None,
-    text: str | bytes | None,
-    delay_level: int,
-    wait: bool,
-) -> bool:
-    """Whether the store changes nothing in a message with these fields.
-
-    If it has ``properties``, :func:`properties_text` tells that.
-    """
-    if delay_level or not wait:
-        return False
-    if text is None:
-        return True
+def is_written_as_given(
+    text: str | bytes, tags: str | None, keys: str | None, properties: Mapping[str, str] | None
+) -> TypeGuard[str]:
+    """Whether the store writes the property string of a message unchanged."""
     if type(text) is not str or keys is not None or tags is not None or properties is not None:
         return False
     # The names of the timer's delays contain that of the delay level.
@@ -175,9 +163,9 @@ class PutPath(FrameAppend):
             reconsume_times,
             prepared_offset,
         ) = message
-        if type(body) is not bytes or not is_common(
-            tags, keys, properties, text, delay_level, wait
-        ):
+        if delay_level or not wait or type(body) is not bytes:
+            return None
+        if text is not None and not is_written_as_given(text, tags, keys, properties):
             return None
         if properties is not None:
             text = properties_text(message)
@@ -271,9 +259,9 @@ class PutPath(FrameAppend):
         """Compiled: :meth:`put_common`."""
         fields = cython.cast(tuple, message)
         body, text = fields[1], fields[6]
-        if type(body) is not bytes:
+        if fields[7] or not fields[8] or type(body) is not bytes:
             return None
-        if not is_common(fields[3], fields[4], fields[5], text, fields[7], fields[8]):
+        if text is not None and not is_written_as_given(text, fields[3], fields[4], fields[5]):
             return None
         if fields[5] is not None:
             text = properties_text(message)
