@@ -25,6 +25,7 @@ MODULES: Final = (
     "write.frame_append",
     "write.put_path",
     "write.put_batch_path",
+    "write.common_frames",
     "write.put_future",
     "write.settling",
     "store.call_counts",

@@ -327,6 +327,21 @@ def iter_messages(messages: object, field: str) -> Iterator[Message]:
     Raises:
         WrongType: if it is no iterable of messages; for other iterables while they are read.
     """
+    found = require_iterable(messages, field)
+    if isinstance(found, (list, tuple)):
+        if not set(map(type, found)) <= {Message}:
+            for number, message in enumerate(found):
+                require_message(message, f"{field}, message {number},")
+        return iter(found)
+    return _checked_messages(found, field)
+
+
+def require_iterable(messages: object, field: str) -> Iterable[object]:
+    """Check that an argument is an iterable, and no single message. Its items are not checked.
+
+    Raises:
+        WrongType: if it is not.
+    """
     takes = "several messages, as Message objects or Arrow columns"
     if isinstance(messages, (Message, str, bytes, Mapping)) or not isinstance(messages, Iterable):
         arguments.refuse_type(messages, field, f"{takes} (put takes one Message)")
@@ -334,12 +349,7 @@ def iter_messages(messages: object, field: str) -> Iterator[Message]:
         arguments.refuse_type(
             messages, field, f"{takes}: objects with __arrow_c_stream__, as of pandas 2.2 or later"
         )
-    if isinstance(messages, (list, tuple)):
-        if not set(map(type, messages)) <= {Message}:
-            for number, message in enumerate(messages):
-                require_message(message, f"{field}, message {number},")
-        return iter(messages)
-    return _checked_messages(messages, field)
+    return messages
 
 
 def _checked_messages(messages: Iterable[object], field: str) -> Iterator[Message]:

@@ -1,4 +1,4 @@
-"""A bulk put writes the bytes of single puts, with kernels and without."""
+"""A bulk put writes the bytes of single puts: compiled, with kernels, and in plain Python."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fields(draw: st.DrawFn, *, tame: bool) -> dict[str, Any]:
             found[name] = draw(strategy)
 
     maybe("body", st.binary(max_size=60))
-    maybe("queue_id", st.sampled_from([0, 1, 2, -5]))
+    maybe("queue_id", st.sampled_from([0, 1, 2, 31, 32, 63, 64, -5]))
     if draw(st.booleans()):
         maybe("tags", text)
         maybe("keys", text)
@@ -163,7 +163,8 @@ def at_once(messages: Any, **settings: Any) -> Any:
 
 
 def same(messages: list[Message], many: Callable[[], Any], **settings: Any) -> None:
-    with mock.patch.object(put_many, "_FEW", 0):
+    interpreted = mock.patch.object(put_many, "IS_COMPILED", False)
+    with interpreted, mock.patch.object(put_many, "_FEW", 0):
         kernel, reference = both(lambda: at_once(many(), **settings))
     assert kernel == reference == singly(messages, by_reference=True, **settings)
     assert kernel == singly(messages, **settings)

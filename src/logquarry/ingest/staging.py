@@ -34,6 +34,7 @@ from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.segment import ENDING, Segment, SegmentWriter
 from logquarry.units import Clock, now_ms
 from logquarry.write.encode import Encoded, MessageEncoder
+from logquarry.write.frame_table import FrameTable
 from logquarry.write.log_appender import require_fit
 from logquarry.write.outgoing import Outgoing, outgoing_kernel, without_number
 from logquarry.write.outgoing_arrow import (
@@ -327,14 +328,16 @@ class Stager:
         if len(odd) < len(chosen):
             by_kernel = np.ones(len(chosen), np.bool_)
             by_kernel[odd] = False
-            rows = part.rows
+            table = part.frames
+            assert isinstance(table, FrameTable), "its columns came from a record batch"
+            rows = table.rows
             if len(chosen) < part.count:
                 rows = np.ascontiguousarray(rows[:, chosen])
-            self._encode(part, rows, data, starts, odd)
+            self._encode(table, rows, data, starts, odd)
             used, each = np.unique(rows[r.QUEUE, by_kernel], return_counts=True)
-            numbers = np.zeros(len(part.queues), np.int64)
+            numbers = np.zeros(len(table.queues), np.int64)
             for queue, count in zip(used.tolist(), each.tolist(), strict=True):
-                number = numbers[queue] = writer.number(part.queues[queue])
+                number = numbers[queue] = writer.number(table.queues[queue])
                 counts[int(number)] = counts.get(int(number), 0) + count
             kernels = codec.kernels()
             assert kernels is not None
@@ -357,20 +360,24 @@ class Stager:
 
     @staticmethod
     def _encode(
-        part: Outgoing, rows: r.PutRows, data: npt.NDArray[np.uint8], starts: Int64, odd: list[int]
+        table: FrameTable,
+        rows: r.PutRows,
+        data: npt.NDArray[np.uint8],
+        starts: Int64,
+        odd: list[int],
     ) -> None:
         """Encode rows with the kernel; leave gaps for the rows in `odd`."""
         kernels = codec.kernels()
         assert kernels is not None
         count = len(starts)
         places = np.empty((3, count), np.int64)
-        offsets = np.zeros(len(part.queues), np.int64)
+        offsets = np.zeros(len(table.queues), np.int64)
         at = 0
         for stop in (*odd, count):
             if at < stop:
                 done, _ = kernels.encode_frames(
                     *(rows, at, stop),
-                    *(part.heads, part.head_facts, part.topics, part.topic_ends),
+                    *(table.heads, table.head_facts, table.topics, table.topic_ends),
                     *(data.ctypes.data, int(starts[at]), len(data) + _BLANK, 0, 0),
                     *(codec.crc32_address(), offsets, places[0], places[1], places[2]),
                 )

@@ -1,6 +1,15 @@
 cimport cython
 from libc.stdint cimport int32_t, int64_t
 
+cdef extern from *:
+    """
+    /* As kind.__new__(kind), without a lookup; `nothing` is an empty tuple. */
+    static inline PyObject *logquarry_new(PyObject *kind, PyObject *nothing) {
+        return ((PyTypeObject *)kind)->tp_new((PyTypeObject *)kind, nothing, NULL);
+    }
+    """
+    object new_of "logquarry_new"(object kind, object nothing)
+
 # As logquarry.format.got_rows.ROW.
 cdef struct Row:
     int64_t queue_offset

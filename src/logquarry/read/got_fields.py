@@ -91,7 +91,7 @@ def make_messages(
         data = PyBytes_AS_STRING(block)
         for number in range(count):
             row = cython.cast(row_pointer, data + number * _ROW_SIZE)
-            message = kind.__new__(kind)
+            message = new_of(kind, ())
             message.queue_offset = row.queue_offset
             message.store_timestamp = row.store_timestamp
             message.physical_offset = row.physical_offset

@@ -20,8 +20,10 @@ cdef class SinglePut:
     cdef object _feed
     cdef LogGrowth _growth
 
-    @cython.locals(took=double)
+    @cython.locals(took=double, began="long long")
     cpdef put(self, message)
     cpdef put_async(self, message)
     @cython.locals(count=_Count)
     cpdef _append(self, message)
+    @cython.locals(took=double, began="long long")
+    cpdef put_batch(self, messages=*, wire=*, message=*)

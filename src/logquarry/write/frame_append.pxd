@@ -45,34 +45,16 @@ cdef extern from *:
 
     /* A PutResult: tuple.__new__ takes a second tuple. The last field is that before the tenth. */
     static PyObject *logquarry_result(PyObject *type, PyObject *status, PyObject *appended,
-                                      PyObject *host, long long physical, long long queue,
-                                      long long size, long long count, long long now,
+                                      PyObject *host, PyObject *physical, PyObject *queue,
+                                      PyObject *size, PyObject *count, PyObject *now,
                                       PyObject *held, PyObject *starts) {
+        PyObject *fields[] = {status, appended, host, physical, queue, size,
+                              count, now, held, starts, held};
         PyObject *made = PyType_GenericAlloc((PyTypeObject *)type, 11);
-        PyObject *numbers[5];
         int i;
         if (made == NULL) return NULL;
-        numbers[0] = PyLong_FromLongLong(physical);
-        numbers[1] = PyLong_FromLongLong(queue);
-        numbers[2] = PyLong_FromLongLong(size);
-        numbers[3] = PyLong_FromLongLong(now);
-        numbers[4] = PyLong_FromLongLong(count);
-        PyTuple_SET_ITEM(made, 3, numbers[0]);
-        PyTuple_SET_ITEM(made, 4, numbers[1]);
-        PyTuple_SET_ITEM(made, 5, numbers[2]);
-        PyTuple_SET_ITEM(made, 7, numbers[3]);
-        PyTuple_SET_ITEM(made, 6, numbers[4]);
-        PyTuple_SET_ITEM(made, 0, Py_NewRef(status));
-        PyTuple_SET_ITEM(made, 1, Py_NewRef(appended));
-        PyTuple_SET_ITEM(made, 2, Py_NewRef(host));
-        PyTuple_SET_ITEM(made, 8, Py_NewRef(held));
-        PyTuple_SET_ITEM(made, 9, Py_NewRef(starts));
-        PyTuple_SET_ITEM(made, 10, Py_NewRef(held));
-        for (i = 0; i < 5; i++)
-            if (numbers[i] == NULL) {
-                Py_DECREF(made);
-                return NULL;
-            }
+        for (i = 0; i < 11; i++)
+            PyTuple_SET_ITEM(made, i, Py_NewRef(fields[i]));
         return made;
     }
     /* Interruptible, with the GIL released while it waits. 0 if a signal came first. */
@@ -93,16 +75,16 @@ cdef extern from *:
     void store32 "logquarry_store32"(char *at, long long value) nogil
     void store64 "logquarry_store64"(char *at, long long value) nogil
     object result_of "logquarry_result"(
-        object type, object status, object appended, object host, long long physical,
-        long long queue, long long size, long long count, long long now, object held, object starts)
+        object type, object status, object appended, object host, object physical, object queue,
+        object size, object count, object now, object held, object starts)
     bint acquire_lock "logquarry_acquire"(void *lock)
 
 ctypedef uint32_t (*crc32_function)(uint32_t, const char*, size_t) noexcept nogil
 
 cdef int _BLANK, _SIZE_AT, _CRC_AT, _QUEUE_ID_AT, _FLAG_AT, _QUEUE_OFFSET_AT, _PHYSICAL_OFFSET_AT
 cdef int _BORN_AT, _RECONSUMED_BACK, _PREPARED_BACK, _BODY_LENGTH_BACK
-cdef int _NAME_SIZE, _SEPARATOR_BYTE, _LONGEST
-cdef long long _INT_MIN, _INT_MAX
+cdef int _NAME_SIZE, _SEPARATOR_BYTE, _LONGEST, _KEPT_KEYS
+cdef long long _INT_MAX
 cdef bytes _KEYS_BYTES, _TAGS_BYTES
 
 cdef struct Item:
@@ -113,9 +95,13 @@ cdef struct Item:
     Py_ssize_t text_length
     Py_ssize_t tags_length
     long long properties_length
-    long long flag
+    long long born
+    long long prepared
     long long start
     long long size
+    int queue_id
+    int flag
+    int reconsumed
     uint32_t crc
     bint is_keys
 
@@ -123,6 +109,12 @@ ctypedef Item *item_pointer
 
 cdef class LogLock:
     cdef void *_lock
+
+cdef class Topic:
+    cdef str name
+    cdef bytes data
+    cdef list keys
+    cdef tuple key(self, int queue_id)
 
 cdef class FrameHead:
     cdef object born_host
@@ -136,8 +128,12 @@ cdef class FrameHead:
     cdef bint advances
     cdef bint takes_batch
 
-cpdef put_result(bytes store_host, long long physical_offset, long long queue_offset,
-                long long size, long long now, double held, long long count, starts)
+cdef long long measured(Item *item, FrameHead head, bytes topic_data) noexcept
+@cython.locals(length=Py_ssize_t)
+cdef char *write_frame(
+    char *place, FrameHead head, bytes topic_data, const Item *item, long long queue_offset,
+    long long physical_offset, long long now
+) noexcept
 
 cdef class FrameAppend:
     cdef public object bar
@@ -157,11 +153,15 @@ cdef class FrameAppend:
     cdef object _batch_topics
     cdef dict _topics
     cdef FrameHead _head
+    cdef dict _heads
     cdef crc32_function _crc32
+    cdef long long _now, _size
+    cdef object _now_object, _size_object
 
-
+    @cython.locals(head=FrameHead, key=tuple)
     cdef FrameHead head_of(self, born_host, store_host, sys_flag)
-    cdef bytes topic_data(self, topic)
+    @cython.locals(found=Topic)
+    cdef Topic topic_of(self, name)
     cdef uint32_t body_crc(self, const char *body, Py_ssize_t length) except? 1
 
     @cython.locals(
@@ -170,11 +170,9 @@ cdef class FrameAppend:
         file=FilePlace,
         key=tuple,
         place="char *",
-        topic_length=Py_ssize_t,
         number=Py_ssize_t,
-        length="long long",
         whole="long long",
-        queue_number="long long",
+        queue_number=int,
         born_time="long long",
         now="long long",
         began="long long",
@@ -184,6 +182,6 @@ cdef class FrameAppend:
         held=double,
     )
     cdef object append_items(
-        self, object topic, bytes topic_data, object queue_id, FrameHead head, object born,
-        long long reconsumed, long long prepared, Item *items, Py_ssize_t count
+        self, Topic topic, object queue_id, FrameHead head, object born,
+        int reconsumed, long long prepared, Item *items, Py_ssize_t count
     )

@@ -68,7 +68,7 @@ _BORN_AT = frame.HEAD.offsets["born_timestamp"]
 _RECONSUMED_BACK = frame.TAIL.size - frame.TAIL.offsets["reconsume_times"]
 _PREPARED_BACK = frame.TAIL.size - frame.TAIL.offsets["prepared_transaction_offset"]
 _BODY_LENGTH_BACK = frame.TAIL.size - frame.TAIL.offsets["body_length"]
-_INT_MIN, _INT_MAX, _LONGEST = java.INT_MIN, java.INT_MAX, LONGEST_PROPERTIES
+_INT_MAX, _LONGEST = java.INT_MAX, LONGEST_PROPERTIES
 _KEYS_BYTES, _TAGS_BYTES = _KEYS.encode(), _TAGS.encode()
 _NAME_SIZE = len(_KEYS_BYTES)
 _SEPARATOR_BYTE = ord(props.PROPERTY_SEPARATOR)
@@ -77,6 +77,7 @@ _PUT_OK, _APPENDED = PutStatus.PUT_OK, AppendStatus.PUT_OK
 _ONE_FRAME: Final = (0,)
 _NO_TIME: Final = 0.0
 _CACHED: Final = 4_096
+_KEPT_KEYS = 64
 _new = tuple.__new__
 
 
@@ -98,23 +99,6 @@ def put_result(
     starts: tuple[int, ...],
 ) -> PutResult:
     """The result of a put of one message, or of a batch; see :class:`PutResult`."""
-    if cython.compiled:
-        # Most puts end within one tick.
-        held_ms = held if held else _NO_TIME
-        made: PutResult = result_of(
-            PutResult,
-            _PUT_OK,
-            _APPENDED,
-            store_host,
-            physical_offset,
-            queue_offset,
-            size,
-            count,
-            now,
-            held_ms,
-            starts,
-        )
-        return made
     return _new(
         PutResult,
         (
@@ -158,6 +142,25 @@ class LogLock:
         PyThread_release_lock(self._lock)
 
 
+class Topic:
+    """Compiled: a topic's name, and TOPICLEN and TOPIC as the frame holds them."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self.data = data
+        self.keys: list[QueueKey | None] = [None] * _KEPT_KEYS
+
+    def key(self, queue_id: int) -> QueueKey:
+        """The key of a queue."""
+        if not 0 <= queue_id < _KEPT_KEYS:
+            return self.name, queue_id
+        # A dictionary finds the object that it has faster than an equal one.
+        found = self.keys[queue_id]
+        if found is None:
+            found = self.keys[queue_id] = (self.name, queue_id)
+        return found
+
+
 class FrameHead:
     """Compiled: the start of the frames with the same hosts and SYSFLAG.
 
@@ -180,6 +183,60 @@ class FrameHead:
         self.advances = fields.advances
         self.takes_batch = sys_flag_type(fields.flags) == TRANSACTION_NOT
         self.store_bytes = fields.store_host
+
+
+def measured(item: Any, head: FrameHead, topic_data: bytes) -> int:
+    """Compiled: set the size of a message's frame, and return it."""
+    item.size = head.fixed_size + item.body_length + len(topic_data) + item.properties_length
+    size: int = item.size
+    return size
+
+
+def write_frame(
+    place: Any,
+    head: FrameHead,
+    topic_data: bytes,
+    item: Any,
+    queue_offset: int,
+    physical_offset: int,
+    now: int,
+) -> Any:
+    """Compiled: write the frame of a message at an address. Returns the address after it."""
+    memcpy(place, PyBytes_AS_STRING(head.template), head.size)
+    store32(place + _SIZE_AT, item.size)
+    store32(place + _CRC_AT, item.crc)
+    store32(place + _QUEUE_ID_AT, item.queue_id)
+    store32(place + _FLAG_AT, item.flag)
+    store64(place + _QUEUE_OFFSET_AT, queue_offset)
+    store64(place + _PHYSICAL_OFFSET_AT, physical_offset)
+    store64(place + _BORN_AT, item.born)
+    store64(place + head.store_time_at, now)
+    place += head.size
+    store32(place - _RECONSUMED_BACK, item.reconsumed)
+    store64(place - _PREPARED_BACK, item.prepared)
+    store32(place - _BODY_LENGTH_BACK, item.body_length)
+    memcpy(place, item.body, item.body_length)
+    place += item.body_length
+    length = len(topic_data)
+    memcpy(place, PyBytes_AS_STRING(topic_data), length)
+    place += length
+    store16(place, item.properties_length)
+    place += 2
+    if item.text != cython.NULL:
+        if item.is_keys:
+            memcpy(place, PyBytes_AS_STRING(_KEYS_BYTES), _NAME_SIZE)
+            place += _NAME_SIZE
+        memcpy(place, item.text, item.text_length)
+        place += item.text_length
+    if item.tags != cython.NULL:
+        if item.text != cython.NULL:
+            place[0] = _SEPARATOR_BYTE
+            place += 1
+        memcpy(place, PyBytes_AS_STRING(_TAGS_BYTES), _NAME_SIZE)
+        place += _NAME_SIZE
+        memcpy(place, item.tags, item.tags_length)
+        place += item.tags_length
+    return place
 
 
 class FrameAppend:
@@ -230,15 +287,22 @@ class FrameAppend:
         self._largest = min(config.max_message_size, files.file_size - frame.BLANK.size)
         if cython.compiled:
             self._lock: Any = LogLock()
-            self._topics: dict[str, bytes] = {}
+            self._topics: dict[str, Topic] = {}
             self._head: FrameHead | None = None
+            self._heads: dict[tuple[str | bytes, str | bytes, int], FrameHead] = {}
             self._is_wall_clock = clock is now_ms
+            self._now = self._size = 0
+            self._now_object = self._size_object = 0
             self._crc32 = cython.cast(crc32_function, cython.cast(cython.size_t, crc32_address()))
         else:
             self._lock = threading.Lock()
 
     def head_of(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> FrameHead:
-        """Compiled: the start of the frames with these hosts and SYSFLAG."""
+        """Compiled: the start of the frames with these hosts and SYSFLAG.
+
+        Raises:
+            MessageRejected, UsageError: as :class:`FrameHead`.
+        """
         head = self._head
         if (
             head is None
@@ -246,21 +310,28 @@ class FrameAppend:
             or head.store_host is not store_host
             or head.sys_flag is not sys_flag
         ):
-            head = self._head = FrameHead(born_host, store_host, sys_flag)
+            key = born_host, store_host, sys_flag
+            head = self._heads.get(key)
+            if head is None:
+                head = FrameHead(born_host, store_host, sys_flag)
+                if len(self._heads) >= _CACHED:
+                    self._heads.clear()
+                self._heads[key] = head
+            self._head = head
         return head
 
-    def topic_data(self, topic: str) -> bytes:
-        """Compiled: TOPICLEN and TOPIC as the frame holds them.
+    def topic_of(self, name: str) -> Topic:
+        """Compiled: a topic by its name.
 
         Raises:
             MessageRejected: if the name cannot be a topic's.
         """
-        found = self._topics.get(topic)
+        found: Topic | None = cython.cast(Topic, self._topics.get(name))
         if found is None:
-            found = topic_bytes(topic, self._topic_check)
+            found = Topic(name, topic_bytes(name, self._topic_check))
             if len(self._topics) >= _CACHED:
                 self._topics.clear()
-            self._topics[topic] = found
+            self._topics[name] = found
         return found
 
     def body_crc(self, body: Any, length: int) -> int:
@@ -272,8 +343,7 @@ class FrameAppend:
 
     def append_items(
         self,
-        topic: str,
-        topic_data: bytes,
+        topic: Topic,
         queue_id: int,
         head: FrameHead,
         born: int | None,
@@ -288,32 +358,33 @@ class FrameAppend:
         signal handler runs between the bytes and the queue offset.
 
         Args:
-            items: ``Item *``; the sizes of their frames are computed here.
+            items: ``Item *``; the numbers that the messages share, and the sizes of their frames
+                are set here.
 
         Returns:
             None, and nothing is changed, if the reference must append them.
+
+        Raises:
+            OverflowError: likewise.
         """
-        topic_length = len(topic_data)
-        whole = 0
-        for number in range(count):
-            item = cython.address(items[number])
-            length = item.properties_length
-            if length > _LONGEST or not _INT_MIN <= item.flag <= _INT_MAX:
-                return None
-            item.start = whole
-            item.size = head.fixed_size + item.body_length + topic_length + length
-            whole += item.size
-            if whole > self._largest:
-                return None
         queue_number = queue_id
-        if not _INT_MIN <= queue_number <= _INT_MAX or not _INT_MIN <= reconsumed <= _INT_MAX:
-            return None
         born_time = 0
         if born is not None:
             born_time = born
         elif not self._is_wall_clock:
             born_time = self.clock()
-        key = (topic, queue_id)
+        whole = 0
+        for number in range(count):
+            item = cython.address(items[number])
+            item.queue_id = queue_number
+            item.born = born_time
+            item.reconsumed = reconsumed
+            item.prepared = prepared
+            item.start = whole
+            whole += measured(item, head, topic.data)
+            if item.properties_length > _LONGEST or whole > self._largest:
+                return None
+        key = topic.key(queue_number)
 
         # Under the lock: place, queue offset and store time; then the bytes.
         lock = self._lock
@@ -330,8 +401,6 @@ class FrameAppend:
                 return None
             if self._is_wall_clock:
                 now = time_ns() // 1_000_000
-                if born is None:
-                    born_time = now
             else:
                 stamp = self.clock()
                 if type(stamp) is not int:
@@ -351,39 +420,17 @@ class FrameAppend:
             place += at
             for number in range(count):
                 item = cython.address(items[number])
-                memcpy(place, PyBytes_AS_STRING(head.template), head.size)
-                store32(place + _SIZE_AT, item.size)
-                store32(place + _CRC_AT, item.crc)
-                store32(place + _QUEUE_ID_AT, queue_number)
-                store32(place + _FLAG_AT, item.flag)
-                store64(place + _QUEUE_OFFSET_AT, queue_offset + number)
-                store64(place + _PHYSICAL_OFFSET_AT, physical_offset + item.start)
-                store64(place + _BORN_AT, born_time)
-                store64(place + head.store_time_at, now)
-                place += head.size
-                store32(place - _RECONSUMED_BACK, reconsumed)
-                store64(place - _PREPARED_BACK, prepared)
-                store32(place - _BODY_LENGTH_BACK, item.body_length)
-                memcpy(place, item.body, item.body_length)
-                place += item.body_length
-                memcpy(place, PyBytes_AS_STRING(topic_data), topic_length)
-                place += topic_length
-                store16(place, item.properties_length)
-                place += 2
-                if item.text != cython.NULL:
-                    if item.is_keys:
-                        memcpy(place, PyBytes_AS_STRING(_KEYS_BYTES), _NAME_SIZE)
-                        place += _NAME_SIZE
-                    memcpy(place, item.text, item.text_length)
-                    place += item.text_length
-                if item.tags != cython.NULL:
-                    if item.text != cython.NULL:
-                        place[0] = _SEPARATOR_BYTE
-                        place += 1
-                    memcpy(place, PyBytes_AS_STRING(_TAGS_BYTES), _NAME_SIZE)
-                    place += _NAME_SIZE
-                    memcpy(place, item.tags, item.tags_length)
-                    place += item.tags_length
+                if born is None and self._is_wall_clock:
+                    item.born = now
+                place = write_frame(
+                    place,
+                    head,
+                    topic.data,
+                    item,
+                    queue_offset + number,
+                    physical_offset + item.start,
+                    now,
+                )
             if view is not None:
                 file.keep(at, at + whole)
             # The bytes count only from the last of these lines on, which cannot fail.
@@ -400,6 +447,24 @@ class FrameAppend:
         starts = _ONE_FRAME
         if count != 1:
             starts = tuple([items[number].start for number in range(count)])
-        return put_result(
-            head.store_bytes, physical_offset, queue_offset, whole, now, held, count, starts
+        # Most puts have the store time and the size of the put before.
+        if now != self._now:
+            self._now, self._now_object = now, now
+        if whole != self._size:
+            self._size, self._size_object = whole, whole
+        # Most puts end within one tick.
+        held_ms = held if held else _NO_TIME
+        made: PutResult = result_of(
+            PutResult,
+            _PUT_OK,
+            _APPENDED,
+            head.store_bytes,
+            physical_offset,
+            known if head.advances and known is not None else 0,
+            self._size_object,
+            count,
+            self._now_object,
+            held_ms,
+            starts,
         )
+        return made

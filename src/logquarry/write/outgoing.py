@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -25,13 +25,13 @@ from logquarry.format import put_rows as r
 from logquarry.log import codec
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
+from logquarry.write.common_frames import CommonFrames
 from logquarry.write.encode import Encoded
+from logquarry.write.frame_table import Bytes8, FrameTable, Int64
 from logquarry.write.host_fields import HostFields, host_fields
 from logquarry.write.message_rules import LONGEST_PROPERTIES, topic_bytes
 
-Int64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Bytes8 = npt.NDArray[np.uint8]
 Encode = Callable[[Message], Encoded]
 
 _FEW: Final = 256
@@ -95,11 +95,7 @@ class Outgoing:
             the schedule topic.
         waits: whether a message waits for flush and replica.
         times: the earliest store time of each message, None if there are none.
-        rows: the messages that are not odd.
-        queues: the distinct queues of ``rows``.
-        heads, head_facts: the distinct heads, for the kernel.
-        topics, topic_ends: the distinct topics, for the kernel.
-        keep: the objects that own the bytes at the rows' addresses.
+        frames: makes the frames of the messages that are not odd; None if there are none.
     """
 
     count: int
@@ -111,13 +107,7 @@ class Outgoing:
     named_ids: Int64
     waits: bool
     times: Int64 | None = None
-    rows: r.PutRows = field(default_factory=lambda: r.empty_put_rows(0))
-    queues: list[QueueKey] = field(default_factory=list)
-    heads: Bytes8 = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
-    head_facts: Int64 = field(default_factory=lambda: np.zeros((0, r.HEAD_FACTS), np.int64))
-    topics: Bytes8 = field(default_factory=lambda: np.zeros(0, np.uint8))
-    topic_ends: Int64 = field(default_factory=lambda: np.zeros(1, np.int64))
-    keep: tuple[object, ...] = ()
+    frames: CommonFrames | FrameTable | None = None
 
 
 def outgoing_reference(
@@ -160,6 +150,40 @@ def outgoing_reference(
         named_ids=np.array(named, np.int64),
         waits=waits,
         times=times,
+    )
+
+
+def outgoing_frames(
+    frames: CommonFrames, encode: Encode, check: Callable[[Encoded], None]
+) -> Outgoing:
+    """Checked messages: compiled frames, and the frames of the odd messages.
+
+    Args:
+        frames: has taken the messages.
+        encode: makes the frames of odd messages.
+        check: rejects a frame that no file could hold.
+
+    Raises:
+        MessageRejected, UsageError: as :func:`outgoing_reference`.
+    """
+    columns = np.empty((3, frames.count), np.int64)
+    frames.fill_columns(columns)
+    sizes, named_ids, host_ids = columns
+    odd, hosts = {}, dict(frames.hosts)
+    for number, message in frames.odd.items():
+        encoded = odd[number] = _encoded(message, number, encode, check)
+        sizes[number] = _size(encoded)
+        host_ids[number] = hosts.setdefault(encoded.store_host, len(hosts))
+    return Outgoing(
+        count=frames.count,
+        sizes=sizes,
+        odd=odd,
+        store_hosts=list(hosts),
+        store_host_ids=host_ids,
+        named=list(frames.topics),
+        named_ids=named_ids,
+        waits=len(odd) < frames.count or any(encoded.wait for encoded in odd.values()),
+        frames=frames,
     )
 
 
@@ -232,6 +256,16 @@ def outgoing_kernel(
         sizes[number] = _size(encoded)
     head_bytes, head_facts = _head_table(heads)
     written = [topic or b"" for topic in topics]
+    table = FrameTable(
+        rows,
+        queues,
+        head_bytes,
+        head_facts,
+        # A copy: an array over bytes is read-only, which is another type to a kernel.
+        np.frombuffer(b"".join(written) or b"\0", np.uint8).copy(),
+        np.cumsum([0, *map(len, written)], dtype=np.int64),
+        (columns.bodies, columns.properties),
+    )
     return Outgoing(
         count=columns.count,
         sizes=sizes,
@@ -242,14 +276,7 @@ def outgoing_kernel(
         named_ids=columns.topic_ids,
         waits=len(found) < columns.count or any(encoded.wait for encoded in found.values()),
         times=times,
-        rows=rows,
-        queues=queues,
-        heads=head_bytes,
-        head_facts=head_facts,
-        # A copy: an array over bytes is read-only, which is another type to a kernel.
-        topics=np.frombuffer(b"".join(written) or b"\0", np.uint8).copy(),
-        topic_ends=np.cumsum([0, *map(len, written)], dtype=np.int64),
-        keep=(columns.bodies, columns.properties),
+        frames=None if len(found) == columns.count else table,
     )
 
 

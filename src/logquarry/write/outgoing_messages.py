@@ -16,6 +16,7 @@ import numpy.typing as npt
 from logquarry.errors import LogquarryError
 from logquarry.format import properties as props
 from logquarry.message import Message
+from logquarry.write.frame_table import Int64
 from logquarry.write.message_rules import (
     acts_on,
     given_properties,
@@ -24,7 +25,7 @@ from logquarry.write.message_rules import (
     utf8,
     waits,
 )
-from logquarry.write.outgoing import Bools, Columns, Int64, Spans
+from logquarry.write.outgoing import Bools, Columns, Spans
 
 _NUMBERS: Final = (
     "queue_id",

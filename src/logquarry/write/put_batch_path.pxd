@@ -1,15 +1,15 @@
 cimport cython
 
-from logquarry.write.frame_append cimport FrameHead, Item, item_pointer, load16, load32
-from logquarry.write.put_path cimport PutPath
+from logquarry.write.frame_append cimport FrameHead, Item, Topic, item_pointer, load16, load32
+from logquarry.write.put_path cimport PutPath, is_written_as_given
 
 cdef int _WIRE_FLAG_AT, _WIRE_BODY_LENGTH_AT, _WIRE_HEAD, _WIRE_FIXED, _AT_FIRST
 cdef double _SLOW_MS
 
 cdef class PutBatchPath(PutPath):
     @cython.locals(
-        held=tuple, fields=tuple, head=FrameHead, topic_data=bytes, items="Item *",
-        count=Py_ssize_t, reconsumed="long long"
+        held=tuple, fields=tuple, head=FrameHead, found=Topic, items="Item *",
+        count=Py_ssize_t, reconsumed=int
     )
     cdef object put_common_batch(self, object messages, object wire, object message)
     @cython.locals(

@@ -12,7 +12,6 @@ from typing import Any
 
 from logquarry.errors import LogquarryError
 from logquarry.format import batch, frame
-from logquarry.format import properties as props
 from logquarry.message import Message
 from logquarry.write.frame_append import SLOW_PUT, log_held
 from logquarry.write.put_path import PutPath
@@ -28,8 +27,6 @@ if cython.compiled:
     from cython.cimports.libc.stdlib import free, malloc, realloc
 
 _SLOW_MS = SLOW_PUT * 1_000
-_DELAY, _WAIT, _COPIES = props.DELAY, props.WAIT, props.INNER_MULTI_DISPATCH
-_DELIVER = props.TIMER_DELIVER_MS
 # The places of the fields of a wire form.
 _WIRE_FLAG_AT = batch.HEAD.offsets["flag"]
 _WIRE_BODY_LENGTH_AT = batch.HEAD.offsets["body_length"]
@@ -141,7 +138,7 @@ class PutBatchPath(PutPath):
             )
             if not head.takes_batch:
                 return None
-            topic_data = self.topic_data(topic)
+            found = self.topic_of(topic)
             if wire is not None:
                 count = self._wire_items(wire, cython.address(items))
             else:
@@ -149,9 +146,7 @@ class PutBatchPath(PutPath):
             if count <= 0:
                 return None
             reconsumed = fields[15]
-            result = self.append_items(
-                topic, topic_data, fields[2], head, born, reconsumed, 0, items, count
-            )
+            result = self.append_items(found, fields[2], head, born, reconsumed, 0, items, count)
             if result is not None and result.elapsed_ms > _SLOW_MS:
                 log_held(batch_size(messages, wire), result)
             return result
@@ -175,11 +170,8 @@ class PutBatchPath(PutPath):
             body, text, keys, tags = fields[1], fields[6], fields[4], fields[3]
             if type(body) is not bytes or fields[5] is not None or fields[7] or not fields[8]:
                 return 0
-            if text is not None:
-                if type(text) is not str or keys is not None or tags is not None:
-                    return 0
-                if _DELAY in text or _DELIVER in text or _WAIT in text or _COPIES in text:
-                    return 0
+            if text is not None and not is_written_as_given(text, tags, keys, None):
+                return 0
             # The fields that a batch has once.
             for place in (0, 2, 10, 12, 13, 14, 15):
                 if fields[place] is not first[place] and fields[place] != first[place]:

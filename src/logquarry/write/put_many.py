@@ -15,26 +15,26 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.errors import MessageRejected, StoreUnavailable
 from logquarry.format import message_id
 from logquarry.format.frame import BLANK
 from logquarry.log import codec
-from logquarry.message import Message, iter_messages, require_messages
+from logquarry.message import Message, iter_messages, require_iterable, require_messages
 from logquarry.write.append import CommitLogWriter
+from logquarry.write.common_frames import IS_COMPILED, CommonFrames
 from logquarry.write.encode import Encoded
+from logquarry.write.frame_table import FrameTable, Int64, load_kernel
 from logquarry.write.log_appender import end_file, require_fit
 from logquarry.write.outgoing import (
     Columns,
     Encode,
-    Int64,
     Outgoing,
+    outgoing_frames,
     outgoing_kernel,
     outgoing_reference,
 )
@@ -42,16 +42,14 @@ from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
 CHUNK_BYTES: Final = 1 << 20
 """Approximate bytes that are appended under one lock."""
 _FEW: Final = 64
 """Up to this many messages are encoded one by one: below about 64 the columns take longer."""
 _ARROW: Final = ("__arrow_c_stream__", "__arrow_c_array__")
 _TAKES: Final = "put_many"
-_MANY_QUEUES: Final = 1 << 10
 _MS: Final = 1_000
+_COLUMNS: Final = 4
 
 
 class ArrowStream(Protocol):
@@ -206,6 +204,12 @@ class ManyWriter:
         if any(hasattr(messages, name) for name in _ARROW):
             return list(self._parts_of_arrow(messages))
         writer = self._writer
+        if IS_COMPILED and writer.takes_kernels:
+            frames = CommonFrames(writer)
+            frames.take(require_iterable(messages, _TAKES), _TAKES)
+            if not frames.count:
+                return []
+            return [outgoing_frames(frames, writer.encoder.encode, self._check)]
         if not self._has_kernels or type(messages) in (list, tuple):
             found: Sequence[Message] = require_messages(messages, _TAKES)
         else:
@@ -300,15 +304,13 @@ class _Put:
         self._least_time = least_time
         self._page_cache_ms = 0.0
         count = sum(part.count for part in parts)
-        self._physical = np.empty(count, np.int64)
-        self._queue = np.empty(count, np.int64)
-        self._times = np.empty(count, np.int64)
-        self._sizes = np.empty(count, np.int64)
+        self._columns = np.empty((_COLUMNS, count), np.int64)
+        self._physical, self._queue, self._times, self._sizes = self._columns
 
     def append(self) -> None:
         """Append all messages, chunk by chunk."""
-        if any(len(part.odd) < part.count for part in self._parts):
-            _load_kernel()
+        if any(isinstance(part.frames, FrameTable) for part in self._parts):
+            load_kernel()
         for part in self._parts:
             first = self.done
             odd = sorted(part.odd)
@@ -355,44 +357,20 @@ class _Put:
         self.done = number + 1
 
     def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
-        """Append rows to the last file. Returns the number of the first row that did not fit."""
-        kernels = codec.require_kernels()
-        file = self._writer.file()
-        offsets = self._writer.queue_offsets
-        next_offsets = np.zeros(len(part.queues), np.int64)
-        used = _used(part, start, stop)
-        for queue in used:
-            next_offsets[queue] = offsets.setdefault(part.queues[queue], 0)
-        # The view keeps the map while the kernel writes.
-        view: npt.NDArray[np.uint8] = np.frombuffer(file.buffer, np.uint8)
+        """Append frames to the last file. Returns the number of the first that did not fit."""
+        assert part.frames is not None, "all messages of the part are odd"
+        file, offsets = self._writer.file(), self._writer.queue_offsets
         copying = time.monotonic()
-        at, position = kernels.encode_frames(
-            *(part.rows, start, stop),
-            *(part.heads, part.head_facts, part.topics, part.topic_ends),
-            *(view.ctypes.data, file.wrote, file.size, file.base, now, codec.crc32_address()),
-            *(next_offsets, self._physical[first:], self._queue[first:], self._times[first:]),
-        )
+        at = part.frames.append(file, offsets, start, stop, now, self._columns[:, first:])
         self._page_cache_ms += (time.monotonic() - copying) * _MS
         if at > start:
-            before = file.wrote
-            told = {part.queues[queue]: int(next_offsets[queue]) for queue in used}
-            try:
-                file.advance(position - before)
-                offsets.update(told)
-            except BaseException:
-                # Ctrl-C may arrive at any line. Messages that are in the log have used their queue
-                # offsets.
-                if file.wrote > before:
-                    offsets.update(told)
-                raise
             now = int(self._times[first + at - 1])
-            self._sizes[first + start : first + at] = part.sizes[start:at]
             self.done = first + at
             self.last = self._last(part, first, at - 1, now)
         file.store_timestamp = now
         if at < stop:
             end_file(file)
-        return int(at)
+        return at
 
     def _last(self, part: Outgoing, first: int, number: int, now: int) -> PutResult:
         return PutResult(
@@ -411,12 +389,7 @@ class _Put:
         """The result of the messages that are in the log."""
         count = self.done
         hosts: dict[bytes, int] = {}
-        ids = [
-            np.array([hosts.setdefault(host, len(hosts)) for host in part.store_hosts], np.int64)[
-                part.store_host_ids
-            ]
-            for part in self._parts
-        ]
+        ids = [_host_ids(part, hosts) for part in self._parts]
         return PutManyResult(
             status,
             self._physical[:count],
@@ -427,7 +400,7 @@ class _Put:
             self._topics(),
             self._page_cache_ms,
             tuple(hosts),
-            np.concatenate(ids)[:count] if ids else None,
+            (ids[0] if len(ids) == 1 else np.concatenate(ids))[:count] if ids else None,
         )
 
     def _topics(self) -> dict[str, tuple[int, int]]:
@@ -445,38 +418,20 @@ class _Put:
         return {topic: said for topic, said in found.items() if said[0]}
 
 
-@cache
-def _load_kernel() -> None:
-    """Load or compile the kernel before the lock is taken, because it takes a moment."""
-    kernels = codec.require_kernels()
-    none = Outgoing(
-        0, np.zeros(0, np.int64), {}, [], np.zeros(0, np.int64), [], np.zeros(0, np.int64), False
-    )
-    numbers = np.zeros(0, np.int64)
-    kernels.encode_frames(
-        *(none.rows, 0, 0),
-        *(none.heads, none.head_facts, none.topics, none.topic_ends),
-        *(0, 0, 0, 0, 0, 0),
-        *(numbers, numbers, numbers, numbers),
-    )
-
-
-def _used(part: Outgoing, start: int, stop: int) -> list[int]:
-    """The queues of a range of rows."""
-    from logquarry.format.put_rows import QUEUE
-
-    queues = part.rows[QUEUE, start:stop]
-    if len(part.queues) > _MANY_QUEUES:
-        found = np.unique(queues)
-    else:
-        found = np.flatnonzero(np.bincount(queues, minlength=len(part.queues)))
-    return [int(queue) for queue in found]
+def _host_ids(part: Outgoing, hosts: dict[bytes, int]) -> Int64:
+    """For each message the number of its store host in ``hosts``, which is completed."""
+    numbers = [hosts.setdefault(host, len(hosts)) for host in part.store_hosts]
+    ids = part.store_host_ids
+    return ids if numbers == list(range(len(numbers))) else np.array(numbers, np.int64)[ids]
 
 
 def _chunks(sizes: Int64) -> Iterator[tuple[int, int]]:
     """Ranges of about CHUNK_BYTES, with at least one message."""
-    ends = np.cumsum(sizes)
     start = 0
+    if sizes.sum() <= CHUNK_BYTES:
+        yield start, len(sizes)
+        return
+    ends = np.cumsum(sizes)
     while start < len(sizes):
         before = int(ends[start - 1]) if start else 0
         stop = int(np.searchsorted(ends, before + CHUNK_BYTES, "right"))

@@ -1,24 +1,19 @@
 cimport cython
 
-from logquarry.write.frame_append cimport FrameAppend, FrameHead, Item
+from logquarry.write.frame_append cimport FrameAppend, FrameHead, Item, Topic
 
-cdef int _NAME_SIZE
+cdef int _NAME_SIZE, _HELD
 cdef double _SLOW_MS
+
+cdef bint is_written_as_given(object text, object tags, object keys, object properties) except -1
+cdef object properties_text(object message)
 
 cdef class PutPath(FrameAppend):
     cpdef put(self, message)
     cpdef append_message(self, message)
-    @cython.locals(fields=tuple)
     cpdef object put_common(self, message)
-
-    @cython.locals(
-        topic_data=bytes, head=FrameHead, item=Item, reconsumed="long long", prepared="long long"
-    )
-    cdef object _append_one(
-        self, object topic, bytes body, object queue_id, object tags, object keys, object text,
-        object flag, object sys_flag, object born, object born_host, object store_host,
-        object reconsume_times, object prepared_offset
-    )
+    @cython.locals(fields=tuple, topic=Topic, head=FrameHead, item=Item)
+    cdef object _put_one(self, message)
     cdef int _fill(
         self, Item *item, bytes body, object tags, object keys, object text, object flag
     ) except -1

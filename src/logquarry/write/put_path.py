@@ -21,7 +21,8 @@ from __future__ import annotations
 import logging
 import struct
 import time
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, TypeGuard
 
 from logquarry.format import frame, java
 from logquarry.format import properties as props
@@ -56,8 +57,28 @@ _MAGIC: Final = frame.MAGIC_V1
 _BLANK: Final = frame.BLANK.size
 _ONE_FRAME: Final = (0,)
 _NAME_SIZE = len(_KEYS)
+_HELD = PutResult._fields.index("elapsed_ms")
 _monotonic = time.monotonic
 _Message = Message
+
+
+def is_written_as_given(
+    text: str | bytes, tags: str | None, keys: str | None, properties: Mapping[str, str] | None
+) -> TypeGuard[str]:
+    """Whether the store writes the property string of a message unchanged."""
+    if type(text) is not str or keys is not None or tags is not None or properties is not None:
+        return False
+    # The names of the timer's delays contain that of the delay level.
+    return not (_DELAY in text or _DELIVER in text or _WAIT in text or _COPIES in text)
+
+
+def properties_text(message: Message) -> str | None:
+    """The property string of a message with ``properties``; None if the store acts on one."""
+    found = message.all_properties()
+    for name in _ACTED_ON:
+        if name in found:
+            return None
+    return props.encode(found)
 
 
 def settle_nothing(result: PutResult, wait: bool) -> PutResult:
@@ -121,7 +142,8 @@ class PutPath(FrameAppend):
         """
         if type(message) is not _Message or not self.takes_kernels:
             return None
-        fields = cython.cast(tuple, message) if cython.compiled else message
+        if cython.compiled:
+            return self._put_one(message)
         (
             topic,
             body,
@@ -140,43 +162,18 @@ class PutPath(FrameAppend):
             store_host,
             reconsume_times,
             prepared_offset,
-        ) = fields
+        ) = message
         if delay_level or not wait or type(body) is not bytes:
             return None
+        if text is not None and not is_written_as_given(text, tags, keys, properties):
+            return None
         if properties is not None:
-            if text is not None:
-                return None
-            found = message.all_properties()
-            for name in _ACTED_ON:
-                if name in found:
-                    return None
-            text = props.encode(found)
-            keys = tags = None
-        elif text is not None:
-            if type(text) is not str or keys is not None or tags is not None:
-                return None
-            # The names of the timer's delays contain that of the delay level.
-            if _DELAY in text or _DELIVER in text or _WAIT in text or _COPIES in text:
+            text = properties_text(message)
+            if text is None:
                 return None
         if store_host is None:
             store_host = self._store_host
         # The parts of the frame that are known before the lock is taken.
-        if cython.compiled:
-            return self._append_one(
-                topic,
-                body,
-                queue_id,
-                tags,
-                keys,
-                text,
-                flag,
-                sys_flag,
-                born,
-                born_host,
-                store_host,
-                reconsume_times,
-                prepared_offset,
-            )
         if text is None:
             text = "" if keys is None else _KEYS + keys
             if tags is not None:
@@ -258,44 +255,32 @@ class PutPath(FrameAppend):
             log_held(body_length, result)
         return result
 
-    def _append_one(
-        self,
-        topic: str,
-        body: bytes,
-        queue_id: int,
-        tags: str | None,
-        keys: str | None,
-        text: str | None,
-        flag: int,
-        sys_flag: int,
-        born: int | None,
-        born_host: str | bytes,
-        store_host: str | bytes,
-        reconsume_times: int,
-        prepared_offset: int,
-    ) -> PutResult | None:
-        """Compiled: the second half of :meth:`put_common`."""
-        topic_data = self.topic_data(topic)
-        head = self.head_of(born_host, store_host, sys_flag)
+    def _put_one(self, message: Message) -> PutResult | None:
+        """Compiled: :meth:`put_common`."""
+        fields = cython.cast(tuple, message)
+        body, text = fields[1], fields[6]
+        if fields[7] or not fields[8] or type(body) is not bytes:
+            return None
+        if text is not None and not is_written_as_given(text, fields[3], fields[4], fields[5]):
+            return None
+        if fields[5] is not None:
+            text = properties_text(message)
+            if text is None:
+                return None
+        topic = self.topic_of(fields[0])
+        store_host = fields[14]
+        head = self.head_of(
+            fields[13], self._store_host if store_host is None else store_host, fields[10]
+        )
         try:
-            reconsumed = reconsume_times
-            prepared = prepared_offset
-            self._fill(cython.address(item), body, tags, keys, text, flag)
+            self._fill(cython.address(item), body, fields[3], fields[4], text, fields[9])
             result = self.append_items(
-                topic,
-                topic_data,
-                queue_id,
-                head,
-                born,
-                reconsumed,
-                prepared,
-                cython.address(item),
-                1,
+                topic, fields[2], head, fields[12], fields[15], fields[16], cython.address(item), 1
             )
         except (OverflowError, UnicodeEncodeError):
             # The reference names the field, or replaces half a surrogate pair.
             return None
-        if result is not None and result.elapsed_ms > _SLOW_MS:
+        if result is not None and cython.cast(tuple, result)[_HELD] > _SLOW_MS:
             log_held(len(body), result)
         return result
 
@@ -322,8 +307,10 @@ class PutPath(FrameAppend):
         item.is_keys = False
         item.properties_length = 0
         if text is not None:
+            # The string has keys and tags, if the message has any.
             item.text = PyUnicode_AsUTF8AndSize(text, cython.address(item.text_length))
             item.properties_length = item.text_length
+            tags = None
         elif keys is not None:
             item.text = PyUnicode_AsUTF8AndSize(keys, cython.address(item.text_length))
             item.is_keys = True

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -21,14 +23,20 @@ from tests.helpers.twins import plain_python
 from tests.unit.write.test_append import Log
 
 
-@pytest.fixture(params=["kernels", "plain"])
+@pytest.fixture(params=["compiled", "kernels", "plain"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
-    if request.param == "plain":
-        with plain_python():
-            yield Log(tmp_path)
-    else:
-        assert codec.kernels_enabled()
+    if request.param == "compiled":
+        if not put_many_module.IS_COMPILED:
+            pytest.skip("the modules are not compiled")
         yield Log(tmp_path)
+        return
+    with mock.patch.object(put_many_module, "IS_COMPILED", False):
+        if request.param == "plain":
+            with plain_python():
+                yield Log(tmp_path)
+        else:
+            assert codec.kernels_enabled()
+            yield Log(tmp_path)
 
 
 def put(log: Log, messages: Any) -> Any:
@@ -55,6 +63,48 @@ def test_what_a_result_says(log: Log) -> None:
         result.physical_offset.tolist()
     )
     assert len(log.files.bases) > 1
+
+
+def test_more_queues_hosts_and_bytes_than_fit_at_first(tmp_path: Path, log: Log) -> None:
+    """The tables grow; the bytes stay those of single puts."""
+    messages = [
+        Message(
+            f"t{number % 70}",
+            bytes(number % 900),
+            queue_id=number % 90 - 5,
+            born_host=f"10.0.0.{number % 3}:1",
+            store_host=None if number % 2 else "10.0.0.9:2",
+            born_timestamp=number,
+            properties={"number": str(number)} if number % 5 == 0 else None,
+        )
+        for number in range(400)
+    ]
+    result = put(log, iter(messages))
+    single = Log(tmp_path / "single")
+    found = [single.writer.put(message) for message in messages]
+    assert log.frames() == single.frames()
+    assert log.offsets == single.offsets
+    assert result.physical_offset.tolist() == [one.physical_offset for one in found]
+    assert result.queue_offset.tolist() == [one.queue_offset for one in found]
+    assert result.message_ids == tuple(one.message_id for one in found)
+
+
+def test_an_iterable_that_fails(log: Log) -> None:
+    def some(last: Any) -> Iterator[Any]:
+        yield from (Message("t", b"x", delay_level=number % 2) for number in range(100))
+        yield last()
+
+    with pytest.raises(ZeroDivisionError):
+        put(log, some(lambda: 1 // 0))
+    with pytest.raises(TypeError, match="put_many, message 100, "):
+        put(log, some(lambda: "no message"))
+    assert log.files.max_offset == 0 and log.offsets == {}
+
+
+def test_bodies_that_are_views(log: Log) -> None:
+    numbers = memoryview(array("H", [1, 2, 3]))
+    put(log, [Message("t", body) for body in (bytearray(b"ab"), memoryview(b"cd"), numbers)])
+    assert [frame.body for frame in log.frames()] == [b"ab", b"cd", numbers.tobytes()]
 
 
 def test_one_that_is_refused_leaves_the_log_as_it_was(log: Log) -> None:

@@ -1,0 +1,319 @@
+"""Makes the frames of many messages in memory, and appends them to the log. Only compiled.
+
+``put_many`` checks all messages before it appends the first. The check of a common message makes
+its frame already, as :meth:`PutPath.put_common <logquarry.write.put_path.PutPath.put_common>` does,
+all but its offsets and its store time. Under the log's lock these are set, and the frames are
+copied to the log's last file. Any other message is left to the reference.
+
+No message object stays alive, apart from those for the reference: Python's garbage collector would
+visit all of them again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from logquarry.errors import LogquarryError
+from logquarry.format import frame
+from logquarry.message import Message, require_message
+from logquarry.write.message_rules import LONGEST_PROPERTIES
+
+if TYPE_CHECKING:
+    from logquarry.disk.mapped_file import MappedFile
+    from logquarry.read.log_queues import QueueKey
+    from logquarry.write.frame_table import Int64
+    from logquarry.write.put_path import PutPath
+
+try:
+    import cython
+except ImportError:
+    from logquarry import uncompiled as cython
+
+if cython.compiled:
+    from cython.cimports.cpython.exc import PyErr_CheckSignals
+    from cython.cimports.cpython.memoryview import PyMemoryView_GET_BUFFER
+    from cython.cimports.libc.stdlib import free, realloc
+    from cython.cimports.libc.string import memcpy
+
+IS_COMPILED = cython.compiled
+"""Whether :class:`CommonFrames` can be used."""
+_BLANK = frame.BLANK.size
+_QUEUE_OFFSET_AT = frame.HEAD.offsets["queue_offset"]
+_PHYSICAL_OFFSET_AT = frame.HEAD.offsets["physical_offset"]
+_LONGEST = LONGEST_PROPERTIES
+_AT_FIRST = 64
+_BYTES_AT_FIRST = 1 << 15
+_PAUSE = (1 << 11) - 1
+"""Other threads may run after that many messages, which take a millisecond."""
+_Message = Message
+
+
+class TopicQueues:
+    """A topic of a ``put_many``: its bytes, its number, and the numbers of its queues."""
+
+    first: Any
+
+    def __init__(self, data: bytes | None, number: int) -> None:
+        self.data = data
+        self.number = number
+        self.queues: dict[int, int] = {}
+        for queue_id in range(_QUEUES):
+            self.first[queue_id] = -1
+
+
+class CommonFrames:
+    """The frames of the messages of one ``put_many``.
+
+    Args:
+        path: the writer of the log.
+
+    Attributes:
+        count: messages that were taken.
+        odd: the messages that the reference has to encode, by their number.
+        topics: the distinct topics, in the order of their numbers.
+        hosts: the distinct store hosts, likewise.
+    """
+
+    _data: Any
+    _length: int
+    _room: int
+    _appended: int
+    _rows: Any
+    _row_room: int
+    _queues: Any
+    _used: Any
+    _queue_room: int
+    _run: int
+
+    def __init__(self, path: PutPath) -> None:
+        self._path = path
+        self.count = 0
+        self.odd: dict[int, Message] = {}
+        self.topics: dict[str, TopicQueues] = {}
+        self.hosts: dict[bytes, int] = {}
+        self._keys: list[QueueKey] = []
+
+    def __dealloc__(self) -> None:
+        free(self._data)
+        free(self._rows)
+        free(self._queues)
+        free(self._used)
+
+    def take(self, messages: Iterable[Any], field: str) -> None:
+        """Make the frames of messages.
+
+        Args:
+            messages: the messages.
+            field: the name of the caller's argument, for errors.
+
+        Raises:
+            WrongType: if an object is no message.
+        """
+        path = self._path
+        now = None
+        head = None
+        host = 0
+        for given in messages:
+            number = self.count
+            if number & _PAUSE == _PAUSE:
+                PyErr_CheckSignals()
+                with cython.nogil:
+                    pass
+            if number == self._row_room:
+                self._more_rows()
+            row = cython.address(self._rows[number])
+            row.size = row.host = row.queue = 0
+            if type(given) is not _Message:
+                require_message(given, f"{field}, message {number},")
+            fields = cython.cast(tuple, given)
+            name = fields[0]
+            topic = cython.cast(TopicQueues, self.topics.get(name))
+            if topic is None:
+                topic = self._new_topic(name)
+            row.topic = topic.number
+            self.count = number + 1
+            body, text = fields[1], fields[6]
+            is_odd = type(given) is not _Message or topic.data is None
+            if is_odd or fields[7] or not fields[8]:
+                self.odd[number] = given
+                continue
+            if text is not None and not is_written_as_given(text, fields[3], fields[4], fields[5]):
+                self.odd[number] = given
+                continue
+            if type(body) is not bytes:
+                body = bytes(body)
+            if fields[5] is not None:
+                text = properties_text(given)
+                if text is None:
+                    self.odd[number] = given
+                    continue
+            store_host = fields[14]
+            try:
+                found = path.head_of(
+                    fields[13], path._store_host if store_host is None else store_host, fields[10]
+                )
+                path._fill(cython.address(item), body, fields[3], fields[4], text, fields[9])
+                item.queue_id = fields[2]
+                item.reconsumed = fields[15]
+                item.prepared = fields[16]
+                if fields[12] is not None:
+                    item.born = fields[12]
+                else:
+                    if now is None:
+                        now = path.clock()
+                    item.born = now
+            except (OverflowError, UnicodeEncodeError, LogquarryError):
+                # The reference names the fault, or replaces half a surrogate pair.
+                self.odd[number] = given
+                continue
+            if found is not head:
+                head = found
+                host = self.hosts.setdefault(head.store_bytes, len(self.hosts))
+            size = measured(cython.address(item), head, topic.data)
+            if item.properties_length > _LONGEST or size > path._largest:
+                self.odd[number] = given
+                continue
+            row.size = size
+            row.host = host
+            row.time_at = head.store_time_at
+            row.advances = head.advances
+            row.queue = self._queue(topic, name, item.queue_id)
+            if self._length + size > self._room:
+                self._more_bytes(size)
+            write_frame(self._data + self._length, head, topic.data, cython.address(item), 0, 0, 0)
+            self._length += size
+
+    def _new_topic(self, name: str) -> TopicQueues:
+        try:
+            data = self._path.topic_of(name).data
+        except LogquarryError:
+            # The reference names the fault.
+            data = None
+        topic = TopicQueues(data, len(self.topics))
+        self.topics[name] = topic
+        return topic
+
+    def _queue(self, topic: TopicQueues, name: str, queue_id: int) -> int:
+        """The number of a queue."""
+        is_low = 0 <= queue_id < _QUEUES
+        if is_low:
+            number: int = topic.first[queue_id]
+            if number >= 0:
+                return number
+        else:
+            known = topic.queues.get(queue_id)
+            if known is not None:
+                return known
+        number = len(self._keys)
+        if number == self._queue_room:
+            room = max(_AT_FIRST, 2 * number)
+            queues = realloc(self._queues, room * cython.sizeof(QueueRun))
+            if queues == cython.NULL:
+                raise MemoryError
+            self._queues = cython.cast(queue_pointer, queues)
+            used = realloc(self._used, room * cython.sizeof(cython.int))
+            if used == cython.NULL:
+                raise MemoryError
+            self._used = cython.cast(cython.p_int, used)
+            self._queue_room = room
+        self._queues[number].run = 0
+        self._keys.append((name, queue_id))
+        if is_low:
+            topic.first[queue_id] = number
+        else:
+            topic.queues[queue_id] = number
+        return number
+
+    def _more_rows(self) -> None:
+        room = max(_AT_FIRST, 2 * self._row_room)
+        rows = realloc(self._rows, room * cython.sizeof(Row))
+        if rows == cython.NULL:
+            raise MemoryError
+        self._rows = cython.cast(row_pointer, rows)
+        self._row_room = room
+
+    def _more_bytes(self, size: int) -> None:
+        room = max(_BYTES_AT_FIRST, 2 * self._room)
+        while room < self._length + size:
+            room *= 2
+        data = realloc(self._data, room)
+        if data == cython.NULL:
+            raise MemoryError
+        self._data = cython.cast(cython.p_char, data)
+        self._room = room
+
+    def fill_columns(self, columns: Int64) -> None:
+        """Fill the size of each frame (0 of an odd message), the number of its topic, and that of
+        its store host.
+
+        Args:
+            columns: three rows of numbers, one column for each message.
+        """
+        column = cython.cast(number_pointer, cython.cast(cython.size_t, columns.ctypes.data))
+        count = self.count
+        for number in range(count):
+            column[number] = self._rows[number].size
+            column[count + number] = self._rows[number].topic
+            column[2 * count + number] = self._rows[number].host
+
+    def append(
+        self,
+        file: MappedFile,
+        offsets: dict[QueueKey, int],
+        start: int,
+        stop: int,
+        now: int,
+        columns: Int64,
+    ) -> int:
+        """Append frames to a file; see :meth:`FrameTable.append
+        <logquarry.write.frame_table.FrameTable.append>`. Each frame is appended once, in order."""
+        step = columns.strides[0] // 8
+        column = cython.cast(number_pointer, cython.cast(cython.size_t, columns.ctypes.data))
+        last = cython.cast(FilePlace, file)
+        at = last.wrote
+        frames = self._data + self._appended
+        whole = used = 0
+        self._run += 1
+        number = start
+        while number < stop:
+            row = cython.address(self._rows[number])
+            if at + whole + row.size + _BLANK > last.size:
+                break
+            queue = cython.address(self._queues[row.queue])
+            if queue.run != self._run:
+                queue.run = self._run
+                known = offsets.get(self._keys[row.queue])
+                queue.next = 0 if known is None else known
+                self._used[used] = row.queue
+                used += 1
+            queue_offset = queue.next if row.advances else 0
+            queue.next += row.advances
+            physical_offset = last.base + at + whole
+            place = frames + whole
+            store64(place + _QUEUE_OFFSET_AT, queue_offset)
+            store64(place + _PHYSICAL_OFFSET_AT, physical_offset)
+            store64(place + row.time_at, now)
+            column[number] = physical_offset
+            column[step + number] = queue_offset
+            column[2 * step + number] = now
+            column[3 * step + number] = row.size
+            whole += row.size
+            number += 1
+        if number == start:
+            return start
+        if last.address:
+            memcpy(cython.cast(cython.p_char, last.address) + at, frames, whole)
+        else:
+            # A buffer of the transient store pool, or a copy.
+            view = file.buffer
+            place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
+            memcpy(place + at, frames, whole)
+            file.keep(at, at + whole)
+        # The bytes count only from the last of these lines on. No other thread and no signal
+        # handler runs between them.
+        for index in range(used):
+            offsets[self._keys[self._used[index]]] = self._queues[self._used[index]].next
+        self._appended += whole
+        last.wrote = at + whole
+        return number
