@@ -130,8 +130,8 @@ class Message(_Fields):
             reconsume_times,
             prepared_transaction_offset,
         )
-        # Usual fields have exactly these types. One chain of identities with the default is the
-        # cheapest check of the fields that are rarely given (logquarry bench put).
+        # Usual fields have exactly these types. For fields that callers rarely pass, comparing the
+        # identity with the default is the cheapest check (logquarry bench put).
         if (
             type(topic) is str
             and type(body) is bytes

@@ -56,7 +56,10 @@ class TopicFilter:
 
     @cached_property
     def expression(self) -> tuple[str | None, SqlFilter | None]:
-        """The result of :func:`parse_expression`; a heartbeat with thousands parses none."""
+        """The result of :func:`parse_expression`, parsed at its first use.
+
+        A heartbeat may have thousands of subscriptions, and parses none of them.
+        """
         return parse_expression(
             str(self.document.get("subString") or ""), self.document.get("expressionType")
         )

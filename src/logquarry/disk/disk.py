@@ -151,7 +151,7 @@ class Disk(ABC):
         try:
             self.allocate(descriptor, size)
         except OSError as error:
-            # ext4 leaves a file of as many blocks as fitted.
+            # After ENOSPC ext4 leaves a file with the blocks that it could allocate.
             self._discard(descriptor, path)
             raise self.refused(path, error) from error
         try:

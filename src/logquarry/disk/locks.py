@@ -105,7 +105,7 @@ _PROC: Final = Path("/proc")
 
 
 def is_lockable(root: Path) -> bool:
-    """Whether the lock of a store is free, found out without changing a file."""
+    """Whether the lock of a store is free. Changes no file."""
     try:
         return (root / LOCK).read_bytes() == _CONTENT
     except OSError:

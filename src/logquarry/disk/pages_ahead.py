@@ -27,7 +27,7 @@ class PagesAhead(Service):
     """Loads pages after the log's end.
 
     Args:
-        log: the log's files; they have no pool's buffers in front of them.
+        log: the log's files. Puts write to their maps, not to a pool's buffers.
         health: the store's health.
     """
 

@@ -200,8 +200,8 @@ class Service(ABC):
     Args:
         name: the thread's name.
         health: the store's health. If the store is poisoned, the service ends. If the work raises
-            anything but StoreUnavailable, which is a bug, the service poisons the store, because
-            the work would no longer be done.
+            another exception than StoreUnavailable, this is a bug: the service poisons the store,
+            because nothing does the work any more.
         interval_ms: pause between two runs; None to run only when woken.
         is_timed: whether the pause is kept even after :meth:`wakeup`.
     """

@@ -168,7 +168,8 @@ def messages(
 def selected(
     runs: Iterable[Run], decoding: Decoding, wanted: MessageFilter | None
 ) -> Iterator[Run]:
-    """The runs with the messages that pass a filter; none without a message."""
+    """The runs, each with the messages that pass a filter; runs without such messages are left
+    out."""
     if wanted is None:
         yield from runs
         return

@@ -86,7 +86,7 @@ def of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None
 
 
 def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
-    """Whether files may have been made with a size, also if some of them were damaged since.
+    """Whether a size may be the one that the files were made with, even if some were damaged later.
 
     Args:
         size: bytes of a file, by a setting.

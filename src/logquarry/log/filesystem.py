@@ -89,7 +89,7 @@ class FileView(ABC):
         return True
 
     def good_start(self, position: int) -> int:
-        """A position up to ``position`` from which a window costs as little."""
+        """The first position from which a window that includes ``position`` needs no new probe."""
         return position
 
     def next_data(self, position: int) -> int:

@@ -450,7 +450,7 @@ class StoreLayout:
         return mark.offset
 
     def is_sure_of(self, bound: int | None) -> bool:
-        """Whether no break before ``bound`` ends the log: each is damage, and the log goes on.
+        """Whether each break before ``bound`` is damage inside the log, and not the log's end.
 
         A break in the last file of a cleanly closed store may be the place where RocketMQ's last
         recovery cut the log (:mod:`logquarry.read.log_end`). After a crash no recovery has cut it.

@@ -177,7 +177,7 @@ class LogBytes:
     def _find_in(self, file: StoreFile, at: int, stop: int) -> int | None:
         view = self.view(file)
         while at < stop:
-            # The head of a frame may end in the hole, as it contains zeros.
+            # A frame may start in the hole before the data: a part of its head can be zeros.
             data = view.next_data(at)
             if data >= stop:
                 return None

@@ -277,7 +277,8 @@ class _Identification:
             elif told is not None:
                 self._vote(item, view)
         except (OSError, LogquarryError):
-            # Its reader reports that it is missing, or cannot be read: it keeps its name.
+            # The file keeps its name. A reader of the file reports that it is missing or cannot be
+            # read.
             item.base, item.frames = None, []
         if item.base is None and item.ours is not None:
             item.base = item.ours
@@ -411,7 +412,7 @@ class _Identification:
                 self._strangers.append((item.path, reason))
 
     def _free_names(self) -> Iterator[int]:
-        """The offsets that lose their file, then those without a file, then the next one."""
+        """Offsets without a file: first those whose file is renamed, then gaps, then the end."""
         there = {*self._right, *self._placed}
         vacated = {item.named for item in self._placed.values()} - there
         yield from sorted(base for base in vacated if base is not None)

@@ -77,5 +77,8 @@ def lost_in(number: int) -> int:
 
 
 def next_lost(number: int, block: int) -> int:
-    """The first lost block of 4,096 bytes of a watched map from one on, -1 if there is none."""
+    """The first lost block of a watched map at or after ``block``; -1 if there is none.
+
+    A block has 4,096 bytes.
+    """
     return c_next(number, block) if cython.compiled else -1

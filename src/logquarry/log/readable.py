@@ -335,12 +335,12 @@ class ReadableMap:
         return memoryview(data)[start - first :]
 
     def _good_end(self, chunk: int) -> int:
-        """The position up to which all chunks from one on are good."""
+        """The end of the run of good chunks that begins at ``chunk``."""
         ends = [at for at in (self._state.find(s, chunk) for s in (_UNKNOWN, _BAD)) if at >= 0]
         return min(min(ends) * CHUNK, self._size) if ends else self._size
 
     def good_start(self, position: int) -> int:
-        """The position from which on all chunks up to one are good."""
+        """The start of the run of good chunks that ends at a position."""
         chunk = position // CHUNK
         begins = max(self._state.rfind(s, 0, chunk + 1) for s in (_UNKNOWN, _BAD))
         return min(position, (begins + 1) * CHUNK)
@@ -385,7 +385,7 @@ class ReadableMap:
         self._state[chunk : chunk + 1] = _BAD
 
     def _read(self, start: int, length: int) -> tuple[bytes, list[Unreadable]]:
-        """The bytes of a range, with FILL in place of the unreadable ones, and these."""
+        """The bytes of a range, with FILL for unreadable bytes, and the unreadable ranges."""
         if self._descriptor is not None:
             return self._read_from(self._descriptor, start, length)
         try:

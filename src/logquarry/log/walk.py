@@ -2,7 +2,7 @@
 
 Reads, splits, verify and export all follow the log through :class:`LogReader`. It never raises on
 damage: it reports the damage, finds the next sound frame (resync: a frame names its own offset) and
-    continues. The caller has the policy for damage.
+continues. The caller has the policy for damage.
 
 The log ends at the end of the unbroken chain, or at ``bound`` if that is larger and the store was
 shut down cleanly. Sound frames after the end are stale: an earlier recovery truncated the log.
@@ -431,9 +431,9 @@ class LogReader:
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
 
     def _synced_after(self, position: int) -> int:
-        """How many bytes from a position on a live writer has synced, and another program cut.
+        """How many synced bytes another program has cut from the live log, from a position on.
 
-        The writer may have written them after the read that did not find them.
+        0 if the bytes are missing only because the writer wrote them after the walk's read.
         """
         durable = self.layout.durable_end
         if durable is None or durable <= position:

@@ -332,7 +332,8 @@ def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
 
 
 def _scan_text(scan: Any) -> str | None:
-    """Compiled: the text at a position; None if there is none, or an escape beyond ASCII."""
+    """Compiled: the text at a position; None if it is no text, or has an escape that is not
+    ASCII."""
     if scan.at == scan.end or scan.at[0] != b'"':
         return None
     scan.at += 1

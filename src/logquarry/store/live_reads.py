@@ -45,7 +45,7 @@ class LiveReads(StoreReads):
         self._engine = engine
         self._health = engine.health
         self._recorder = engine.recorder
-        # The log may request a layout when it is made.
+        # First, because LiveLog may call _new_layout, which uses these two.
         self.layout, self.config = layout, layout.config
         self._live_log = LiveLog(engine.log, self._new_layout)
         super().__init__(layout, self._live_log, broker=broker)

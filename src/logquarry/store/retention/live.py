@@ -216,7 +216,7 @@ class RetentionService(Service):
         """The rules that apply now; None if there is nothing to delete."""
         config = self._config
         every = [self._use(folder) for folder in self._retention.log_folders]
-        # RocketMQ deletes for room only when all disks of the log are full.
+        # RocketMQ deletes files to free space only when all disks of the log are full.
         found = min((use for use in every if use), key=lambda use: use.ratio, default=None)
         return rules_due(
             now_ms=self._clock(),

@@ -110,7 +110,7 @@ def disk_use(path: Path) -> DiskUse | None:
 def least_used(paths: Iterable[Path]) -> DiskUse | None:
     """The use of the disk with the most free space among the disks of some paths; None if unknown.
 
-    RocketMQ deletes files for room only when all disks of the log are full
+    RocketMQ deletes files to free space only when all disks of the log are full
     (``CleanCommitLogService.isSpaceToDelete``).
     """
     found = [use for path in paths if (use := disk_use(path)) is not None]
