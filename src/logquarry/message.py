@@ -325,7 +325,7 @@ def iter_messages(messages: object, field: str) -> Iterator[Message]:
     """The messages of an iterable; a list or tuple is checked before the first message is used.
 
     Raises:
-        WrongType: if it is no iterable of messages; for other iterables while they are read.
+        WrongType: if it is not an iterable of messages; for other iterables while they are read.
     """
     takes = "several messages, as Message objects or Arrow columns"
     if isinstance(messages, (Message, str, bytes, Mapping)) or not isinstance(messages, Iterable):

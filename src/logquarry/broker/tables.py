@@ -151,7 +151,7 @@ class Tables:
         """Add or change a topic in memory; :meth:`save` writes it.
 
         Raises:
-            Refused: if the name is no topic name, or the store is read-only.
+            Refused: if the name is not a topic name, or the store is read-only.
         """
         self.require_writer()
         fault = name_fault(topic.name, BROKER_CHECK)

@@ -188,7 +188,7 @@ class Disk(ABC):
         """Sorted names of the files in a folder; see :meth:`list`.
 
         Raises:
-            StoreUnavailable: if the folder cannot be read, or is no folder.
+            StoreUnavailable: if the folder cannot be read, or is not a folder.
         """
         try:
             return self.list(folder)

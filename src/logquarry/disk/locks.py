@@ -1,4 +1,4 @@
-"""Locks: on a store (``lock`` and ``abort``), and on a folder that is no store yet.
+"""Locks: on a store (``lock`` and ``abort``), and on a folder that is not a store yet.
 
 A folder lock leaves no file behind and ends with its process. The store lock follows RocketMQ, so
 that it excludes a RocketMQ broker too.

@@ -112,7 +112,7 @@ class MappedFileQueue(LastFile):
         """Find the files. All of them count as full.
 
         The recovery walks them and calls :meth:`truncate_to` with the end that it found. Names
-        that are no offset are skipped. Nothing is changed on the disk, except that a short last
+        that are not offsets are skipped. Nothing is changed on the disk, except that a short last
         file gets its size, and that with ``guard_names`` a file that lost its name in a crash gets
         it back.
 

@@ -29,7 +29,7 @@ _MOST_DIGITS = 18
 
 
 def digits(text: str) -> int:
-    """Parse ASCII digits; NO_NUMBER if the text is no number or has more than 18 digits.
+    """Parse ASCII digits; NO_NUMBER if the text is not a number or has more than 18 digits.
 
     Numbers in a store are untrusted, and Python refuses to parse very long ones.
     """

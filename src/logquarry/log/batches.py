@@ -48,7 +48,7 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
 # Damage policy
 
 OnDamage = Literal["default", "stop", "skip", "fail"]
-"""What a read does at bytes that are no frames.
+"""What a read does at bytes that are not frames.
 
 ``default``: a torn tail ends the log, any other damage is an error. ``stop``: the first damage of
 any kind ends the log. ``skip``: the read continues at the next sound frame and counts the damage.

@@ -121,7 +121,7 @@ class StoreFolders:
         by_names: whether other names in the log's folder count as stray.
 
     Attributes:
-        ignored: names in the store's folders that are no store files, as found so far.
+        ignored: names in the store's folders that are not store files, as found so far.
     """
 
     def __init__(self, filesystem: FileSystem, *, by_names: bool) -> None:

@@ -173,7 +173,7 @@ class StoreLayout:
 
     @property
     def ignored(self) -> list[str]:
-        """Names in the store's folders that are no store files."""
+        """Names in the store's folders that are not store files."""
         return self._folders.ignored
 
     @property
@@ -223,7 +223,7 @@ class StoreLayout:
         ):
             self.require_right_names()
         # RocketMQ's file size is an int, and positions in a file are 32 bits wide here too: bytes
-        # beyond that are no part of a log.
+        # beyond that are not part of a log.
         return FileSequence(files, min(size, java.INT_MAX), folders.has_heads)
 
     @cached_property

@@ -135,7 +135,7 @@ def contradicts_name(view: FileView, base: int | None) -> bool:
 
     Args:
         view: the file.
-        base: the offset by its name; None if the name is no offset.
+        base: the offset by its name; None if the name is not an offset.
     """
     try:
         told = head_offset(view)
@@ -358,7 +358,7 @@ class _Identification:
         self._place_strays(strays)
 
     def _place_strays(self, strays: dict[int, _Item]) -> None:
-        """Accept files whose names are no offsets, except for copies of expired files."""
+        """Accept files whose names are not offsets, except for copies of expired files."""
         bases = [*self._right, *self._placed]
         start = min(bases, default=None)
         last = max(bases, default=None)
@@ -380,7 +380,7 @@ class _Identification:
         self._doubts.append((other.path, reason))
 
     def _is_copy(self, item: _Item) -> None:
-        """A copy with a name that is no offset is ignored: it does no harm."""
+        """A copy with a name that is not an offset is ignored: it does no harm."""
         if item.named is not None:
             assert item.base is not None
             name = f"{item.base:0{_NAME_DIGITS}d}"

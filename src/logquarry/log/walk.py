@@ -99,7 +99,7 @@ class BlankSpan:
 
 @dataclass(frozen=True, slots=True)
 class DamagedSpan:
-    """Bytes within the log that are no frames.
+    """Bytes within the log that are not frames.
 
     Attributes:
         offset: physical offset of the first byte.

@@ -83,7 +83,7 @@ class RemotingReader:
         """Process bytes, and return the commands that are complete now.
 
         Raises:
-            ProtocolViolation: if the bytes are no frame; its ``events`` are the commands before
+            ProtocolViolation: if the bytes are not a frame; its ``events`` are the commands before
                 them. The reader ignores all later bytes.
         """
         if self._is_spoilt:

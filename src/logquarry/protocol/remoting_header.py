@@ -272,13 +272,13 @@ def _is_int(value: Any) -> bool:
 
 
 def scan_json(header: bytes) -> Any:
-    """The document of a header; None if it is no strict JSON.
+    """The document of a header; None if it is not strict JSON.
 
     Compiled, only an object of texts, whole numbers and objects of these is read; None for all
     other documents.
 
     Raises:
-        ValueError: if a text is no UTF-8.
+        ValueError: if a text is not UTF-8.
     """
     if cython.compiled:
         scan.at = PyBytes_AS_STRING(header)
@@ -332,7 +332,7 @@ def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
 
 
 def _scan_text(scan: Any) -> str | None:
-    """Compiled: the text at a position; None if it is no text, or has an escape that is not
+    """Compiled: the text at a position; None if it is not text, or has an escape that is not
     ASCII."""
     if scan.at == scan.end or scan.at[0] != b'"':
         return None

@@ -252,7 +252,7 @@ class ConfigServer(Server[_Asking]):
 
     Raises:
         OSError: if the server cannot listen at the address.
-        UsageError: if the port minus 2 is no port.
+        UsageError: if the port minus 2 is not a port.
     """
 
     def __init__(

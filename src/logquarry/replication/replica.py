@@ -82,7 +82,7 @@ class Replica:
         """Offset for the first report of a connection; all bytes before it are durable and checked.
 
         Raises:
-            SpoiltReplica: if the log's end is no valid frame.
+            SpoiltReplica: if the log's end is not a valid frame.
             StoreUnavailable: if the log cannot be synced.
         """
         self._has_beaten = self._has_come = False

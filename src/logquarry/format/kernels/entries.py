@@ -45,7 +45,7 @@ def index_keys(
 
     ``starts`` and ``lengths`` int32 (4, n) are the results of :func:`parse_properties`;
     ``prefixes`` int64 the hash of each frame's ``topic#``; ``tag_prefixes`` that of ``topic#T#``,
-    empty if tags are no keys. ``hashes`` and ``numbers`` int64 get the hash of each key (with its
+    empty if tags are not keys. ``hashes`` and ``numbers`` int64 get the hash of each key (with its
     sign if ``raw``) and the number of its frame; returns the number of keys.
     """
     used = 0

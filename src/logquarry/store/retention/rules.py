@@ -202,7 +202,7 @@ def duration_ms(text: str) -> int:
     A bare number is hours, as in ``fileReservedTime``.
 
     Raises:
-        UsageError: if the text is no such duration.
+        UsageError: if the text is not such a duration.
     """
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)", text.strip().lower(), re.A)
     if match is None:
@@ -229,7 +229,7 @@ def delete_hours(when: str) -> frozenset[int]:
     """Parse ``deleteWhen``: an hour such as ``04``, or several separated by ``;``.
 
     Raises:
-        UsageError: if a part of the text is no hour of a day.
+        UsageError: if a part of the text is not an hour of a day.
     """
     hours = [part.strip() for part in when.split(";")]
     if not all(re.fullmatch("[0-9]{1,2}", hour) and int(hour) < _HOURS for hour in hours):
