@@ -290,7 +290,7 @@ class StoreConfig(LayoutConfig):
         return self.dialect or DIALECTS[0]
 
     def in_dialect(self, dialect: str | None) -> StoreConfig:
-        """These settings in a dialect; settings that have its default keep the default."""
+        """These settings for a dialect: a setting with the default value gets that of the dialect."""
         if dialect == self.dialect:
             return self
         before = self._known_dialect

@@ -9,7 +9,7 @@ queue offset advances; INNER_BASE repeats QUEUEOFFSET.
 
 Readers return a message of a batch as a :class:`~logquarry.format.frame.Frame` that stands alone.
 Its SYSFLAG lacks the bits of the batch and of compression. BODYCRC is the CRC of its body.
-TOTALSIZE is the size that it would have in the log. PHYSICALOFFSET is that of the batch.
+TOTALSIZE is the size that it would have in the log. PHYSICALOFFSET is the one of the batch.
 """
 
 from __future__ import annotations

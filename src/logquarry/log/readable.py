@@ -44,11 +44,11 @@ T = TypeVar("T")
 UNREADABLE: Final = DamageKind.UNREADABLE.label
 """Kind of bytes that the disk does not deliver."""
 FILL: Final = b"\xff"
-"""The bytes of a window in place of each unreadable byte."""
+"""The byte that a window has for each unreadable byte of the file."""
 BLOCK: Final = 4096
-"""The unit in which bytes are unreadable."""
+"""Bytes of a block: if one byte of a block is unreadable, all are."""
 CHUNK: Final = 128 << 10
-"""The unit of a probe: the system reads as much ahead of a page fault."""
+"""Bytes that are probed together. At a page fault the system reads this many bytes ahead."""
 _STEP: Final = 8 << 20
 """Maximum bytes of one probe: a larger one would hold the process's memory map lock for long."""
 _POPULATE_READ: Final = 22

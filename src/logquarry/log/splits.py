@@ -182,7 +182,8 @@ STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
 _MOST_AHEAD: Final = 4
 _FRAMES_AT_ONCE: Final = 1 << 15
-"""A whole stretch if a frame takes 256 bytes, so that work per queue is done less often."""
+"""Frames of one part. If a frame takes 256 bytes, a stretch is one part: fewer parts mean less work
+for each queue."""
 
 Each = Callable[[Window, Followed], None]
 """Called with frames and their dispatch requests; both are valid until it returns."""

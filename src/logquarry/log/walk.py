@@ -156,8 +156,8 @@ class LogReader:
             a store that was shut down cleanly); None if there is no bound.
         check_crc: whether to compare bodies with their CRC.
         batch_bytes: about the bytes of frames in one :class:`Run`.
-        live: whether a writer is at work; the walk then reads a torn tail again before it reports
-            it.
+        live: whether a writer has the store open; the walk then reads a torn tail again before it
+            reports it.
     """
 
     def __init__(
@@ -389,7 +389,8 @@ class LogReader:
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         found = self._next_sound(position + 1)
-        # The bytes of an unreadable frame may look whole again, but no writer makes it readable.
+        # An unreadable frame does not heal: a later read may find whole bytes in the page cache,
+        # but the disk still fails.
         may_heal = self.live and kind != DamageKind.UNREADABLE.label
         if may_heal and found is not None and self._is_whole(position):
             # The writer had not finished the frame at the first read, and has written more since.

@@ -113,7 +113,7 @@ class RemotingReader:
         return commands
 
     def _take(self, received: bytes, position: int, commands: list[RemotingCommand]) -> int:
-        """Decode the frame at a position, and return its end; the position if it is incomplete.
+        """Decode the frame at a position; return its end, or ``position`` if it is incomplete.
 
         Raises:
             ValueError: if the bytes cannot start a frame, or its header is invalid.

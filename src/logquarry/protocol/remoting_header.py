@@ -332,8 +332,8 @@ def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
 
 
 def _scan_text(scan: Any) -> str | None:
-    """Compiled: the text at a position; None if it is not text, or has an escape that is not
-    ASCII."""
+    """Compiled: the text at a position; None if there is no text, or if an escape in it gives a
+    character beyond ASCII."""
     if scan.at == scan.end or scan.at[0] != b'"':
         return None
     scan.at += 1
@@ -442,7 +442,7 @@ class HeaderField(NamedTuple):
 
     Attributes:
         name: RocketMQ's name; key of the parsed fields.
-        kind: TEXT, BOOL, or the bits of its numbers, without the sign.
+        kind: TEXT, BOOL, or for a number its bits without the sign bit (31 or 63).
         default: the value if the field is missing; REQUIRED if it must be there.
         key: its name in the header, if it differs.
     """

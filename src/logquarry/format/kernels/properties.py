@@ -268,7 +268,7 @@ def tags_codes(
 # Making property strings of many messages, and finding those that the store acts on.
 
 _KEYS, _TAGS, _WAIT, _OTHERS = range(4)
-"""The reference encodes messages with one of the others."""
+"""Kinds of property names. The reference encodes each message with a property of _OTHERS."""
 _BUILT_NAMES = (
     properties.KEYS,
     properties.TAGS,
