@@ -290,7 +290,7 @@ class StoreConfig(LayoutConfig):
         return self.dialect or DIALECTS[0]
 
     def in_dialect(self, dialect: str | None) -> StoreConfig:
-        """These settings for a dialect: a setting with the default value gets that of the dialect."""
+        """These settings for a dialect: settings with default values get the dialect's defaults."""
         if dialect == self.dialect:
             return self
         before = self._known_dialect

@@ -36,7 +36,7 @@ def free_room(disk: Disk, folders: Iterable[Path]) -> None:
                 path = folder / names[-1]
                 _free(disk, path)
         except OSError as error:
-            # The file keeps its blocks, and is as valid as before.
+            # If this fails, the file only keeps its blocks.
             logger.debug("%s: its room is not freed: %s", path, error)
 
 

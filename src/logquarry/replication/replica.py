@@ -96,7 +96,7 @@ class Replica:
             return self.position
         self._feed.sync()
         last = self._last_frame()
-        # At least one complete frame with its times: a blank may be equal in all logs.
+        # Compare at least one complete frame: its times differ between logs, a blank may not.
         # Do not request bytes of an earlier file unless necessary: the master may have deleted it.
         first = last - last % self._feed.file_size
         start = min(last, max(first, wrote - self._overlap))
