@@ -306,7 +306,7 @@ def find_missing_log(
 
 
 def _goes_on(bases: Sequence[int], found: Sequence[int]) -> bool:
-    """Whether files of another folder belong to the same log: a copy has the same offsets."""
+    """Whether files of another folder continue this log; a copy does not, as its offsets repeat."""
     return not bases or (not set(bases) & set(found) and max(found) > min(bases))
 
 

@@ -84,7 +84,7 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
         most = known + layout.config.max_message_size
         if end == known and reader.data_end(known, most) > known:
             # The bound may lie inside a frame if its queue entry is wrong. Search no further than
-            # a frame reaches: each byte of a remote file that is read is fetched.
+            # the longest frame: from a remote file, every searched byte has to be fetched.
             known = _frame_end(reader, known)
             end = _chain_end(reader, known)
         return LogExtent(files.start, end, bound, known if end > known else None)

@@ -231,9 +231,9 @@ class TimerDelivery:
         )
 
     # --------------------------------------------------------------------------------- progress
-    # The file has the values of a check (see Known), the delivered messages that this check does not
-    # count, and the log's end at that time. The log is synced first, so that the file never counts a
-    # delivery that the log may lose.
+    # The file has the values of a check (see Known), the delivered messages that this check does
+    # not count, and the log's end at that time. The log is synced first, so that the file never
+    # counts a delivery that the log may lose.
 
     def save(self) -> bool:
         """Save the progress durably; returns whether anything was written.
