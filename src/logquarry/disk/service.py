@@ -119,7 +119,7 @@ class Health(HealthReason):
         self.end("the store belongs to the process that this one was forked from")
 
     def error(self) -> StoreUnavailable:
-        """The error with the reason."""
+        """The exception for a call that the store refuses; its text is :attr:`reason`."""
         return StoreUnavailable(self.reason or "the store cannot be written")
 
     def require_writable(self) -> None:

@@ -140,7 +140,7 @@ def contradicts_name(view: FileView, base: int | None) -> bool:
     try:
         told = head_offset(view)
     except (OSError, LogquarryError):
-        # Its reader reports that it cannot be read.
+        # The reader of this file reports that it cannot be read.
         return False
     return told is not None and told >= 0 and told != base
 
@@ -167,7 +167,7 @@ def has_doubtful_name(filesystem: FileSystem, files: Sequence[tuple[str, int]], 
         try:
             view = filesystem.open(path)
         except (OSError, LogquarryError):
-            # Its reader reports that it is missing, or cannot be read.
+            # The reader of this file reports that it is missing, or cannot be read.
             continue
         if contradicts_name(view, base):
             return True

@@ -184,7 +184,7 @@ def _missing(feature: str, evidence: tuple[str, ...], reason: str) -> LogFolders
 
 
 def _twice(filesystem: FileSystem, folders: Sequence[str]) -> LogFolders | None:
-    """The refusal if two folders have a file of one name; None if no two have."""
+    """The refusal if two folders have files of the same name; else None."""
     seen: dict[int, str] = {}
     for folder in folders:
         for base in _offset_names(filesystem, folder):

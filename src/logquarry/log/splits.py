@@ -299,8 +299,8 @@ def stretches_ahead(
 ) -> Generator[tuple[Stretch, E]]:
     """Yield the sound stretches of a log; threads read a few of them ahead of the caller.
 
-    A log of one stretch yields none: it is not worth a thread. A caller that stops early must close
-    the generator.
+    A log of a single stretch yields nothing, because it is not worth a thread. A caller that stops
+    early must close the generator.
 
     Args:
         layout: the store's files.

@@ -110,7 +110,7 @@ class LiveRetention:
         if intent is not None:
             # If the load is interrupted, finishing it reads the log from here on.
             safe_end = min(safe_end, intent.start)
-        # Read before the files are listed: a file that is released now is not held again.
+        # Read `held` before the files are listed: a file that has left `held` never returns to it.
         held = frozenset[str]() if self._index is None else self._index.held
         return plan_retention(
             self._layout(),
