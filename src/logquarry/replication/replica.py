@@ -325,7 +325,7 @@ class Replica:
         # Read before the sync: bytes appended during the sync may not be durable.
         vouched = self._vouched
         end = min(vouched, self._feed.sync())
-        # Without CRC checks a body may have a wrong CRC, which looks torn after a power cut. Only the
+        # Without CRC checks a body may have a wrong CRC, and looks torn after a power cut. Only the
         # durable offset shows that the frame is complete, so that offset must be on the disk.
         self._feed.keep(not self._check_crc)
         return end

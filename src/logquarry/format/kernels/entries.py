@@ -201,7 +201,7 @@ def put_index_keys(
         # 3.x stored hashes with their sign.
         slot = slots_at + np.int64(np.uint32(abs(hashes[i])) % slots) * _SLOT_SIZE
         previous = np.int64(load_i32(slot))
-        # A slot that holds no earlier entry's number counts as empty.
+        # A slot counts as empty unless it holds the number of an earlier entry.
         if previous <= 0 or previous > number + i:
             previous = np.int64(0)
         if previous == 0:
