@@ -179,7 +179,7 @@ class Core:
         self.save_soon()
 
     def save_soon(self) -> None:
-        """Write the tables, once for all changes of this loop iteration."""
+        """Plan a write of the tables; one write has all changes of this loop iteration."""
         if not self.is_saving:
             self.is_saving = True
             self.loop.call_soon(self._save)

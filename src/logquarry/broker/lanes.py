@@ -91,7 +91,7 @@ class Lane:
         return True
 
     def _add(self, job: Job, done: Done) -> None:
-        # The jobs of one loop iteration wake the thread once.
+        # One wakeup of the thread serves all jobs of this loop iteration.
         if not self._new:
             self._loop.call_soon(self._push)
         self.waiting += 1

@@ -51,7 +51,7 @@ class Retrying:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {error}"
             ) from error
-        # The client chooses originTopic: only the message has the topic that will be copied.
+        # The message's own topic needs the permission: originTopic of the request may be false.
         request.require(message.topic, SUB)
         back = sent_back(message, group, fields["delayLevel"], most)
         if core.tables.topic(back.topic) is None:

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS: Final = 0.5
 _OTHER_LINES: Final = 7
-"""Of the terminal: title, heads, borders, the number of further groups, and the cursor."""
+"""Lines of the terminal that show no group: title, heads, borders, the number of further groups,
+and the cursor."""
 _GARBAGE: Final = 100_000
-"""New objects before a collection."""
+"""New objects after which Python collects garbage."""
 
 
 @click.command()

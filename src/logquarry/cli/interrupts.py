@@ -14,14 +14,16 @@ import os
 import sys
 import time
 
-TYPE_CHECKING = False  # A type checker takes this name for true. Importing typing takes longer.
+# Type checkers treat this name as true. Importing it from typing would delay the start.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     import signal
     from types import FrameType
     from typing import Any, Final
 else:
-    # `signal` makes enums first, and Ctrl-C would print a traceback meanwhile.
+    # The module `signal` makes enums while it is imported, and Ctrl-C would print a traceback until
+    # then. `_signal` has the same functions.
     import _signal as signal
 
 _LINE: Final = b"error: interrupted\n"

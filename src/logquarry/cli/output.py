@@ -176,7 +176,7 @@ class Output:
         self.note(_styled("warning: ", "yellow", sys.stderr) + message)
 
     def status_line(self) -> StatusLine:
-        """Make a status line on stderr; it shows nothing if stderr is no terminal."""
+        """Make a status line on stderr; it shows nothing if stderr is not a terminal."""
         return StatusLine(not self.quiet and sys.stderr.isatty())
 
     @contextmanager
@@ -185,7 +185,7 @@ class Output:
     ) -> Iterator[Progress | None]:
         """Show a progress bar on stderr while the block runs.
 
-        Yields None with ``--quiet`` and if stderr is no terminal.
+        Yields None with ``--quiet`` and if stderr is not a terminal.
 
         Args:
             what: the label of the bar.

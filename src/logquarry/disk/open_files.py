@@ -173,7 +173,7 @@ class _OpenFile:
         self.view = view
         self._start = 0
         self._data = memoryview(b"")
-        # Bytes to probe beyond a range, if the ranges follow one another.
+        # Bytes to probe after a range. Reads in order need fewer probes this way.
         self._ahead = 0
 
     @property

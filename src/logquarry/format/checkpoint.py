@@ -46,7 +46,7 @@ MARK: Final = Layout(
     Field("index_after", "q", "index"),
 )
 MARK_SIZE: Final = MARK.size + 4
-"""With the CRC-32 after the fields."""
+"""Bytes of the fields and of the CRC-32 after them."""
 assert MARK.size == 64
 
 START: Final = Layout(

@@ -225,7 +225,8 @@ def row_of(position: int, found: frame.Frame) -> tuple[int, ...]:
 
 
 def _bytes_needed(window: Window, position: int) -> int:
-    """Bytes that a verdict needs: the whole frame once its head is sound."""
+    """How many bytes :func:`check` needs at a position: those of the head, or, if the head is
+    sound, of the whole frame."""
     view = window.data.data
     size, magic = frame.BLANK.struct.unpack_from(view, position)
     if magic not in (frame.MAGIC_V1, frame.MAGIC_V2):

@@ -174,7 +174,7 @@ class StoreLayout:
 
     @property
     def ignored(self) -> list[str]:
-        """Names in the store's folders that are no store files."""
+        """Names in the store's folders that are not store files."""
         return self._folders.ignored
 
     @property
@@ -224,7 +224,7 @@ class StoreLayout:
         ):
             self.require_right_names()
         # RocketMQ's file size is an int, and positions in a file are 32 bits wide here too: bytes
-        # beyond that are no part of a log.
+        # beyond that are not part of a log.
         return FileSequence(files, min(size, java.INT_MAX), folders.has_heads)
 
     @cached_property
@@ -453,7 +453,7 @@ class StoreLayout:
         return None if found is None else found.end
 
     def is_sure_of(self, bound: int | None) -> bool:
-        """Whether no break before ``bound`` ends the log: each is damage, and the log goes on.
+        """Whether each break before ``bound`` is damage inside the log, and not the log's end.
 
         A break in the last file of a cleanly closed store may be the place where RocketMQ's last
         recovery cut the log (:mod:`logquarry.read.log_end`). After a crash no recovery has cut it.

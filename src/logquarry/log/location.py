@@ -141,7 +141,7 @@ def arrow_folder(
 
 
 def not_a_store(location: str, message: str) -> StoreNotFound:
-    """The error for a path that is no store; it names the nearest store, if there is one."""
+    """The error for a path that is not a store; it names the nearest store, if there is one."""
     found = near_store(location)
     if found is None:
         return StoreNotFound(message)

@@ -126,7 +126,10 @@ class Refused(Exception):
 
 
 _LARGEST_BODY: Final = 2 << 20
-"""A heartbeat of 4,000 groups. A body of 16 MiB can take seconds, in which nothing else is done."""
+"""Most bytes of a JSON body: enough for a heartbeat of 4,000 groups.
+
+Parsing 16 MiB can take seconds, in which the event loop does nothing else.
+"""
 _KINDS: Final = {"text": TEXT, "bool": BOOL, "int": 31, "long": 63}
 _DEFAULTS: Final[Mapping[str, Any]] = {"text": "", "int": 0, "long": 0, "bool": False}
 

@@ -34,7 +34,7 @@ def networks(allow: Sequence[str] | None) -> Networks | None:
     """Parse addresses and networks ("10.0.0.7", "10.0.0.0/8"); None allows all.
 
     Raises:
-        UsageError: if a text is no address and no network.
+        UsageError: if a text is neither an address nor a network.
     """
     if allow is None:
         return None

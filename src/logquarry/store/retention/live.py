@@ -113,7 +113,7 @@ class LiveRetention:
         if intent is not None:
             # If the load is interrupted, finishing it reads the log from here on.
             safe_end = min(safe_end, intent.start)
-        # Read before the files are listed: a file that is released now is not held again.
+        # Read `held` before the files are listed: a file that has left `held` never returns to it.
         held = frozenset[str]() if self._index is None else self._index.held
         return plan_retention(
             self._layout(),
@@ -221,7 +221,7 @@ class RetentionService(Service):
         """The rules that apply now; None if there is nothing to delete."""
         config = self._config
         every = [self._use(folder) for folder in self._retention.log_folders]
-        # RocketMQ deletes for room only when all disks of the log are full.
+        # RocketMQ deletes files to free space only when all disks of the log are full.
         found = min((use for use in every if use), key=lambda use: use.ratio, default=None)
         return rules_due(
             now_ms=self._clock(),
