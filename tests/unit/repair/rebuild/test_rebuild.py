@@ -344,7 +344,7 @@ def test_whoever_is_interrupted_begins_again(
     assert new["consumequeue"] != old["consumequeue"]
     real = shutil.rmtree
     finished = 0
-    for number in range(len(whole.order)):
+    for number in whole.stops:
         copy, disk = tmp_path / "copy", StoppedDisk(number)
         real(copy, ignore_errors=True)
         shutil.copytree(root, copy)
