@@ -184,7 +184,8 @@ def test_the_event_loop_of_a_thread(is_installed: bool, monkeypatch: pytest.Monk
         with socket.create_connection((host, int(port)), PATIENCE_SECONDS) as client:
             question = RemotingCommand(code=RequestCode.GET_BROKER_CONFIG, opaque=7)
             client.sendall(encode(question))
-            reader, answers = RemotingReader(), []
+            reader = RemotingReader()
+            answers: list[RemotingCommand] = []
             while not answers:
                 answers = reader.receive_data(client.recv(1 << 16))
             assert answers[0].opaque == 7 and answers[0].code == ResponseCode.SUCCESS
