@@ -39,7 +39,7 @@ _CODES: Final = {
     PutStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
     PutStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
 }
-# As constants: a look-up in an enum takes longer than the comparison that needs it.
+# Constants, because looking up a member of an enum takes longer than comparing with it.
 _PUT_OK: Final = PutStatus.PUT_OK
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _WAITS: Final = f"{props.WAIT}{props.NAME_VALUE_SEPARATOR}true"

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, Final
 else:
-    # The module `signal` makes enums while it is imported, and Ctrl-C would print a traceback until
-    # then. `_signal` has the same functions.
+    # `_signal` has the same functions as `signal`, whose import takes longer. During the import
+    # Ctrl-C would print a traceback.
     import _signal as signal
 
 _LINE: Final = b"error: interrupted\n"

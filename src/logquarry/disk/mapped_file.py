@@ -363,9 +363,10 @@ class MappedFile(FilePlace):
     def select(
         self, position: int, size: int | None = None, most: int | None = None
     ) -> memoryview | None:
-        """``size`` readable bytes from a position, or all of them; None if they are not readable.
+        """``size`` readable bytes from a position, without ``size`` all from there; else None.
 
-        ``most`` limits all of them. The view stays valid after the file was closed or deleted.
+        Without ``size`` there are at most ``most`` bytes. The view stays valid after the file was
+        closed or deleted.
         """
         if self._health.is_gone:
             self._health.require_readable()

@@ -198,8 +198,8 @@ def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
     if here < frame.BLANK.size:
         return NEED_MORE
     if here < left:
-        # decode_at reads no further than the frame. As soon as the window holds the whole frame,
-        # the window's end can be passed as the file's end.
+        # decode_at reads no further than the frame. So if the window holds the whole frame, its end
+        # can be passed as the file's end.
         needed = _bytes_needed(window, position)
         if needed > here:
             return NEED_MORE

@@ -318,7 +318,7 @@ class Server(ABC, Generic[P]):
         try:
             self._selector.register(wire, selectors.EVENT_READ, peer)
         except (OSError, ValueError) as error:
-            # Close the wire, not the accepted socket: TLS has replaced that.
+            # Close the wire, not the accepted socket: with TLS, another socket has replaced it.
             wire.close()
             self._admission.refuse(name, str(error))
             return
