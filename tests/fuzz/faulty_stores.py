@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import shutil
 import subprocess
 import zlib
@@ -279,6 +280,30 @@ class FaultyStore:
 
         It shares no code with the package's readers: it looks for the bytes of each frame.
         """
+        parts = self._log_bytes()
+        return {
+            offset
+            for offset, frame in self.template.frames.items()
+            if any(frame in data for data in parts)
+        }
+
+    def renumbered(self) -> set[int]:
+        """The physical offsets of PREPARED frames that differ in nothing but their QUEUEOFFSET.
+
+        In dialect 3.1 the field is the number of the transaction. No CRC covers it, the frame has
+        no queue entry, and the numbers follow each other in the log: readers correct a wrong one.
+        """
+        parts = self._log_bytes()
+        return {
+            offset
+            for offset, frame in self.template.frames.items()
+            if int.from_bytes(frame[36:40]) & 0xC == 0x4
+            for wanted in [re.escape(frame[:20]) + b".{8}" + re.escape(frame[28:])]
+            if any(re.search(wanted, data, re.DOTALL) for data in parts)
+        }
+
+    def _log_bytes(self) -> list[bytes]:
+        """The readable bytes of each file of the log."""
         parts = []
         folder = self.root / "commitlog"
         for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
@@ -288,11 +313,7 @@ class FaultyStore:
                     at = number * BLOCK
                     data[at : at + BLOCK] = b"\xff" * len(data[at : at + BLOCK])
                 parts.append(bytes(data))
-        return {
-            offset
-            for offset, frame in self.template.frames.items()
-            if any(frame in data for data in parts)
-        }
+        return parts
 
     def state(self) -> dict[str, tuple[object, ...]]:
         """Type, mode, time and bytes of all files; the target of links."""

@@ -8,6 +8,9 @@ difference                       in verify                         in recover
 ===============================  ================================  =============================
 file of a wrong size             wrong_file_size, empty_file       extend, cut; rebuild the queue
 file missing between two         missing_file, queue_file_missing  put_blank; rebuild the queue
+first files missing              missing_file; log_start if        record the new start; none
+                                 nothing records the start
+checkpoint after the log's end   checkpoint_ahead                  write_checkpoint
 break in the chain of frames     the damage kinds, torn_tail       end of the log, or note_damage
 frames behind the log's end      stale_frames                      zero, set_aside
 queue without files              queue_missing                     build_queue
