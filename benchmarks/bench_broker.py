@@ -4,6 +4,9 @@ The broker is ``logquarry broker`` with its default settings, in a separate proc
 counts the processor time of that process, user and system, of all its threads: the loop, the puts,
 the dispatch of queues and index, and flush. What the client costs does not count.
 With RATE the clients send that many messages in a second: the times are those of single sends.
+
+A process that only sleeps shows how long this machine did not run programs at all. The host of a
+virtual machine may stop it for 100 ms, and each send of that time is late.
 """
 
 from __future__ import annotations
@@ -32,6 +35,31 @@ FIELDS: Final = {
     **{"a": "producers", "b": "load", "c": "TBW102", "d": "4", "e": "0", "f": "0"},
     **{"g": "1700000000000", "h": "0", "i": PROPERTIES, "j": "0", "k": "false", "m": "false"},
 }
+
+
+_SLEEPER: Final = """
+import sys, threading, time
+stopped = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stopped.set()), daemon=True).start()
+late, last = [], time.perf_counter()
+while not stopped.is_set():
+    time.sleep(0.002)
+    now = time.perf_counter()
+    late.append(now - last - 0.002)
+    last = now
+late = sorted(round(1e3 * one) for one in late if one > 0.02)
+print(f"standstills over 20 ms: {late or 'none'}", flush=True)
+"""
+
+
+@contextmanager
+def standstills() -> Iterator[None]:
+    """Print how long this machine stood still meanwhile, in milliseconds."""
+    with subprocess.Popen([sys.executable, "-c", _SLEEPER], stdin=subprocess.PIPE) as process:
+        try:
+            yield
+        finally:
+            process.communicate()
 
 
 @contextmanager
@@ -131,7 +159,8 @@ def main(arguments: list[str]) -> None:
     rate = float(arguments[1]) if len(arguments) > 1 else 0.0
     with serving() as (address, broker):
         for _ in range(3):
-            asyncio.run(run(address, psutil.Process(broker), count, rate))
+            with standstills():
+                asyncio.run(run(address, psutil.Process(broker), count, rate))
 
 
 if __name__ == "__main__":

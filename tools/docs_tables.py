@@ -51,7 +51,7 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Batch queue entry (5.x)",
         (batch_entry.LAYOUT,),
-        "The place of an entry is no queue offset: readers search the base.",
+        "The place of an entry is not a queue offset: readers search the base.",
     ),
     (
         "Consume queues in RocksDB (5.x)",

@@ -9,24 +9,22 @@
             print(message.queue_offset, message.keys, message.body)
 
 - `MessageStore.open` opens a store: a `StoreReader`, or with ``mode="rw"`` a `StoreWriter`.
-- `Message` is a message to put, `StoredMessage` one from a store, `StoreConfig` the settings.
+- `Message` is a message to put, `StoredMessage` a message from a store, `StoreConfig` the settings.
 - `verify`, `recover`, `rebuild`, `salvage`, `diff` and `retain` work on the files of a store, as
   the commands of the same names. `to_json()` of a result is what the command prints with
   ``--json``.
-- `errors` has all exceptions. A wrong argument raises `errors.UsageError`, a ValueError; one of a
-  wrong type `errors.WrongType`, which is a TypeError too.
+- `errors` has all exceptions. A wrong argument raises `errors.UsageError`, a ValueError. If the
+  argument has a wrong type, the exception is an `errors.WrongType`, which is a TypeError too.
 
 Replication is in `logquarry.replication`, Spark in `logquarry.spark`, a faulty disk and a model of
 a store for your own tests in `logquarry.testing`. Each name is imported when it is first used, so
 that a quick command stays quick.
 """
 
-from __future__ import annotations
-
 import os
 
-# A type checker takes this name for true. Importing typing would take longer than the rest of this
-# module, and the command line handles Ctrl-C only after it.
+# A type checker takes this name for true. The command line handles Ctrl-C only after this module:
+# importing typing would take longer than the rest of it, and __future__ as long.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -162,7 +160,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     import importlib
 
     if name == "errors":

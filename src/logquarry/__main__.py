@@ -1,8 +1,13 @@
 """The process ``logquarry``, and ``python -m logquarry``."""
 
-from __future__ import annotations
+import os
 
-from logquarry.cli import interrupts
+try:
+    from logquarry.cli import interrupts
+except KeyboardInterrupt:
+    # That module handles Ctrl-C, but not during its import.
+    os.write(2, b"error: interrupted\n")
+    os._exit(130)
 
 
 def main() -> None:

@@ -76,7 +76,7 @@ def integer(
     most: int = LONG_MAX,
     takes: str = "a whole number",
 ) -> int:
-    """Check a whole number of Python or NumPy. True and False are no whole numbers."""
+    """Check a whole number of Python or NumPy. True and False are not whole numbers."""
     if type(value) is not int:
         if isinstance(value, bool):
             refuse_type(value, field, takes)

@@ -34,7 +34,7 @@ MODULES: Final = (
     "protocol.remoting_header",
     "protocol.remoting",
 )
-"""Below ``logquarry``; each imports only modules before it without Python in between."""
+"""The compiled modules, below ``logquarry``. The C code of a module uses only modules before it."""
 
 _NAMES: Final = frozenset(f"logquarry.{name}" for name in MODULES)
 

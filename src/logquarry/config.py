@@ -290,7 +290,7 @@ class StoreConfig(LayoutConfig):
         return self.dialect or DIALECTS[0]
 
     def in_dialect(self, dialect: str | None) -> StoreConfig:
-        """These settings in a dialect; settings that have its default keep the default."""
+        """These settings for a dialect: settings with default values get the dialect's defaults."""
         if dialect == self.dialect:
             return self
         before = self._known_dialect
@@ -404,7 +404,7 @@ def settings_of(config: object) -> StoreConfig:
     """The settings that a caller gave; the defaults for None.
 
     Raises:
-        WrongType: if they are no StoreConfig.
+        WrongType: if they are not a StoreConfig.
     """
     if config is None:
         return StoreConfig()
@@ -427,7 +427,7 @@ def _camel_case(name: str) -> str:
 
 def _converted(name: str, kind: str, value: Any) -> Any:
     if kind.startswith("int"):
-        # bool is an int in Python, but true is no size.
+        # bool is an int in Python, but true is not a size.
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         if value is None and kind.endswith("None"):
@@ -457,7 +457,7 @@ def broker_names() -> frozenset[str]:
 
 
 def check_names(names: Iterable[str], used: Collection[str]) -> list[str]:
-    """Check the names that are no setting of ours.
+    """Check the names of settings that logquarry does not have.
 
     A ``broker.conf`` is full of settings that logquarry does not use: they are accepted.
 

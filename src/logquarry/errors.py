@@ -6,12 +6,12 @@
     ├── UsageError            invalid option or argument (CLI exit code 2)
     │   ├── WrongType         an argument of a wrong type; also a TypeError
     │   └── BadFilter         invalid SQL92 filter: column and reason
-    ├── SourceNotReadable     an import's source cannot be read, or is no export (exit code 3)
-    ├── BadRow                a row of an import is no message: path, number, reason (code 1)
+    ├── SourceNotReadable     an import's source cannot be read, or is not an export (exit code 3)
+    ├── BadRow                a row of an import is not a message: path, number, reason (code 1)
     ├── JavaNotFound          no Java that Spark can run on (in spark/java.py)
     ├── ReplicationError      a master and a slave cannot continue (exit code 4)
     │   ├── ProtocolViolation   the peer sent bytes that violate the protocol
-    │   └── LogsDiverged        a slave's log is no prefix of its master's
+    │   └── LogsDiverged        a slave's log is not a prefix of its master's
     └── StoreError            a problem with a store
         ├── StoreNotFound     there is no store at that path, or it cannot be read (exit code 3)
         ├── StoreUnavailable  closed, read-only, busy, poisoned or refused (exit code 4)
@@ -70,7 +70,7 @@ class SourceNotReadable(LogquarryError):
 
 
 class BadRow(LogquarryError):
-    """A row of an import is no message, or the store rejects it.
+    """A row of an import is not a message, or the store rejects it.
 
     Attributes:
         path: the file.
@@ -107,7 +107,7 @@ class ProtocolViolation(ReplicationError):
 
 
 class LogsDiverged(ReplicationError):
-    """A slave's log is no prefix of its master's: it is longer, or has other bytes.
+    """A slave's log is not a prefix of its master's: it is longer, or has other bytes.
 
     Attributes:
         offset: physical offset of the first difference, as far as known.
@@ -128,7 +128,7 @@ class StoreError(LogquarryError):
 class StoreNotFound(StoreError):
     """No store at the path, or its files cannot be read.
 
-    It is no ``OSError``, so that a missing store is never mistaken for a failing disk.
+    It is not an ``OSError``, so that a missing store is never mistaken for a failing disk.
 
     Attributes:
         suggestion: the given path, and the path of the store nearby that it probably means; None if
@@ -239,7 +239,7 @@ class CorruptFile(CorruptStore):
 
 
 class MisnamedFile(CorruptFile):
-    """A log file has the name of another log file, or a name that is no physical offset."""
+    """A log file has the name of another log file, or a name that is not a physical offset."""
 
 
 class UnreadableFile(CorruptFile, ValueError):

@@ -30,8 +30,8 @@ class LayoutConfig:
         index_tags: whether the index has an entry for each message's tag, as RocketMQ 5.4 and
             later write it. A new store has no tag entries.
         enable_multi_dispatch: whether INNER_MULTI_DISPATCH adds a message to further queues. A new
-            store does not. If unknown, the messages that state their offsets there
-            (INNER_MULTI_QUEUE_OFFSET) are in them.
+            store does not. If unknown: a message is in further queues if it has its offsets there
+            (INNER_MULTI_QUEUE_OFFSET).
         enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
         message_index_enable: whether to index keys. A new store does.
         mapped_file_size_timer_log: bytes of a file of the timer log (RocketMQ 5: 100 MiB).

@@ -130,8 +130,8 @@ class Message(_Fields):
             reconsume_times,
             prepared_transaction_offset,
         )
-        # Usual fields have exactly these types. One chain of identities with the default is the
-        # cheapest check of the fields that are rarely given (logquarry bench put).
+        # Usual fields have exactly these types. For fields that callers rarely pass, comparing the
+        # identity with the default is the cheapest check (logquarry bench put).
         if (
             type(topic) is str
             and type(body) is bytes
@@ -325,7 +325,7 @@ def iter_messages(messages: object, field: str) -> Iterator[Message]:
     """The messages of an iterable; a list or tuple is checked before the first message is used.
 
     Raises:
-        WrongType: if it is no iterable of messages; for other iterables while they are read.
+        WrongType: if it is not an iterable of messages; for other iterables while they are read.
     """
     found = require_iterable(messages, field)
     if isinstance(found, (list, tuple)):

@@ -1,8 +1,9 @@
-"""Makes a :class:`~logquarry.message.Message` from a call without a Python frame. Compiled only.
+"""A C function that carries out calls of :class:`~logquarry.message.Message`, without a Python
+function call. Works only if this module is compiled.
 
-``Message.__new__`` is the reference. :func:`speed_up` puts a C function before it, which takes the
-calls whose arguments have usual types, and passes every other call on
-(tests/property/test_put_path_twins.py compares them).
+``Message.__new__`` is the reference. :func:`speed_up` installs the C function before it. The C
+function makes the message if the arguments have usual types, and passes every other call to the
+reference (tests/property/test_put_path_twins.py compares the two).
 """
 
 from __future__ import annotations

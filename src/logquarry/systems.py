@@ -39,7 +39,7 @@ def read_at(descriptor: int, length: int, position: int) -> bytes:
 
 
 def next_data(descriptor: int, position: int) -> int:
-    """The first position from one on that may hold data. Raises OSError (ENXIO: there is none)."""
+    """The first place at or after ``position`` that may hold data. Raises OSError (ENXIO: none)."""
     if hasattr(os, "SEEK_DATA"):
         return os.lseek(descriptor, position, os.SEEK_DATA)
     return position

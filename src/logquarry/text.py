@@ -203,7 +203,7 @@ def byte_count(text: str) -> int:
     """Parse ``1048576``, ``1m`` or ``1.5 MB`` to bytes; units are powers of 1024, as in Spark.
 
     Raises:
-        UsageError: if it is no size, or below one byte.
+        UsageError: if it is not a size, or below one byte.
     """
     pattern = r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(?:i?b)?"
     match = re.fullmatch(pattern, text.strip(), re.I | re.A)

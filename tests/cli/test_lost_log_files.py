@@ -36,7 +36,7 @@ def called(words: tuple[str, ...], root: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("is_crashed", [False, True])
-@pytest.mark.parametrize("evidence", ["durable offset", "queues"])
+@pytest.mark.parametrize("evidence", ["durable offset", "queues", "index"])
 @pytest.mark.parametrize("is_empty", [False, True])
 @pytest.mark.parametrize("count", [1, 2])
 def test_no_command_ends_with_0(
@@ -44,7 +44,10 @@ def test_no_command_ends_with_0(
 ) -> None:
     if is_crashed:
         (root / "abort").touch()
-    shutil.rmtree(root / (".logquarry" if evidence == "queues" else "consumequeue"))
+    if evidence != "durable offset":
+        shutil.rmtree(root / ".logquarry")
+    if evidence != "queues":
+        shutil.rmtree(root / "consumequeue")
     for path in operator_faults.log_files(root)[-count:]:
         if is_empty:
             os.truncate(path, 0)
@@ -57,6 +60,58 @@ def test_no_command_ends_with_0(
         code, output = called((*words, "--on-damage", "skip"), root)
         assert code == 0
         assert "skipped" in output
+
+
+@pytest.mark.parametrize("is_crashed", [False, True])
+def test_the_index_alone_shows_the_loss(root: Path, *, is_crashed: bool) -> None:
+    if is_crashed:
+        (root / "abort").touch()
+    shutil.rmtree(root / ".logquarry")
+    shutil.rmtree(root / "consumequeue")
+    operator_faults.log_files(root)[-1].unlink()
+    # Of the last message the index has no size.
+    assert "(11 messages lost, 7,161 bytes)" in run("verify", root).output
+    for command in (("recover",), ("recover", "--apply"), ("rebuild", "--in-place", "--apply")):
+        shown = run(command[0], root, *command[1:])
+        assert shown.exit_code == 4
+        assert "11 messages would be lost" in shown.output
+    with pytest.raises(lq.errors.StoreUnavailable, match="11 messages would be lost"):
+        lq.MessageStore.open(root, mode="rw")
+    shown = run("salvage", root)
+    assert shown.exit_code == 1
+    assert "the log reached 56313 once and ends at 49152 now" in shown.output
+    assert run("recover", root, "--apply", "--accept-loss", "7161").exit_code == 0
+    assert run("verify", root).exit_code == 0
+    assert "nothing to do" in run("recover", root).output
+
+
+@pytest.mark.parametrize("is_crashed", [False, True])
+def test_the_checkpoint_alone_shows_the_loss(root: Path, *, is_crashed: bool) -> None:
+    if is_crashed:
+        (root / "abort").touch()
+    for name in (".logquarry", "consumequeue", "index"):
+        shutil.rmtree(root / name)
+    operator_faults.log_files(root)[-1].unlink()
+    verified = run("verify", root)
+    assert verified.exit_code == 1
+    assert "checkpoint_ahead" in verified.output
+    for command in ("info", "recover", "salvage", "messages"):
+        shown = run(command, root)
+        assert "later messages are lost" in shown.output
+        assert shown.exit_code == (1 if command in ("recover", "salvage") else 0)
+    assert run("recover", root, "--apply").exit_code == 0
+    assert run("verify", root).exit_code == 0
+    assert "nothing to do" in run("recover", root).output
+
+
+def test_an_index_file_of_another_header_shows_nothing(root: Path) -> None:
+    (path,) = (root / "index").iterdir()
+    data = bytearray(path.read_bytes())
+    data[24:32] = (57_000).to_bytes(8, "big")
+    path.write_bytes(data)
+    shutil.rmtree(root / ".logquarry")
+    assert run("messages", root).exit_code == 0
+    assert "lost" not in run("info", root).output
 
 
 def test_one_wrong_entry_is_no_loss(root: Path) -> None:

@@ -152,6 +152,19 @@ def test_signals(larger_store: Path, number: signal.Signals, code: int) -> None:
     assert b"Traceback" not in errors
 
 
+def test_an_interrupt_during_the_first_import() -> None:
+    script = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'logquarry.cli': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from logquarry.__main__ import main"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (result.returncode, result.stderr) == (130, b"error: interrupted\n")
+
+
 def test_quick_commands_import_little(golden: Path) -> None:
     script = (
         "import sys; sys.argv = ['logquarry', 'info', sys.argv[1]]\n"

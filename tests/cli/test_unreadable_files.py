@@ -55,6 +55,15 @@ def test_recover_replaces_the_file(with_bad_block: Callable[[str], Path], name: 
     assert len(run("messages", root, "--jsonl").stdout.splitlines()) == operator_faults.COUNT
 
 
+def test_mode_rocketmq_refuses_an_unreadable_queue(with_bad_block: Callable[[str], Path]) -> None:
+    root = with_bad_block(QUEUE)
+    (root / "abort").touch()
+    shown = run("recover", root, "--apply", "--mode", "rocketmq")
+    assert shown.exit_code == 4
+    assert "a recovery with `--mode safe` makes the file again" in shown.output
+    assert (root / "abort").exists()
+
+
 @pytest.mark.parametrize("name", ["checkpoint", ".logquarry/durable"])
 def test_a_writer_replaces_the_file(with_bad_block: Callable[[str], Path], name: str) -> None:
     import logquarry as lq

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.helpers.broker_client import connected
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROGRAMS = RUN.parent / "clients"
+REPOSITORY = Path(__file__).parents[2]
 CONFIG = lq.StoreConfig(mapped_file_size_commit_log=1 << 26)
 
 
@@ -78,3 +80,25 @@ def test_node(tmp_path: Path) -> None:
     # This client does not use the route of TBW102: its topics have to exist, as with RocketMQ.
     lines = outcome(tmp_path / "s", "node", "client.js", cwd=tmp_path, topic="t-node")
     assert lines == ["OK send", "OK push", "OK pull"]
+
+
+def test_the_tutorial(tmp_path: Path) -> None:
+    """The blocks of docs/test-without-docker.md, in the environment that the page makes."""
+    page = (REPOSITORY / "docs" / "test-without-docker.md").read_text("utf-8")
+    commands = re.findall(r"^venv/bin/pip install path/to/logquarry (.+)$", page, re.MULTILINE)
+    assert len(commands) == 1
+    service, *tests = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "mailer.py").write_text(service)
+    (tmp_path / "test_mailer.py").write_text("\n\n".join(tests))
+    install(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    install(python, "-m", "pip", "install", "-q", REPOSITORY, *commands[0].split(), cwd=tmp_path)
+    done = subprocess.run(
+        [python, "-m", "pytest", "-q"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "3 passed" in done.stdout, done.stdout + done.stderr

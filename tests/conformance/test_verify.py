@@ -59,7 +59,7 @@ EXPECTED: dict[str, list[tuple[str, str, str, int]]] = {
     "checkpoint-gone": [("note", "checkpoint_missing", "checkpoint", 0), ABORT],
     "checkpoint-zero": [("note", "checkpoint_zero", "checkpoint", 0), ABORT],
     "checkpoint-old": [ABORT],
-    "checkpoint-new": [LATE_CHECKPOINT, ABORT],
+    "checkpoint-new": [damage("checkpoint_ahead", "checkpoint", 0), ABORT],
     "checkpoint-old-cq-gone": [*GONE, NO_INDEX, ABORT],
     "cq-and-index-gone": [*GONE, NO_INDEX, ABORT],
     "one-topic-gone": [*ONE_TOPIC_GONE, ABORT],
@@ -103,7 +103,6 @@ NOTES_ALONE = {
     "checkpoint-gone",
     "checkpoint-zero",
     "checkpoint-old",
-    "checkpoint-new",
 }
 
 
@@ -117,7 +116,9 @@ def test_sound_stores_have_no_findings(golden: Path, name: str, stated: bool) ->
     scenario = Scenario(golden / name)
     config = scenario.config if stated else StoreConfig()
     report = verify_store(StoreLayout.open(scenario.store, config))
-    assert report.findings == []
+    # RocketMQ records nowhere that its retention has deleted the first files.
+    expired = {"log_start"} if report.counts["min_offset"] else set()
+    assert {f.kind for f in report.findings} == expired
     assert report.counts["messages"] == len(scenario.expected)
     entries = sum(len(queue["entries"]) for queue in scenario.facts["queues"])
     assert report.counts["queue_entries"] <= entries

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -95,43 +96,54 @@ class Missed(NamedTuple):
     said: str
 
 
-@cache
 def sites() -> list[str]:
     """The places that sync, of some runs and some recoveries."""
-    return sorted({*_sites_at_work(), *recovery_sites()})
+    return sorted({*sites_at_work(), *recovery_sites()})
+
+
+def sites_at_work() -> Iterator[str]:
+    """The places that sync in some runs, each run's in order; a run begins when it is needed."""
+    for seed in range(_FINDING):
+        yield from sorted(_sites_of_run(seed))
+
+
+def recovery_sites() -> Iterator[str]:
+    """The places that sync in some recoveries, likewise."""
+    for seed, mode in _recoveries():
+        yield from _sites_of_recovery(seed, mode)
 
 
 @cache
-def _sites_at_work() -> frozenset[str]:
-    found: set[str] = set()
+def _sites_of_run(seed: int) -> frozenset[str]:
     with tempfile.TemporaryDirectory(dir=_memory()) as folder:
-        for seed in range(_FINDING):
-            found.update(recorded(Path(folder) / str(seed), seed).sites)
-    return frozenset(found)
+        return frozenset(recorded(Path(folder) / "live", seed).sites)
 
 
 @cache
-def recovery_sites() -> Mapping[str, list[tuple[int, RecoveryMode]]]:
-    """The places that sync in recoveries, with the seeds whose recoveries reach them."""
-    found: dict[str, list[tuple[int, RecoveryMode]]] = {}
-    for mode, count in _RECOVERIES.items():
-        for seed in range(count):
-            with tempfile.TemporaryDirectory(dir=_memory()) as folder:
-                for site in recovery_of(Path(folder), seed, mode=mode).sites:
-                    found.setdefault(site, []).append((seed, mode))
-    return found
+def _sites_of_recovery(seed: int, mode: RecoveryMode) -> tuple[str, ...]:
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        return tuple(recovery_of(Path(folder), seed, mode=mode).sites)
+
+
+def _recoveries() -> Iterator[tuple[int, RecoveryMode]]:
+    """Seeds and modes of recoveries, the modes by turns."""
+    for seed in range(max(_RECOVERIES.values())):
+        for mode, count in _RECOVERIES.items():
+            if seed < count:
+                yield seed, mode
 
 
 def missed(site: str) -> Missed | None:
     """What notices that a place no longer syncs, None if nothing does."""
-    found = _missed_at_work(site) if site in _sites_at_work() else None
+    found = missed_at_work(site) if site in sites_at_work() else None
     return found or missed_in_recovery(site)
 
 
 def missed_in_recovery(site: str) -> Missed | None:
     """What recoveries that lose their power notice of that."""
     crashes = 0
-    for seed, mode in recovery_sites().get(site, [])[:RUNS]:
+    reached = (at for at in _recoveries() if site in _sites_of_recovery(*at))
+    for seed, mode in islice(reached, RUNS):
         with tempfile.TemporaryDirectory(dir=_memory()) as folder:
             work = recovery_of(Path(folder), seed, mode=mode, ignored=[site])
             for wrong in work.crashes(random.Random(seed), EACH, Path(folder) / "image"):
@@ -141,7 +153,8 @@ def missed_in_recovery(site: str) -> Missed | None:
     return None
 
 
-def _missed_at_work(site: str) -> Missed | None:
+def missed_at_work(site: str) -> Missed | None:
+    """What power cuts of a store at work notice of that."""
     crashes = 0
     with tempfile.TemporaryDirectory(dir=_memory()) as folder:
         for seed in range(RUNS):

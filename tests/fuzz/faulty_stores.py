@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import subprocess
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -203,6 +204,25 @@ class FaultyStore:
         """The offset of the first name in ``commitlog/``, whatever it names."""
         names = [path.name for path in (self.root / "commitlog").glob("0" * 8 + "*")]
         return min((int(name) for name in names if name.isdigit()), default=0)
+
+    @property
+    def log_start_is_recorded(self) -> bool:
+        """Whether ``.logquarry/durable`` shows where the log starts; without code of the package.
+
+        Else a log whose first files are lost has the same bytes as a log after RocketMQ's
+        retention, which deletes the first files at any age if the disk is full.
+        """
+        try:
+            data = (self.root / ".logquarry/durable").read_bytes()
+            times = (self.root / "checkpoint").read_bytes()[:24]
+        except OSError:
+            return False
+        if len(data) < 80 or self.bad.blocks(self.root / ".logquarry/durable"):
+            return False
+        mark, start = data[:64], data[68:76]
+        is_whole = zlib.crc32(mark) == int.from_bytes(data[64:68], "big")
+        is_whole &= zlib.crc32(start) == int.from_bytes(data[76:80], "big")
+        return is_whole and times in (mark[16:40], mark[40:64])
 
     @contextmanager
     def probed(self) -> Iterator[None]:

@@ -71,6 +71,7 @@ WORDS_OF_LOSS = (
     *("skipped", "torn tail", "lost", "stopped", "damage  ", "behind"),
     *('"signs": [\n', '"damage": [\n'),
 )
+DOUBT = "earlier messages have expired, or their files are missing"
 
 
 def seeds(default: str) -> range:
@@ -247,7 +248,8 @@ class Combination:
             is_silent &= not any("rotten" in words for words in store.done)
             if first.exit_code == 0 and (is_whole_log or is_silent):
                 lost = set(store.template.frames) - store.whole()
-                if is_silent:
+                # Readers stay silent about expired messages; a check names the doubt.
+                if not store.log_start_is_recorded and (is_silent or DOUBT in first.output):
                     lost -= set(range(store.log_start))
                 assert not lost, f"exit code 0, but not whole: {sorted(lost)[:5]}"
 
@@ -308,12 +310,13 @@ def test_faults_and_a_command(templates: Templates, tmp_path: Path, seed: int) -
 
 FOUND = (
     *(15, 20, 40, 49, 61, 82, 155, 172, 240, 280, 473, 487),
-    *(216, 309, 549, 555, 612, 880, 1307, 1317, 1550, 1797, 1811, 1965),
+    *(216, 309, 549, 555, 612, 880, 1307, 1317, 1550, 1797, 1811, 1965, 20052, 30076, 50339, 61196),
 )
 """Seeds that found faults: queues, a log's end or files in unreadable blocks; an empty index
 file; offset 0 of a DLedger log; a lost tail that salvage did not report; a file for a folder; lost
 last files after a crash; unreadable pages that were written in place; a link in place of the log's
-first file; a read without end beside a writer."""
+first file; a read without end beside a writer; a last file lost together with the queues;
+a lost first file; an unreadable queue file in mode rocketmq."""
 
 
 @pytest.mark.timeout(120)

@@ -80,6 +80,12 @@ def lost_file(number: int) -> Callable[[Path], None]:
     return lambda root: log_files(root)[number].unlink()
 
 
+def lost_first_of_rocketmq(root: Path) -> None:
+    """The first file of the log is missing, and nothing shows where the log began."""
+    log_files(root)[0].unlink()
+    (root / ".logquarry/durable").unlink()
+
+
 def short_file(root: Path) -> None:
     """A copy of a log file that ended too early."""
     os.truncate(log_files(root)[1], 9_000)
@@ -206,6 +212,7 @@ FAULTS: dict[str, Fault] = {
     "the broker or the machine crashed": _once(crash),
     "a crash in the middle of a write (torn tail)": _once(torn_tail),
     "the first log file is missing": _once(lost_file(0)),
+    "the first log file is missing, and RocketMQ wrote the store": _once(lost_first_of_rocketmq),
     "a log file in the middle is missing": _once(lost_file(1)),
     "the last log file is missing": _once(lost_file(-1)),
     "a log file is too short": _once(short_file),

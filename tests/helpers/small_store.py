@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import logquarry as lq
+from logquarry.format.checkpoint import MARK_SIZE
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.failing_disk import FaultyDisk
 
@@ -32,6 +33,13 @@ def facts(root: Path) -> dict[str, tuple[bytes, int]]:
         for path in root.rglob("*")
         if path.is_file()
     }
+
+
+def forget_start(root: Path) -> None:
+    """Remove the record of the log's start: missing first files then look like expired ones."""
+    path = root / ".logquarry" / "durable"
+    if path.exists():
+        path.write_bytes(path.read_bytes()[:MARK_SIZE])
 
 
 def bodies(store: lq.MessageStore) -> list[bytes]:

@@ -46,12 +46,9 @@ def thorough(root: Path) -> VerifyReport:
 
 
 def sound_parts(layout: StoreLayout, size: int) -> SoundParts:
-    """The sound runs that tasks find: one reader for each part."""
-    runs = [
-        run
-        for start, stop in tiles(layout, size)
-        for run in SoundReader(layout, max(1, size // 3)).read(start, stop)
-    ]
+    """The sound runs that tasks find: a process of Spark keeps its reader for its next task."""
+    reader = SoundReader(layout, max(1, size // 3))
+    runs = [run for start, stop in tiles(layout, size) for run in reader.read(start, stop)]
     paths = [f"index/{entry.name}" for entry in layout.index_files]
     index = IndexAudit(layout)
     return SoundParts(

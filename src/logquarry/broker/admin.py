@@ -1,4 +1,4 @@
-"""The requests of mqadmin: topics, groups, statistics, resets (``AdminBrokerProcessor``)."""
+"""The requests of mqadmin: topics, groups, clients, resets (``AdminBrokerProcessor``)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from logquarry import __version__
 from logquarry.broker.acl import CREDENTIALS
 from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
+from logquarry.broker.progress import store_time
 from logquarry.broker.pull import Pulling
 from logquarry.format import broker_config, fastjson
 from logquarry.format.broker_config import TopicConfig
@@ -32,14 +32,13 @@ class Admin:
     def __init__(self, core: Core, pulling: Pulling) -> None:
         self._core = core
         self._pulling = pulling
-        self._began = core.clock()
-        self._began_s = time.monotonic()
 
     def handlers(self) -> Mapping[int, Handler]:
         """The requests that this part answers."""
         code = RequestCode
         return {
             code.UPDATE_AND_CREATE_TOPIC: self.update_topic,
+            code.UPDATE_AND_CREATE_TOPIC_LIST: self.update_topics,
             code.DELETE_TOPIC_IN_BROKER: self.delete_topic,
             code.GET_ALL_TOPIC_CONFIG: self.all_topics,
             code.GET_TOPIC_CONFIG: self.topic_config,
@@ -47,39 +46,55 @@ class Admin:
             code.GET_TOPIC_STATS_INFO: self.topic_stats,
             code.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
             code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update_group,
+            code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_groups,
             code.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
             code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
             code.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
             code.GET_ALL_DELAY_OFFSET: self.delay_offsets,
-            code.GET_CONSUME_STATS: self.consume_stats,
             code.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
             code.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
+            code.GET_ALL_PRODUCER_INFO: self.all_producers,
             code.INVOKE_BROKER_TO_RESET_OFFSET: self.reset_offset,
             code.GET_CONSUMER_RUNNING_INFO: self.forward,
             code.CONSUME_MESSAGE_DIRECTLY: self.forward,
-            code.GET_BROKER_RUNTIME_INFO: self.runtime_info,
-            code.GET_BROKER_CONFIG: self.broker_config,
         }
 
     # -------------------------------------------------------------------------------------- topics
     async def update_topic(self, request: Request) -> None:
         """Create a topic, or change its queues and permissions."""
-        core, fields = self._core, request.fields
-        counts = fields["readQueueNums"], fields["writeQueueNums"]
-        if not all(1 <= count <= _MOST_QUEUES for count in counts):
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"a topic has 1 to {_MOST_QUEUES} queues, not {counts}"
-            )
-        topic = TopicConfig(
-            fields["topic"],
-            *counts,
-            fields["perm"] & 7,
-            fields["topicSysFlag"],
-            fields["order"],
-        )
-        core.tables.set_topic(topic)
-        await core.slow(core.tables.save)
+        await self._set_topics([request.fields])
         request.reply()
+
+    async def update_topics(self, request: Request) -> None:
+        """The same for the topics of a list (``CreateTopicListRequestBody``)."""
+        found = parse_body(request.command.body).get("topicConfigList")
+        entries = found if isinstance(found, list) else []
+        names = ("topicName", "readQueueNums", "writeQueueNums", "perm")
+        try:
+            topics = [
+                {
+                    "topic": str(one["topicName"]),
+                    **{name: int(one[name]) for name in names[1:]},
+                    "topicSysFlag": int(one.get("topicSysFlag", 0)),
+                    "order": bool(one.get("order", False)),
+                }
+                for one in entries
+            ]
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"the list of topics is invalid: {error!r}"
+            ) from error
+        await self._set_topics(topics)
+        request.reply()
+
+    async def _set_topics(self, topics: list[dict[str, Any]]) -> None:
+        core = self._core
+        try:
+            for fields in topics:
+                core.tables.set_topic(_topic_of(fields))
+        finally:
+            # Those before an illegal topic stay.
+            await core.slow(core.tables.save)
 
     async def delete_topic(self, request: Request) -> None:
         """Remove a topic from the table. Its messages stay until their files expire."""
@@ -128,11 +143,25 @@ class Admin:
     # -------------------------------------------------------------------------------------- groups
     async def update_group(self, request: Request) -> None:
         """Create a subscription group, or change its settings."""
+        await self._set_groups([parse_body(request.command.body)])
+        request.reply()
+
+    async def update_groups(self, request: Request) -> None:
+        """The same for the groups of a list (``SubscriptionGroupList``)."""
+        found = parse_body(request.command.body).get("groupConfigList")
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise Refused(ResponseCode.SYSTEM_ERROR, "the body has no list of groups")
+        await self._set_groups(found)
+        request.reply()
+
+    async def _set_groups(self, groups: list[dict[str, Any]]) -> None:
         core = self._core
         core.tables.require_writer()
-        core.tables.set_group(parse_body(request.command.body))
-        await core.slow(core.tables.save)
-        request.reply()
+        try:
+            for settings in groups:
+                core.tables.set_group(settings)
+        finally:
+            await core.slow(core.tables.save)
 
     async def delete_group(self, request: Request) -> None:
         """Remove a subscription group, and its offsets if the request wants that."""
@@ -156,19 +185,6 @@ class Admin:
 
         found = delay_offsets(self._core.store.layout) or {}
         request.reply(body=broker_config.encode_delay_offsets(found).encode())
-
-    async def consume_stats(self, request: Request) -> None:
-        """For each queue of a group its end and the group's offset."""
-        core, fields = self._core, request.fields
-        group, wanted = fields["consumerGroup"], fields["topic"]
-        offsets = core.tables.offsets.groups()
-        topics = {wanted} if wanted else {name for name, other in offsets if other == group}
-        online = core.clients.consumers.get(group)
-        if online is not None and online.filters:
-            topics &= online.filters.keys()
-        found = [topic for name in sorted(topics) if (topic := core.tables.topic(name)) is not None]
-        pairs = await core.slow(partial(_consume_stats, core, group, found))
-        _reply(request, {"consumeTps": 0.0, "offsetTable": fastjson.ObjectKeys(pairs)})
 
     def consumer_connections(self, request: Request) -> None:
         """The consumers of a group, and what they subscribe to."""
@@ -196,6 +212,26 @@ class Admin:
         if members is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name[:200]}] not exist")
         _reply(request, {"connectionSet": [client.document() for client in members.values()]})
+
+    def all_producers(self, request: Request) -> None:
+        """The producers of all groups (``ProducerTableInfo``)."""
+        core = self._core
+        # A client has the time of its last heartbeat by another clock.
+        shift = core.clock() - round(time.monotonic() * 1_000)
+        data = {
+            group: [
+                {
+                    "clientId": client.client_id,
+                    "language": client.language,
+                    "lastUpdateTimestamp": shift + round(client.seen * 1_000),
+                    "remoteIP": client.connection.address,
+                    "version": client.version,
+                }
+                for client in members.values()
+            ]
+            for group, members in core.clients.producers.items()
+        }
+        _reply(request, {"data": data})
 
     async def reset_offset(self, request: Request) -> None:
         """Reset the offsets of a group in a topic to a time, and notify its consumers."""
@@ -265,106 +301,29 @@ class Admin:
         message = await self._core.slow(partial(self._core.store.message_by_id, message_id))
         return frames_of((message,))
 
-    # -------------------------------------------------------------------------------------- broker
-    async def runtime_info(self, request: Request) -> None:
-        """The statistics of the broker: name -> value as text."""
-        core = self._core
-        state = (await core.slow(core.store.stats)).state
-        put = sum(core.counts.put.values())
-        got = sum(core.counts.got.values())
-        seconds = max(1e-3, time.monotonic() - self._began_s)
-        table = {
-            "bootTimestamp": str(self._began),
-            "brokerVersion": "399",
-            "brokerVersionDesc": f"logquarry {__version__}",
-            "commitLogDiskRatio": str(state.commit_log_disk_ratio or 0.0),
-            "commitLogMaxOffset": str(state.max_offset),
-            "commitLogMinOffset": str(state.min_offset),
-            "consumeQueueDiskRatio": str(state.consume_queue_disk_ratio or 0.0),
-            "dispatchBehindBytes": str(state.dispatch_behind or 0),
-            "earliestMessageTimeStamp": str(state.first_timestamp or -1),
-            "getTransferedTps": " ".join(3 * [f"{got / seconds:.2f}"]),
-            "msgGetTotalTodayMorning": "0",
-            "msgGetTotalTodayNow": str(got),
-            "msgGetTotalYesterdayMorning": "0",
-            "msgPutTotalTodayMorning": "0",
-            "msgPutTotalTodayNow": str(put),
-            "msgPutTotalYesterdayMorning": "0",
-            "pageCacheLockTimeMills": "0",
-            "pullThreadPoolQueueCapacity": "10000",
-            "pullThreadPoolQueueHeadWaitTimeMills": "0",
-            "pullThreadPoolQueueSize": str(core.lanes.gets.waiting),
-            "putTps": " ".join(3 * [f"{put / seconds:.2f}"]),
-            "runtime": f"[ {seconds:.0f} seconds ]",
-            "sendThreadPoolQueueCapacity": str(core.options.most_waiting),
-            "sendThreadPoolQueueHeadWaitTimeMills": "0",
-            "sendThreadPoolQueueSize": str(core.lanes.puts.waiting),
-            "startAcceptSendRequestTimeStamp": "0",
-        }
-        _reply(request, {"table": table})
 
-    def broker_config(self, request: Request) -> None:
-        """The broker's settings as a properties file."""
-        core, options, store = self._core, self._core.options, self._core.store.config
-        settings = {
-            "autoCreateSubscriptionGroup": options.create_groups,
-            "autoCreateTopicEnable": options.create_topics,
-            "brokerClusterName": options.cluster,
-            "brokerId": 0,
-            "brokerName": options.name,
-            "brokerPermission": 6 if core.writer is not None else 4,
-            "brokerRole": store.broker_role,
-            "defaultTopicQueueNums": options.queues,
-            "enablePropertyFilter": True,
-            "flushDiskType": store.flush_disk_type,
-            "listenPort": core.address.rpartition(":")[2],
-            "maxMessageSize": store.max_message_size,
-            "storePathRootDir": core.store.root,
-        }
-        text = "".join(
-            f"{name}={str(value).lower() if isinstance(value, bool) else value}\n"
-            for name, value in settings.items()
+def _topic_of(fields: Mapping[str, Any]) -> TopicConfig:
+    counts = fields["readQueueNums"], fields["writeQueueNums"]
+    if not all(1 <= count <= _MOST_QUEUES for count in counts):
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, f"a topic has 1 to {_MOST_QUEUES} queues, not {counts}"
         )
-        request.reply(
-            fields={"version": fastjson.compact({"counter": 0, "timestamp": self._began})},
-            body=text.encode(),
-        )
+    return TopicConfig(
+        fields["topic"], *counts, fields["perm"] & 7, fields["topicSysFlag"], fields["order"]
+    )
 
 
 def _reply(request: Request, document: Mapping[str, Any]) -> None:
     request.reply(body=fastjson.compact(document).encode("utf-8", "replace"))
 
 
-def _time_of(core: Core, topic: str, queue_id: int, offset: int, first: int) -> int:
-    """The store time of the message at a queue offset; 0 if the queue has none there."""
-    if offset < first:
-        return 0
-    messages = core.store.get(topic, queue_id, offset, 1).messages
-    return messages[0].store_timestamp if messages else 0
-
-
 def _queue_stats(core: Core, topic: TopicConfig) -> list[tuple[dict[str, Any], dict[str, int]]]:
     found = []
     for queue_id in range(max(topic.read_queues, topic.write_queues)):
         first, end = core.store.queue_offsets(topic.name, queue_id)
-        time_ms = _time_of(core, topic.name, queue_id, end - 1, first)
+        time_ms = store_time(core, topic.name, queue_id, end - 1, first)
         stats = {"lastUpdateTimestamp": time_ms, "maxOffset": end, "minOffset": first}
         found.append((core.queue_key(topic.name, queue_id), stats))
-    return found
-
-
-def _consume_stats(
-    core: Core, group: str, topics: list[TopicConfig]
-) -> list[tuple[dict[str, Any], dict[str, int]]]:
-    found = []
-    for topic in topics:
-        offsets = core.tables.offsets.of(topic.name, group)
-        for queue_id in range(topic.read_queues):
-            first, end = core.store.queue_offsets(topic.name, queue_id)
-            offset = offsets.get(queue_id, 0)
-            time_ms = _time_of(core, topic.name, queue_id, offset - 1, first)
-            stats = {"brokerOffset": end, "consumerOffset": offset, "lastTimestamp": time_ms}
-            found.append((core.queue_key(topic.name, queue_id), stats))
     return found
 
 

@@ -14,6 +14,15 @@ from logquarry.config import StoreConfig
 from logquarry.units import Clock
 
 
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """The fastest event loop that is installed: uvloop's, or asyncio's without it."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
 @contextmanager
 def background(
     path: str | PathLike[str] | None = None,
@@ -33,7 +42,7 @@ def background(
         config: likewise.
         clock: likewise.
     """
-    loop = asyncio.new_event_loop()
+    loop = new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="logquarry-broker", daemon=True)
     thread.start()
     try:

@@ -18,7 +18,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -28,17 +28,22 @@ from typing import Any, Final, Self
 from logquarry import arguments
 from logquarry.broker.admin import Admin
 from logquarry.broker.clients import Clients
-from logquarry.broker.connection import Connection, Handler, Handshake, Request
+from logquarry.broker.connection import Connection, Handler
 from logquarry.broker.consumers import Consuming
 from logquarry.broker.core import Core, Lanes
+from logquarry.broker.key_values import KeyValues
 from logquarry.broker.names import Names
-from logquarry.broker.options import BrokerOptions, is_wildcard, listen_error, make_offsets_folder
+from logquarry.broker.options import BrokerOptions, is_wildcard, make_offsets_folder
+from logquarry.broker.ports import Port, listen_at_both
+from logquarry.broker.progress import Progress
 from logquarry.broker.pull import Pulling
 from logquarry.broker.queries import Queries
 from logquarry.broker.replies import Replies
 from logquarry.broker.retry import Retrying
+from logquarry.broker.runtime import Runtime
 from logquarry.broker.send import Sending
 from logquarry.broker.sparing import SparingLog, line_of
+from logquarry.broker.statistics import Statistics
 from logquarry.broker.tables import Tables
 from logquarry.broker.transactions import Transactions
 from logquarry.config import StoreConfig, settings_of
@@ -96,7 +101,7 @@ class Broker:
         self._clock = clock
         self._temporary: Path | None = None
         self._core: Core | None = None
-        self._ports: list[_Port] = []
+        self._ports: list[Port] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._housekeeping: list[asyncio.Task[None]] = []
         self._starting: asyncio.Task[None] | None = None
@@ -194,6 +199,7 @@ class Broker:
         sending, pulling = Sending(core), Pulling(core)
         self._pulling = pulling
         self._consuming = Consuming(core)
+        self._statistics = Statistics(core)
         parts = (
             sending,
             pulling,
@@ -203,18 +209,20 @@ class Broker:
             Transactions(core),
             Replies(core),
             Admin(core, pulling),
+            self._statistics,
+            Runtime(core, self._statistics),
+            Progress(core, self._statistics),
         )
-        names = Names(core).handlers()
+        names = {**Names(core, lambda: server.port).handlers(), **KeyValues(core).handlers()}
         handlers: dict[int, Handler] = dict(names)
         for part in parts:
             handlers |= part.handlers()
-        broker = _Port(self, core, handlers)
-        self._ports.append(broker)
-        await broker.listen(options.port, "--listen")
+        broker, older = (Port(core, handlers, self.disconnected) for _ in range(2))
+        server = Port(core, names, self.disconnected)
+        self._ports = [broker, server, older]
+        await listen_at_both(broker, older, options)
         core.address = f"[{host}]:{broker.port}" if ":" in host else f"{host}:{broker.port}"
         core.host = _host_bytes(host, broker.port)
-        server = _Port(self, core, names)
-        self._ports.append(server)
         await server.listen(options.name_port, "--name-port")
         works = [self._keep_house(core)]
         if core.writer is None:
@@ -293,6 +301,7 @@ class Broker:
                 for connection in core.clients.expire(now - self.options.expire_s):
                     connection.abort()
                 self._consuming.expire_locks()
+                self._statistics.sample()
             except Exception as error:
                 _problems.warning("housekeeping: %s", line_of(error))
             await _save_tables(core)
@@ -370,53 +379,6 @@ async def _to_its_end(task: asyncio.Task[None]) -> None:
     if cancelled is not None:
         raise cancelled from None if task.cancelled() else task.exception()
     task.result()
-
-
-class _Port:
-    """One listening port: the broker's or the name server's."""
-
-    def __init__(self, broker: Broker, core: Core, handlers: Mapping[int, Handler]) -> None:
-        self._broker = broker
-        self._core = core
-        self.handlers = handlers
-        self.connections: set[Connection] = set()
-        self.handshakes: set[Handshake] = set()
-        self._server: asyncio.Server | None = None
-        self.spawn = core.spawn
-        self.port = 0
-
-    async def listen(self, port: int, option: str) -> None:
-        options = self._broker.options
-        try:
-            self._server = await self._core.loop.create_server(
-                lambda: Connection(self) if options.tls is None else Handshake(self, options.tls),
-                *(options.host, port),
-                backlog=1_024,
-            )
-        except OSError as error:
-            raise listen_error(error, options.host, port, option) from error
-        self.port = int(self._server.sockets[0].getsockname()[1])
-
-    def stop_listening(self) -> None:
-        if self._server is not None:
-            self._server.close()
-
-    def opened(self, connection: Connection) -> None:
-        self.connections.add(connection)
-        if len(self.connections) > self._broker.options.max_connections:
-            logger.warning("%s: too many connections", connection.address)
-            connection.abort()
-
-    def closed(self, connection: Connection) -> None:
-        self.connections.discard(connection)
-        self._core.clients.disconnected(connection)
-        self._broker.disconnected(connection)
-
-    def admit(self, request: Request) -> None:
-        self._core.counts.requests[request.command.code] += 1
-        acl = self._broker.options.acl
-        if acl is not None:
-            request.account = acl.admit(request.command, request.fields)
 
 
 def _memory() -> str | None:

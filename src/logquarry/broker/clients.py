@@ -56,7 +56,10 @@ class TopicFilter:
 
     @cached_property
     def expression(self) -> tuple[str | None, SqlFilter | None]:
-        """The result of :func:`parse_expression`; a heartbeat with thousands parses none."""
+        """The result of :func:`parse_expression`, parsed at its first use.
+
+        A heartbeat may have thousands of subscriptions, and parses none of them.
+        """
         return parse_expression(
             str(self.document.get("subString") or ""), self.document.get("expressionType")
         )
@@ -247,7 +250,7 @@ class Clients:
         return has_changed
 
     def unregister(self, connection: Connection, producer: str, consumer: str) -> None:
-        """Remove a client from a producer group and a consumer group; an empty name is no group."""
+        """Remove a client from a producer group and a consumer group; an empty name means none."""
         self._leave_producers(connection, producer)
         self._leave_consumers(connection, consumer)
 

@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------- the transport
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See :class:`asyncio.Protocol`."""
-        # uvloop's transports are no subclass of asyncio's.
+        # A cast, because uvloop's transports are not subclasses of asyncio's.
         transport = self._transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(_WRITE_LIMIT)
         name = transport.get_extra_info("peername")

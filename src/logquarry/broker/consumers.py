@@ -21,7 +21,7 @@ from logquarry.store.consumer.subscription import retry_topic
 
 _MOST_LOCKS: Final = 100_000
 _LONGEST_NAMES: Final = 512
-"""Characters of the group, the topic and the client of a lock."""
+"""Most characters of the group, the topic and the client of a lock."""
 _LOCK_SECONDS: Final = 60.0
 """How long a queue stays locked without a renewal (``REBALANCE_LOCK_MAX_LIVE_TIME``)."""
 

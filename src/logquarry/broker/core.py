@@ -71,6 +71,7 @@ class Counts:
         put_bytes: topic -> bytes of bodies put.
         got: (topic, group) -> messages sent to consumers.
         got_bytes: (topic, group) -> bytes of frames sent to consumers.
+        sent_back: (topic, group) -> messages that consumers sent back for a retry.
         requests: request code -> requests.
         refused: sends that got SYSTEM_BUSY.
     """
@@ -79,6 +80,7 @@ class Counts:
     put_bytes: Counter[str] = field(default_factory=Counter)
     got: Counter[tuple[str, str]] = field(default_factory=Counter)
     got_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    sent_back: Counter[tuple[str, str]] = field(default_factory=Counter)
     requests: Counter[int] = field(default_factory=Counter)
     refused: int = 0
 
@@ -177,7 +179,7 @@ class Core:
         self.save_soon()
 
     def save_soon(self) -> None:
-        """Write the tables, once for all changes of this loop iteration."""
+        """Plan a write of the tables; one write has all changes of this loop iteration."""
         if not self.is_saving:
             self.is_saving = True
             self.loop.call_soon(self._save)

@@ -75,7 +75,7 @@ class Lane:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, capacity: int) -> None:
         self._loop = loop
-        self._capacity = capacity
+        self.capacity = capacity
         self._jobs: queue.SimpleQueue[list[tuple[Job, Done]] | None] = queue.SimpleQueue()
         self._new: list[tuple[Job, Done]] = []
         self._mailbox: Mailbox[tuple[Done, Any, BaseException | None]] = Mailbox(loop, self._finish)
@@ -85,13 +85,13 @@ class Lane:
 
     def submit(self, job: Job, done: Done) -> bool:
         """Queue a job; return False if too many wait."""
-        if self.waiting >= self._capacity:
+        if self.waiting >= self.capacity:
             return False
         self._add(job, done)
         return True
 
     def _add(self, job: Job, done: Done) -> None:
-        # The jobs of one loop iteration wake the thread once.
+        # One wakeup of the thread serves all jobs of this loop iteration.
         if not self._new:
             self._loop.call_soon(self._push)
         self.waiting += 1

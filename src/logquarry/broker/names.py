@@ -5,11 +5,12 @@ It has routes to one broker only, the one in the same process. Clients cannot re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
+from logquarry.broker.tables import WRITE
 from logquarry.format import fastjson
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 
@@ -19,10 +20,14 @@ class Names:
 
     Args:
         core: the broker's parts.
+        port: gives the port of the name server.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, port: Callable[[], int]) -> None:
         self._core = core
+        self._port = port
+        self._is_wiped = False
+        """Whether mqadmin has taken the topics' write permission from the routes."""
 
     def handlers(self) -> Mapping[int, Handler]:
         """The requests that this part answers."""
@@ -33,6 +38,9 @@ class Names:
             RequestCode.GET_TOPICS_BY_CLUSTER: self.topics_of_cluster,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.system_topics,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.write_permission,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self.write_permission,
+            RequestCode.GET_NAMESRV_CONFIG: self.settings,
         }
 
     def _broker(self) -> dict[str, Any]:
@@ -58,7 +66,7 @@ class Names:
             "queueDatas": [
                 {
                     "brokerName": self._core.options.name,
-                    "perm": topic.perm,
+                    "perm": topic.perm & ~WRITE if self._is_wiped else topic.perm,
                     "readQueueNums": topic.read_queues,
                     "topicSynFlag": topic.sys_flag,
                     "topicSysFlag": topic.sys_flag,
@@ -93,6 +101,24 @@ class Names:
         names = [core.options.cluster, core.options.name]
         document = {"brokerAddr": core.address, "topicList": names}
         request.reply(body=fastjson.compact(document).encode())
+
+    def write_permission(self, request: Request) -> None:
+        """Take the write permission from all routes, or give it back, until the broker ends.
+
+        Producers then stop sending when they ask for the routes again.
+        """
+        is_wipe = request.command.code == RequestCode.WIPE_WRITE_PERM_OF_BROKER
+        count = 0
+        if request.fields["brokerName"] == self._core.options.name:
+            self._is_wiped = is_wipe
+            count = len(self._core.tables.topics)
+        name = "wipeTopicCount" if is_wipe else "addTopicCount"
+        request.reply(fields={name: str(count)})
+
+    def settings(self, request: Request) -> None:
+        """The settings of the name server as a properties file."""
+        port = self._port()
+        request.reply(body=f"listenPort={port}\norderMessageEnable=false\n".encode())
 
     def delete_topic(self, request: Request) -> None:
         """Answer mqadmin's deleteTopic, which has deleted the topic at the broker before."""

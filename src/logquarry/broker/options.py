@@ -91,7 +91,8 @@ class BrokerOptions:
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be at least 0")
         for name in ("name", "cluster"):
-            # Both are names of topics too, and each message has the cluster among its properties.
+            # Each of the two is also the name of a topic. Each message has the cluster's name as
+            # a property.
             given = getattr(self, name)
             if not given.isprintable() or not given.strip() or len(given) > _LONGEST_NAME:
                 option = "--cluster" if name == "cluster" else "--broker-name"
@@ -172,7 +173,8 @@ def _address_of_machine(wildcard: str) -> str | None:
     family = socket.AF_INET6 if is_six else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # The address is reserved for documentation. To connect a datagram socket sends nothing.
+            # The address is reserved for documentation. connect() of a datagram socket sends no
+            # packet.
             probe.connect(("2001:db8::1" if is_six else "192.0.2.1", 9))
             found = str(probe.getsockname()[0])
     except OSError:

@@ -228,7 +228,8 @@ class Pulling:
         if code is _C.PULL_NOT_FOUND and pull.deadline:
             _, end = self._ends.get(pull.key, (0, 0))
             if end > pull.offset:
-                # A message arrived during this read. The pause limits the work if a queue was cut.
+                # A message arrived during this read, so read again. The pause limits these reads
+                # if the queue was truncated and never reaches the noted end.
                 self._core.loop.call_later(_PAUSE_SECONDS, self._start, pull)
             elif pull.deadline > self._core.loop.time() and not self._is_closing:
                 self._hold(pull)
@@ -281,7 +282,7 @@ class Pulling:
             self._timer = self._core.loop.call_later(_TICK_SECONDS, self._expire)
 
     def _expire(self) -> None:
-        """Answer the held pulls whose time ends in this second: each less than a second early."""
+        """Answer the held pulls whose deadline is in this second, so at most a second early."""
         now = int(self._core.loop.time())
         for second in [second for second in self._ending if second <= now]:
             for pull in list(self._ending.pop(second)):

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any, Final
 
 from logquarry.broker.acl import SUB
 from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.errors import MessageNotFound
+from logquarry.format import fastjson
+from logquarry.format.properties import ANY_TAG
+from logquarry.format.queue_entry import QueueEntry
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.read.messages import frames_of
+
+_MOST_ENTRIES: Final = 1_024
 
 
 class Queries:
@@ -33,6 +39,7 @@ class Queries:
             code.GET_MAX_OFFSET: self.end_of_queue,
             code.GET_MIN_OFFSET: self.end_of_queue,
             code.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
+            code.QUERY_CONSUME_QUEUE: self.queue_entries,
         }
 
     async def by_key(self, request: Request) -> None:
@@ -92,6 +99,54 @@ class Queries:
         fields = request.fields
         job = partial(_earliest, self._core, fields["topic"], fields["queueId"])
         request.reply(fields={"timestamp": str(await self._core.slow(job))})
+
+    async def queue_entries(self, request: Request) -> None:
+        """Entries of a queue, and whether the subscription of a group selects their tags.
+
+        Raises:
+            Refused: if there is no such queue or entry.
+        """
+        core, fields = self._core, request.fields
+        topic, queue_id = fields["topic"], fields["queueId"]
+        first, end, entries = await core.slow(
+            partial(_entries, core, topic, queue_id, fields["index"], fields["count"])
+        )
+        document: dict[str, Any] = {"maxQueueIndex": end, "minQueueIndex": first}
+        group = core.clients.consumers.get(fields["consumerGroup"])
+        found = None if group is None else group.filters.get(topic)
+        codes: Any = ()
+        selects_all = False
+        if found is not None:
+            document["subscriptionData"] = dict(found.document)
+            codes = found.document.get("codeSet") or ()
+            selects_all = found.document.get("subString") == ANY_TAG
+        document["queueData"] = [
+            {
+                "eval": selects_all or entry.tags_code in codes,
+                "physicOffset": entry.physical_offset,
+                "physicSize": entry.size,
+                "tagsCode": entry.tags_code,
+            }
+            for entry in entries
+        ]
+        request.reply(body=fastjson.compact(document).encode("utf-8", "replace"))
+
+
+def _entries(
+    core: Core, topic: str, queue_id: int, index: int, count: int
+) -> tuple[int, int, list[QueueEntry]]:
+    """First and next queue offset of a queue, and entries from an offset on."""
+    queue = core.store.queue(topic, queue_id)
+    if queue is None:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic[:200]} is not exist!")
+    index = max(index, queue.min_offset)
+    entries = queue.entries(index, index + min(max(1, count), _MOST_ENTRIES))
+    found = [entry for _, entry in entries]
+    if not found:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, f"Index {index} of {queue_id}@{topic[:200]} is not exist!"
+        )
+    return queue.min_offset, queue.max_offset, found
 
 
 def _earliest(core: Core, topic: str, queue_id: int) -> int:

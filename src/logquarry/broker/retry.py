@@ -10,6 +10,7 @@ from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.broker.send import most_retries, refusal_of
 from logquarry.errors import CorruptStore, LogquarryError, MessageNotFound
+from logquarry.format import properties as props
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.consumer.subscription import sent_back
 
@@ -50,7 +51,7 @@ class Retrying:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {error}"
             ) from error
-        # The client chooses originTopic: only the message has the topic that will be copied.
+        # The message's own topic needs the permission: originTopic of the request may be false.
         request.require(message.topic, SUB)
         back = sent_back(message, group, fields["delayLevel"], most)
         if core.tables.topic(back.topic) is None:
@@ -60,4 +61,7 @@ class Retrying:
             await future
         except LogquarryError as error:
             raise refusal_of(error) from error
+        # A message that was retried before names the topic of its first delivery.
+        topic = message.properties.get(props.RETRY_TOPIC, message.topic)
+        core.counts.sent_back[topic, group] += 1
         request.reply()

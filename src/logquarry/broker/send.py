@@ -39,7 +39,7 @@ _CODES: Final = {
     PutStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
     PutStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
 }
-# As constants: a look-up in an enum takes longer than the comparison that needs it.
+# Constants, because looking up a member of an enum takes longer than comparing with it.
 _PUT_OK: Final = PutStatus.PUT_OK
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _WAITS: Final = f"{props.WAIT}{props.NAME_VALUE_SEPARATOR}true"
@@ -144,7 +144,7 @@ class Sending:
         sends, self._new = self._new, []
         batches, self._batches = self._batches, []
         for lane, puts in (lanes.puts, sends), (lanes.blocking, batches):
-            # The lanes never refuse: append limits the puts that wait.
+            # submit accepts every job here, because append limits the puts that wait.
             if puts:
                 lane.submit(partial(_put_all, puts), partial(self._appended, puts))
 
@@ -287,7 +287,7 @@ class Sending:
 
 
 def _put_all(puts: list[_Put]) -> list[PutResult | PutFuture | BaseException]:
-    """Carry out puts in their order: the result, the future or the exception of each."""
+    """Carry out puts in order; return the result, the future or the exception of each put."""
     results: list[PutResult | PutFuture | BaseException] = []
     for _, message, put in puts:
         try:

@@ -138,9 +138,10 @@ class Tables:
                 self._stored[name] = topic
 
     def note_message(self, topic: str, queue_id: int) -> None:
-        """Add the topic of a new message, if the program that runs the broker has put it.
+        """Add the topic and the queue of a new message, if the table lacks them.
 
-        The last messages of a topic may arrive after a client has removed it: it stays removed.
+        The program that runs the broker can put messages to new topics. If a client has removed
+        a topic, its last messages may arrive later; the topic then stays removed.
         """
         known = self.topic(topic)
         if (known is None or known.read_queues <= queue_id) and topic not in self._removed:
@@ -150,7 +151,7 @@ class Tables:
         """Add or change a topic in memory; :meth:`save` writes it.
 
         Raises:
-            Refused: if the name is no topic name, or the store is read-only.
+            Refused: if the name is not a topic name, or the store is read-only.
         """
         self.require_writer()
         fault = name_fault(topic.name, BROKER_CHECK)

@@ -391,7 +391,7 @@ def parse_range(word: str) -> tuple[int, int]:
     """Parse ``256-1024`` or ``256`` into the smallest and the largest body size.
 
     Raises:
-        UsageError: if the text is no range, or exceeds 4 MiB.
+        UsageError: if the text is not a range, or exceeds 4 MiB.
     """
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", word, re.ASCII)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS: Final = 0.5
 _OTHER_LINES: Final = 7
-"""Of the terminal: title, heads, borders, the number of further groups, and the cursor."""
+"""Lines of the terminal that show no group: title, heads, borders, the number of further groups,
+and the cursor."""
 _GARBAGE: Final = 100_000
-"""New objects before a collection."""
+"""New objects after which Python collects garbage."""
 
 
 @click.command()
@@ -162,6 +163,7 @@ def broker(
         raise UsageError("--offsets needs --read-only: otherwise the store keeps the offsets")
     from logquarry.broker import BrokerOptions
     from logquarry.broker.acl import AccessControl
+    from logquarry.broker.background import new_event_loop
     from logquarry.signals import held
 
     serves = BrokerOptions(
@@ -181,8 +183,8 @@ def broker(
         insecure=insecure,
     )
     settings = options.store_config(config)
-    with held() as waiting:
-        asyncio.run(_serve(out, waiting, store, serves, settings, metrics_at))
+    with held() as waiting, asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve(out, waiting, store, serves, settings, metrics_at))
 
 
 async def _serve(

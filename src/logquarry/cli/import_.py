@@ -37,7 +37,7 @@ def import_(
     before it puts the first message, and puts them in the order of SRC. Queue offsets continue
     those of STORE.
 
-    Exit code 1 if a row is no valid message; then import puts nothing.
+    Exit code 1 if a row is not a valid message; then import puts nothing.
 
     Example: logquarry import parquet-folder /data/new-store
     """
@@ -48,7 +48,7 @@ def import_(
 
     began = time.monotonic()
     found = open_source(source)
-    # If SRC is no export, this raises before a store is made.
+    # If SRC is not an export, this raises before a store is made.
     next(read_source(found), None)
     if found.damage:
         out.warn(f"the export had skipped {text.plural(found.damage, 'damaged place')}")

@@ -4,7 +4,7 @@ Before a command runs there is nothing to clean up, so the first handler ends th
 That includes the imports, in which a KeyboardInterrupt would print a traceback. While a command
 runs, Ctrl-C raises KeyboardInterrupt, so that the command removes its unfinished output.
 
-Python's own start, and the imports of this module, still print a traceback. So it imports little.
+Python's own start, and the import of the package, still print a traceback. So they import little.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import os
 import sys
 import time
 
-TYPE_CHECKING = False  # A type checker takes this name for true. Importing typing takes longer.
+# Type checkers treat this name as true. Importing it from typing would delay the start.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     import signal
     from types import FrameType
     from typing import Any, Final
 else:
-    # `signal` makes enums first, and Ctrl-C would print a traceback meanwhile.
+    # `_signal` has the same functions as `signal`, whose import takes longer. During the import
+    # Ctrl-C would print a traceback.
     import _signal as signal
 
 _LINE: Final = b"error: interrupted\n"

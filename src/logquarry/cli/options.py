@@ -117,10 +117,10 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
         Raises:
             UsageError: if the value is a URL.
         """
-        from logquarry.log.location import local_folder, without_file_scheme
+        from logquarry.log.location import local_folder, path_or_url
 
         local_folder(value)
-        return Path(without_file_scheme(os.fsdecode(value)))
+        return Path(path_or_url(os.fsdecode(value)))
 
 
 class Filters(NamedTuple):
@@ -212,7 +212,7 @@ def offset_range(word: str) -> tuple[int, int]:
     """Parse ``A:B``, ``A:``, ``:B`` or ``A`` as a half-open range of queue offsets.
 
     Raises:
-        UsageError: if the text is no range.
+        UsageError: if the text is not a range.
     """
     from logquarry.format import java
 
@@ -232,7 +232,7 @@ def time_ms(option: str, word: str) -> int:
     """Parse a time in milliseconds or as ISO 8601; warn if it is probably in seconds.
 
     Raises:
-        UsageError: if the text is no time.
+        UsageError: if the text is not a time.
     """
     try:
         found = text.time_ms(word)

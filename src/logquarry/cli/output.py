@@ -48,11 +48,14 @@ def check_target(target: str | Path, stores: Iterable[str]) -> Path:
     Raises:
         UsageError: if the target is a folder or a URL, or lies in one of the stores.
     """
-    if "://" in str(target):
+    from logquarry.log.location import path_or_url
+
+    name = path_or_url(str(target))
+    if "://" in name:
         raise UsageError(f"{target} is a URL; give the path of a local file")
-    path = Path(target).resolve()
+    path = Path(name).resolve()
     _refuse_folder(target, path)
-    for store in stores:
+    for store in map(path_or_url, stores):
         if "://" not in store and path.is_relative_to(Path(store).resolve()):
             raise UsageError(f"{target} lies in the store {store}; give a path outside of it")
     return path
@@ -173,7 +176,7 @@ class Output:
         self.note(_styled("warning: ", "yellow", sys.stderr) + message)
 
     def status_line(self) -> StatusLine:
-        """Make a status line on stderr; it shows nothing if stderr is no terminal."""
+        """Make a status line on stderr; it shows nothing if stderr is not a terminal."""
         return StatusLine(not self.quiet and sys.stderr.isatty())
 
     @contextmanager
@@ -182,7 +185,7 @@ class Output:
     ) -> Iterator[Progress | None]:
         """Show a progress bar on stderr while the block runs.
 
-        Yields None with ``--quiet`` and if stderr is no terminal.
+        Yields None with ``--quiet`` and if stderr is not a terminal.
 
         Args:
             what: the label of the bar.

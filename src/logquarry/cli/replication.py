@@ -38,7 +38,7 @@ def host_port(text: str, *, option: str) -> tuple[str, int]:
         option: the option's name, for the error.
 
     Raises:
-        UsageError: if the text is no such address.
+        UsageError: if the text is not such an address.
     """
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")

@@ -171,14 +171,14 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
     if plan.lost:
         lost_bytes = text.plural(sum(span.length for span in plan.lost), "byte")
         known = text.plural(sum(stop - start for *_, start, stop in lost), "message")
-        # Blanks at the ends of files are part of the places, and of no message.
+        # The lost bytes include blanks at the ends of files, which belong to no message.
         loss = f"lost: {known}; {lost_bytes} of the log in {text.plural(len(plan.lost), 'place')}"
     out.line(f"{verdict}; {out.style(loss, 'green' if found.is_whole else 'red')}")
 
 
 def _notes(found: Salvaged) -> list[str]:
     plan, stale, plural = found.plan, found.plan.stale, text.plural
-    lines = []
+    lines = [] if plan.unproved_start is None else [plan.unproved_start]
     if plan.raised_times:
         count = plural(plan.raised_times, "store time")
         lines.append(f"{count} raised to the store time of the message before")

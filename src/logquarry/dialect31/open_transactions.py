@@ -263,7 +263,7 @@ def _differs_from_log(
     if [tuple(unit) for unit in units.tolist()] != [tuple(unit) for unit in wanted]:
         return f"{REDO_LOG}: it differs from the log from {start} on"
     book = TransactionBook(0)
-    # The transactions that the table had open before this part; the part may end them.
+    # The transactions that were open before this part of the log; its frames may end them.
     before = {offset: one for offset, one in opened.items() if offset < start}
     book.open.update(before)
     for frame in frames:

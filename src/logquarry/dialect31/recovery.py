@@ -104,11 +104,11 @@ class TransactionCheck:
                 continue
             if theirs is None:
                 assert ours is not None
-                # RocketMQ gives a message without a producer group no entry.
+                # RocketMQ makes no entry for a message without a producer group.
                 reason = f"the transaction at {offset} is open, but not in the table"
                 yield reason, not ours.group_hash
             elif ours is None:
-                # RocketMQ ignores an end whose number differs from its entry's.
+                # RocketMQ ignores a COMMIT or ROLLBACK whose number is not that of the entry.
                 reason = f"the transaction at {offset} is open in the table, but not in the log"
                 yield reason, offset in self._ended
             elif ours[1:] != theirs[1:]:
@@ -143,7 +143,7 @@ class TransactionCheck:
             same &= there[name] == wanted[name]
         for number in ended[known][~same].tolist():
             yield f"its entry {table.first + number} differs from its message", False
-        # With wrong numbers RocketMQ may record the outcome of another transaction.
+        # If the numbers are wrong, RocketMQ may record the outcome of another transaction here.
         other = same & (there["state"] != wanted["state"])
         other &= wanted["state"] != TRANSACTION_PREPARED
         for number in ended[known][other].tolist():

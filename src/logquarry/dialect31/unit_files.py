@@ -111,7 +111,7 @@ def _files_fault(sequence: FileSequence) -> str | None:
 # Transaction frames of the log
 
 PREPARED_TAG: Final = -1
-"""Value in place of a tags code in redo log entries of PREPARED messages."""
+"""The value that redo log entries of PREPARED messages have in the field of the tags code."""
 _GROUP: Final = props.PRODUCER_GROUP.encode()
 _MS: Final = 1_000
 

@@ -365,7 +365,7 @@ def consumer_offsets(
 
 
 def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, int]] | None:
-    """The same of a broker that keeps them in RocksDB; None if it does not."""
+    """As :func:`consumer_offsets`, from RocksDB; None if the broker keeps no offsets there."""
     name = broker_config.CONSUMER_OFFSET_FILE
     if place_of(layout.filesystem, name) is None:
         return None

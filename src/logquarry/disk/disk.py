@@ -151,7 +151,7 @@ class Disk(ABC):
         try:
             self.allocate(descriptor, size)
         except OSError as error:
-            # ext4 leaves a file of as many blocks as fitted.
+            # After ENOSPC ext4 leaves a file with the blocks that it could allocate.
             self._discard(descriptor, path)
             raise self.refused(path, error) from error
         try:
@@ -188,7 +188,7 @@ class Disk(ABC):
         """Sorted names of the files in a folder; see :meth:`list`.
 
         Raises:
-            StoreUnavailable: if the folder cannot be read, or is no folder.
+            StoreUnavailable: if the folder cannot be read, or is not a folder.
         """
         try:
             return self.list(folder)

@@ -1,6 +1,6 @@
-"""What each put reads of the log's files and of the store's state. Compiled if possible.
+"""The fields of the log's files and of the store's state that each put reads.
 
-Compiled, a put reads a field of these classes in a tenth of the time of an attribute.
+Compiled if possible: a put then reads a field in a tenth of the time of a Python attribute.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class FilePlace:
         size: bytes of the file.
         wrote: bytes that are written.
         store_timestamp: store time of the last message, set by the writer after its append.
-        address: of the map's first byte; 0 while a pool's buffer is in front of it, and after the
-            file was closed.
+        address: of the map's first byte; 0 while writes go to a pool's buffer, and after the file
+            was closed.
     """
 
     base: int

@@ -1,9 +1,10 @@
-"""Frees the room that a store's last files hold for messages to come.
+"""Frees the disk blocks that a store's last files hold for later messages.
 
-A writer allocates all blocks of a file before it writes the file's map, so that a full disk is an
-error and no SIGBUS. A store that one load or import has written gets no more messages soon. So
-these close it with :func:`free_room`: its files keep their sizes and bytes, and unwritten parts
-become holes, as in RocketMQ's own files. The next writer allocates them again.
+A writer allocates all blocks of a file before it writes the file's map, so that a full disk raises
+an error instead of SIGBUS. After a load or an import a store gets no more messages soon. So loads
+and imports call :func:`free_room` when they close the store: the files keep their sizes and bytes,
+and their unwritten parts become holes, as in RocketMQ's own files. The next writer allocates the
+blocks again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from logquarry.disk.disk import Disk
 logger = logging.getLogger(__name__)
 
 _LEAST: Final = 64 << 10
-"""Bytes of the shortest range to free: a shorter one costs more calls than it frees."""
+"""Bytes of the shortest range to free. Freeing a shorter range is not worth a system call."""
 
 
 def free_room(disk: Disk, folders: Iterable[Path]) -> None:
@@ -35,7 +36,7 @@ def free_room(disk: Disk, folders: Iterable[Path]) -> None:
                 path = folder / names[-1]
                 _free(disk, path)
         except OSError as error:
-            # The file keeps its blocks, and is as valid as before.
+            # If this fails, the file only keeps its blocks.
             logger.debug("%s: its room is not freed: %s", path, error)
 
 

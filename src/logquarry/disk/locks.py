@@ -1,4 +1,4 @@
-"""Locks: on a store (``lock`` and ``abort``), and on a folder that is no store yet.
+"""Locks: on a store (``lock`` and ``abort``), and on a folder that is not a store yet.
 
 A folder lock leaves no file behind and ends with its process. The store lock follows RocketMQ, so
 that it excludes a RocketMQ broker too.
@@ -105,7 +105,7 @@ _PROC: Final = Path("/proc")
 
 
 def is_lockable(root: Path) -> bool:
-    """Whether the lock of a store is free, found out without changing a file."""
+    """Whether the lock of a store is free. Changes no file."""
     try:
         return (root / LOCK).read_bytes() == _CONTENT
     except OSError:

@@ -86,7 +86,7 @@ class _Request:
 
 
 class AllocateMappedFileService(Service):
-    """Creates the files of commit logs, one ahead.
+    """Creates the next file of a commit log before a put needs it.
 
     Args:
         disk: the store's disk.

@@ -10,10 +10,11 @@ transient store pool, writes go to that buffer and a commit writes them to the f
 committed bytes.
 
 If no handler of SIGBUS watches the map (:mod:`logquarry.log.lost_pages`), the process touches none
-of its pages: writers have a :class:`~logquarry.disk.write_buffers.FileCopy`, readers copies.
+of its pages: a writer changes a :class:`~logquarry.disk.write_buffers.FileCopy`, and readers copy
+the bytes that they need.
 
-One thread writes at a time (the log's put lock), one syncs, any number of threads read: a position
-advances only after the bytes before it are written.
+One thread writes at a time (the log's put lock), and one thread syncs. Any number of threads read:
+a position advances only after the bytes before it are written.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class MappedFile(FilePlace):
         self._disk = disk
         self._health = disk.health
         self._descriptor = -1
-        # Committed bytes and their store time, while a buffer is in front of the map.
+        # Committed bytes and their store time, while writes go to a pool's buffer.
         self._committed = 0
         self._committed_timestamp = 0
         self._sync_lock = threading.Lock()
@@ -114,7 +115,8 @@ class MappedFile(FilePlace):
             copied = os.dup(self._descriptor)
             self._probed = ReadableMap(str(path), self._map, size, descriptor=copied)
         elif not self._is_made:
-            # The pages of a file that this process makes are in memory when they are read.
+            # If this process makes the file, its pages are in memory when they are read: then no
+            # probe is needed.
             self._probed = ReadableMap(str(path), self._map, size, is_watched=False)
         self._pool = pool
         borrowed = None if pool is None else pool.borrow(size)
@@ -187,28 +189,29 @@ class MappedFile(FilePlace):
         return at
 
     def advance(self, count: int) -> None:
-        """Advance :attr:`wrote` over the bytes that a kernel has written into :attr:`buffer`
-        there."""
+        """Advance :attr:`wrote` by ``count`` bytes, which a kernel has written into
+        :attr:`buffer`."""
         end = self.wrote + count
         assert count >= 0 and end <= self.size
         self.keep(self.wrote, end)
         self.wrote = end
 
     def load(self, length: int) -> None:
-        """Read the first bytes of a file to change into :attr:`buffer`: :meth:`FileCopy.load`."""
+        """Read the file's first bytes into :attr:`buffer`, to change them there; see
+        :meth:`FileCopy.load`."""
         if self._copy is not None:
             self._copy.load(length)
 
     def keep(self, start: int, stop: int) -> None:
-        """Write a changed range of :attr:`buffer` to the file, unless it is the map or a pool's;
-        see :meth:`FileCopy.keep`."""
+        """Write a changed range of :attr:`buffer` to the file, if :attr:`buffer` is a copy; see
+        :meth:`FileCopy.keep`."""
         if self._copy is not None and self._pooled is None:
             self._copy.keep(start, stop)
 
     def allocate(self) -> None:
         """Allocate all blocks of the file, so that it can be written through the map.
 
-        Java makes sparse files: if the disk is full, a write to them is a crash.
+        Java makes sparse files. If the disk is full, a write to their maps ends the process.
 
         Raises:
             StoreUnavailable: if there is no room.
@@ -264,8 +267,8 @@ class MappedFile(FilePlace):
     def commit(self, least_pages: int = 0) -> int:
         """Write the pool's buffer to the file, and return the committed position.
 
-        Only if ``least_pages`` pages are due, or the file is full. The buffer of a full file is
-        returned to the pool.
+        Writes only if ``least_pages`` pages are due, or the file is full. The buffer of a full
+        file is returned to the pool.
 
         Raises:
             StoreUnavailable: if the file cannot be written; the store is poisoned then.
@@ -292,8 +295,8 @@ class MappedFile(FilePlace):
     def flush(self, least_pages: int = 0) -> int:
         """Sync the committed bytes, and return the flushed position.
 
-        Only if ``least_pages`` pages are due, or the file is full. It is one fdatasync, and none if
-        everything is flushed.
+        Syncs only if ``least_pages`` pages are due, or the file is full, by one ``fdatasync``. If
+        everything is flushed, there is no system call.
 
         Raises:
             StoreUnavailable: if the sync failed, now or before; the position stays.
@@ -321,8 +324,10 @@ class MappedFile(FilePlace):
         return self.is_full or target // PAGE_SIZE - done // PAGE_SIZE >= least_pages
 
     def require_pages(self) -> None:
-        """Poison the store if the map lost a page, or the file was cut: bytes written there are not
-        in the file."""
+        """Poison the store if the map lost a page, or if the file was cut.
+
+        Bytes that were written there are not in the file.
+        """
         if self._copy is not None:
             self._copy.require_size()
         if lost() and (blocks := self._map.lost_blocks()):
@@ -332,7 +337,10 @@ class MappedFile(FilePlace):
             )
 
     def _require_name(self) -> None:
-        """Fail if the file has no name left; :mod:`logquarry.disk.queue_folders` gave no second."""
+        """Poison the store, and raise, if the file has no name left, not even a second one.
+
+        :mod:`logquarry.disk.queue_folders` makes the second names.
+        """
         try:
             is_linked = self._disk.is_linked(self._descriptor)
         except OSError as error:
@@ -355,9 +363,10 @@ class MappedFile(FilePlace):
     def select(
         self, position: int, size: int | None = None, most: int | None = None
     ) -> memoryview | None:
-        """``size`` readable bytes from a position, or all of them; None if they are not readable.
+        """``size`` readable bytes from a position, without ``size`` all from there; else None.
 
-        ``most`` limits all of them. The view stays valid after the file was closed or deleted.
+        Without ``size`` there are at most ``most`` bytes. The view stays valid after the file was
+        closed or deleted.
         """
         if self._health.is_gone:
             self._health.require_readable()
@@ -385,8 +394,8 @@ class MappedFile(FilePlace):
     def select_around(self, position: int, size: int) -> tuple[int, memoryview]:
         """Readable bytes around a range: their position in the file, and the bytes.
 
-        If the file was made by this process, these are all its readable bytes. Else they end where
-        the probed bytes end; a copy has at least one chunk.
+        If this process made the file, the result has all readable bytes of the file. Else it ends
+        where the probed bytes end; if it is a copy, it has at least one chunk (CHUNK bytes).
         """
         probed, end = self._probed, self.committed
         if probed is None:

@@ -98,7 +98,7 @@ class MappedFileQueue(LastFile):
         self._health = disk.health
         self._allocator = allocator
         self.bases: tuple[int, ...] = ()
-        # A path is a file that was not opened yet: it is full, and flushed.
+        # A path stands for a file that is not open yet. Such a file is full and flushed.
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
         # Whether a file is written to a buffer first: then committed_offset is the readable end.
@@ -112,7 +112,7 @@ class MappedFileQueue(LastFile):
         """Find the files. All of them count as full.
 
         The recovery walks them and calls :meth:`truncate_to` with the end that it found. Names
-        that are no offset are skipped. Nothing is changed on the disk, except that a short last
+        that are not offsets are skipped. Nothing is changed on the disk, except that a short last
         file gets its size, and that with ``guard_names`` a file that lost its name in a crash gets
         it back.
 
@@ -290,9 +290,9 @@ class MappedFileQueue(LastFile):
     def select(
         self, offset: int, size: int | None = None, most: int | None = None
     ) -> memoryview | None:
-        """``size`` bytes from an offset, or all of its file from there on, at most ``most``.
+        """``size`` bytes from an offset; without ``size`` the rest of the file, at most ``most``.
 
-        None if they are not readable. They never span files, as no message does.
+        None if the bytes are not readable. The bytes are in one file, as each message is.
 
         Raises:
             StoreUnavailable: if the store was closed, or this is a forked child.
@@ -362,7 +362,7 @@ class MappedFileQueue(LastFile):
                 if least_pages == 0 and file.flushed_timestamp:
                     self.store_timestamp = file.flushed_timestamp
                 if position < file.size:
-                    # If a full file is not fully committed yet, later files do not count.
+                    # The flushed offset must not pass a file that is not fully committed.
                     break
             self.on_flushed(self.flushed_offset)
             if (now := time.monotonic()) >= self._next_check:
@@ -376,7 +376,7 @@ class MappedFileQueue(LastFile):
     def _since(self, offset: int) -> list[MappedFile]:
         """The open files that may hold bytes from an offset on."""
         first = max(0, bisect_right(self.bases, offset) - 1)
-        # A path is a file that was flushed before it was loaded.
+        # A path stands for a file that was flushed before it was loaded.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
     # --------------------------------------------------------------------------------- the end

@@ -23,8 +23,8 @@ _STEP: Final = 8 << 20
 _MOST_AHEAD: Final = 4 << 20
 
 
-def address_of(mapped: mmap.mmap | memoryview) -> int:
-    """Address of a writable map or of a part of one. Keeps no reference to it."""
+def address_of(mapped: mmap.mmap) -> int:
+    """Address of a writable map. Keeps no reference to it."""
     return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
 
 
@@ -173,7 +173,7 @@ class _OpenFile:
         self.view = view
         self._start = 0
         self._data = memoryview(b"")
-        # Bytes to probe beyond a range, if the ranges follow one another.
+        # Bytes to probe after a range. Reads in order need fewer probes this way.
         self._ahead = 0
 
     @property

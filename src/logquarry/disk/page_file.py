@@ -13,7 +13,14 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.service import abandon_in_children
 from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint
-from logquarry.format.checkpoint import Checkpoint, DurableMark, encode_mark
+from logquarry.format.checkpoint import (
+    MARK_SIZE,
+    Checkpoint,
+    DurableMark,
+    decode_mark,
+    encode_mark,
+    encode_start,
+)
 from logquarry.format.fields import PAGE_SIZE
 from logquarry.log.store_files import quarantine
 
@@ -196,6 +203,8 @@ class CheckpointFile:
 #
 # Each sync of the log raises the durable offset; the file itself is synced only before the
 # checkpoint is written. So after a power cut the durable offset may be too low, but never too high.
+#
+# The log's start follows in the same file. A deletion of the log's first files raises it before.
 
 logger = logging.getLogger(__name__)
 
@@ -208,19 +217,39 @@ class DurableFile:
         path: the file.
         offset: the log's durable offset.
         checkpoint: the times of the checkpoint.
+        log_start: physical offset at which the log starts, -1 if it has no files; None: the start
+            in the file stays.
+
+    Attributes:
+        find_start: gives the log's current start, -1 if it is unknown. It is recorded with each
+            checkpoint, if it is later than the recorded one.
 
     Raises:
         StoreUnavailable: if it cannot be created or written.
     """
 
-    def __init__(self, disk: Disk, path: Path, offset: int, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        path: Path,
+        offset: int,
+        checkpoint: Checkpoint,
+        *,
+        log_start: int | None = None,
+    ) -> None:
         self.path = path
+        self.find_start: Callable[[], int] = lambda: -1
         self._writing = threading.Lock()
         self._mark = DurableMark(offset, checkpoint, checkpoint)
+        self._start = log_start
         self._file = PageFile(disk, path, PAGE_SIZE, path.parent.parent)
         with self._file.opening():
-            self._file.write(encode_mark(self._mark))
+            self._file.write(self._content())
             self._file.sync()
+
+    def _content(self) -> bytes:
+        start = b"" if self._start is None else encode_start(self._start)
+        return encode_mark(self._mark) + start
 
     @property
     def offset(self) -> int:
@@ -262,9 +291,48 @@ class DurableFile:
         """
         with self._writing:
             self._mark = self._mark._replace(before=before, after=after)
-            self._file.write_durably(encode_mark(self._mark))
+            self._raise_start(self.find_start())
+            self._file.write_durably(self._content())
+
+    def begin_at(self, log_start: int) -> None:
+        """Record that the log starts at an offset, before its first files are deleted.
+
+        Raises:
+            StoreUnavailable: if it cannot be written or synced; the store is poisoned then.
+        """
+        with self._writing:
+            self._raise_start(log_start)
+            self._file.write_durably(self._content())
+
+    def _raise_start(self, log_start: int) -> None:
+        # A deletion may have recorded a later start, and not be done yet.
+        if log_start > (-1 if self._start is None else self._start):
+            self._start = log_start
 
     def close(self) -> None:
         """Close the file."""
         with self._writing:
             self._file.close()
+
+
+def record_start(disk: Disk, path: Path, log_start: int) -> None:
+    """Record the log's start of a store that is not open, before its first files are deleted.
+
+    Args:
+        disk: the store's disk.
+        path: the file of the durable offset; without a valid one nothing is recorded.
+        log_start: physical offset at which the log will start.
+
+    Raises:
+        StoreUnavailable: if it cannot be written or synced; the store is poisoned then.
+    """
+    if not path.exists():
+        return
+    file = PageFile(disk, path, PAGE_SIZE, path.parent.parent)
+    try:
+        with file.opening():
+            mark = decode_mark(file.read(MARK_SIZE))
+        if mark is not None:
+            file.write_durably(encode_mark(mark) + encode_start(log_start))
+    finally:
+        file.close()

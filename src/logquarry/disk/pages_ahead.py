@@ -15,7 +15,7 @@ from typing import Final
 
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
-from logquarry.disk.open_files import address_of, populate
+from logquarry.disk.open_files import populate
 from logquarry.disk.service import Health, Service
 
 _LEAST: Final = 256 << 10
@@ -27,7 +27,7 @@ class PagesAhead(Service):
     """Loads pages after the log's end.
 
     Args:
-        log: the log's files; they have no pool's buffers in front of them.
+        log: the log's files. Puts write to their maps, not to a pool's buffers.
         health: the store's health.
     """
 
@@ -51,8 +51,9 @@ class PagesAhead(Service):
     def run_once(self) -> None:
         """Load the pages of the next puts."""
         file = self._log.last
-        if file is None or not file.address or not self._is_possible:
-            # Without an address, puts do not write through the map.
+        address = 0 if file is None else file.address
+        if file is None or not address or not self._is_possible:
+            # If the address is 0, puts do not write to the map.
             return
         wrote = file.wrote
         if file is not self._file:
@@ -64,8 +65,8 @@ class PagesAhead(Service):
         # While the view exists, a close in another thread does not unmap the pages.
         pages = file.buffer[start:stop]
         if pages:
-            # The pages of a full disk or a failing one cannot be loaded: puts find out why.
-            self._is_possible = populate(address_of(pages), len(pages))
+            # If the disk is full or fails, pages cannot be loaded. The next put reports the reason.
+            self._is_possible = populate(address + start, len(pages))
         self._loaded = stop
         if stop == file.size:
             self._refill = 0

@@ -67,7 +67,7 @@ class NameGuard:
             self._paths = (*self._paths, path)
 
     def release(self, path: Path) -> None:
-        """Remove the second name durably, before the file is deleted or when it is safe.
+        """Remove a file's second name durably: before the file is deleted, or once it is safe.
 
         Raises:
             StoreUnavailable: if the disk fails: a second name that reappears after a crash would

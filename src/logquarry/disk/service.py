@@ -119,7 +119,7 @@ class Health(HealthReason):
         self.end("the store belongs to the process that this one was forked from")
 
     def error(self) -> StoreUnavailable:
-        """The error with the reason."""
+        """The exception for a call that the store refuses; its text is :attr:`reason`."""
         return StoreUnavailable(self.reason or "the store cannot be written")
 
     def require_writable(self) -> None:
@@ -200,8 +200,8 @@ class Service(ABC):
     Args:
         name: the thread's name.
         health: the store's health. If the store is poisoned, the service ends. If the work raises
-            anything but StoreUnavailable, which is a bug, the service poisons the store, because
-            the work would no longer be done.
+            another exception than StoreUnavailable, this is a bug: the service poisons the store,
+            because nothing does the work any more.
         interval_ms: pause between two runs; None to run only when woken.
         is_timed: whether the pause is kept even after :meth:`wakeup`.
     """

@@ -23,9 +23,10 @@ _STEP: Final = 8 << 20
 class TransientStorePool:
     """Buffers in memory to which the log is written before it is committed to its files.
 
-    ``count`` buffers of ``size`` bytes; a file borrows one until it is full, or is written through
-    its map if none is left. A put then never waits for the page cache; bytes that are not committed
-    are lost with the process. Only with asynchronous flushing, and not on a slave.
+    The pool has ``count`` buffers of ``size`` bytes. A file borrows a buffer until the file is
+    full; if no buffer is left, puts write to the file's map. With a buffer, a put never waits for
+    the page cache, but bytes that are not committed are lost if the process ends. The pool is used
+    only with asynchronous flushing, and not on a slave.
 
     A borrowed buffer still holds the bytes of the previous file: the next file overwrites all of
     them, or leaves stale bytes after its blank, as RocketMQ does.
@@ -59,13 +60,13 @@ class TransientStorePool:
 
 
 class FileCopy:
-    """The bytes that a writer changes in a file, in memory. The writer calls :meth:`keep` for them.
+    """The bytes that a writer changes in a file, in memory: :meth:`keep` writes them to the file.
 
-    A page that the disk does not deliver, or for which it has no room, is an error of ``pwrite``
-    then. In a map it would end the process with SIGBUS.
+    If the disk does not deliver a page, or has no room for it, ``pwrite`` raises an error. In a map
+    such a page would end the process with SIGBUS.
 
-    Pages before the last appended bytes are released after they are in the file, except those
-    that were loaded: they read as zeros then.
+    Once the pages before the last appended bytes are in the file, their memory is released, and
+    reads as zeros. Pages that were loaded stay.
 
     Args:
         disk: the store's disk.
@@ -88,7 +89,7 @@ class FileCopy:
         options: dict[str, Any] = {"flags": flags}
         self._memory = mmap.mmap(-1, size, **options)
         self.view = memoryview(self._memory)
-        # Pages before it stay in memory, or were released.
+        # The pages before this position were released, or stay because they were loaded.
         self._done = 0
 
     def load(self, length: int) -> None:

@@ -1,7 +1,7 @@
 """The 46-byte entry of a batch queue of RocketMQ 5 (``BatchConsumeQueue``).
 
 An entry names one frame and the queue offsets of its messages: ``[base, base + count)``. Its place
-in the files is no queue offset: readers search the base.
+in the files is not a queue offset: readers search the base.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ SUBSCRIPTION_GROUP_FILE = "subscriptionGroup.json"
 OFFSET_TABLE = "offsetTable"
 """The table of ``consumerOffset.json`` and of ``delayOffset.json``."""
 DATA_VERSION = "dataVersion"
+"""Member with a table's version. A different version means a different table."""
 QUEUE_TYPE = "queue.type"
 """Attribute of a topic of RocketMQ 5; :data:`BATCH_TYPE` means batch queues."""
 BATCH_TYPE = "BatchCQ"
-"""Member with a table's version. A different version means a different table."""
 
 _GROUP_SEPARATOR = "@"
 _WHOLE = re.compile("-?[0-9]{1,19}")

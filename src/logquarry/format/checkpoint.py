@@ -7,6 +7,9 @@ Damage before the durable offset is rot: the bytes were good once. Damage after 
 crash. The content fits one sector, so a power cut leaves either the old or the new content. A
 RocketMQ that opens the store rewrites the checkpoint, and the durable offset is then stale. So the
 file records the content of the checkpoint before and after the checkpoint's next write.
+
+The same file has the offset at which the log starts. Retention raises it before it deletes files.
+So a log that starts later has lost its first files.
 """
 
 from __future__ import annotations
@@ -43,8 +46,14 @@ MARK: Final = Layout(
     Field("index_after", "q", "index"),
 )
 MARK_SIZE: Final = MARK.size + 4
-"""With the CRC-32 after the fields."""
+"""Bytes of the fields and of the CRC-32 after them."""
 assert MARK.size == 64
+
+START: Final = Layout(
+    "log start", Field("start", "q", "physical offset at which the log starts; -1: unknown")
+)
+START_SIZE: Final = START.size + 4
+"""With the CRC-32 after the field. It follows the durable mark, and is valid as long as that is."""
 
 
 class Checkpoint(NamedTuple):
@@ -116,3 +125,19 @@ def decode_mark(data: bytes) -> DurableMark | None:
     if magic != MARK_MAGIC or crc != zlib.crc32(data[: MARK.size]) or offset < 0:
         return None
     return DurableMark(offset, Checkpoint(*times[:3]), Checkpoint(*times[3:]))
+
+
+def encode_start(start: int) -> bytes:
+    """Encode the log's start, -1 if it is unknown, as it follows the durable mark."""
+    data = START.struct.pack(start)
+    return data + zlib.crc32(data).to_bytes(4, "big")
+
+
+def decode_start(data: bytes) -> int | None:
+    """The log's start in the content of ``.logquarry/durable``; None if it is unknown."""
+    data = data[MARK_SIZE : MARK_SIZE + START_SIZE]
+    if len(data) < START_SIZE:
+        return None
+    (start,) = START.struct.unpack_from(data, 0)
+    is_right = int.from_bytes(data[START.size :], "big") == zlib.crc32(data[: START.size])
+    return int(start) if is_right and start >= 0 else None

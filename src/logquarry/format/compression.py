@@ -10,7 +10,7 @@ from logquarry.errors import DecompressionError
 from logquarry.format import sys_flag
 
 DEFAULT_LIMIT: Final = 64 << 20
-"""Maximum bytes of one decompressed body, so that a zip bomb is an error and exhausts no memory."""
+"""Maximum bytes of one decompressed body: a zip bomb raises an error before it fills the memory."""
 
 
 def is_compressed(flag: int) -> bool:

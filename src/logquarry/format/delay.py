@@ -61,7 +61,7 @@ def parse_int(text: str) -> int | None:
     # Java checks single chars, and so accepts no digits beyond the BMP.
     if not digits.isdecimal() or max(digits) > "\uffff":
         return None
-    # Longer numbers are no int, and Python refuses to parse very long ones.
+    # Longer numbers do not fit into an int, and Python refuses to parse very long ones.
     digits = digits.lstrip("0") or "0"
     if len(digits) > _MOST_DIGITS:
         return None

@@ -91,7 +91,7 @@ assert HEAD.size == 48 and FIXED_SIZE_V1 == 91 and BODY_POSITION == 88 and BLANK
 
 
 class DamageKind(enum.IntEnum):
-    """The reason why bytes are no frame. The numbers are the kernels' return codes."""
+    """The reason why bytes are not a frame. The numbers are the kernels' return codes."""
 
     ZEROED = 1
     """Size and magic are zero: these bytes were never written."""

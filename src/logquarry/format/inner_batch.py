@@ -9,7 +9,7 @@ queue offset advances; INNER_BASE repeats QUEUEOFFSET.
 
 Readers return a message of a batch as a :class:`~logquarry.format.frame.Frame` that stands alone.
 Its SYSFLAG lacks the bits of the batch and of compression. BODYCRC is the CRC of its body.
-TOTALSIZE is the size that it would have in the log. PHYSICALOFFSET is that of the batch.
+TOTALSIZE is the size that it would have in the log. PHYSICALOFFSET is the one of the batch.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def is_inner_batch(flag: int) -> bool:
 
 
 def unwrap(frame: Frame, *, limit: int = DEFAULT_LIMIT) -> tuple[Frame, ...]:
-    """The messages of an inner batch; a frame that is none, or whose body is no batch, stays whole.
+    """The messages of an inner batch; any other frame, or one without a batch, stays whole.
 
-    Clients keep a frame whose body is no batch as one message too (``PullAPIWrapper``).
+    Clients keep a frame whose body is not a batch as one message too (``PullAPIWrapper``).
 
     Args:
         frame: a sound frame.

@@ -29,7 +29,7 @@ _MOST_DIGITS = 18
 
 
 def digits(text: str) -> int:
-    """Parse ASCII digits; NO_NUMBER if the text is no number or has more than 18 digits.
+    """Parse ASCII digits; NO_NUMBER if the text is not a number or has more than 18 digits.
 
     Numbers in a store are untrusted, and Python refuses to parse very long ones.
     """
@@ -110,9 +110,9 @@ def table_size_for(count: int) -> int:
 def hash_map_order(keys: Iterable[str], table_size: int = 16) -> list[str]:
     """The iteration order of a ``java.util.HashMap`` with ``keys`` inserted in their order.
 
-    A bucket keeps its insertion order, also when a resize splits it in two. A bucket that gets a
-    ninth entry doubles a table smaller than 64. In larger tables Java turns it into a tree; that is
-    not modelled, as it takes nine colliding names.
+    A bucket keeps its insertion order, also when a resize splits it in two. If a bucket gets a
+    ninth entry, Java doubles a table of fewer than 64 buckets. In a larger table Java turns the
+    bucket into a tree. This function does not model that: nine names would have to collide.
 
     Args:
         keys: distinct keys, in insertion order.

@@ -2,7 +2,7 @@
 
 Recovery mode ``rocketmq`` uses them. They differ from those of :mod:`logquarry.format.frame`: Java
 does not compare PHYSICALOFFSET with the frame's offset, accepts a blank of any size, and rejects a
-frame whose DELAY is no number or whose lengths reach past its buffer.
+frame whose DELAY is not a number or whose lengths reach past its buffer.
 
 4.9.3 accepts every frame that :func:`logquarry.format.frame.decode_at` finds sound, except V2
 frames and frames with such a DELAY; 5.x also accepts V2 frames.

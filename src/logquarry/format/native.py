@@ -176,7 +176,8 @@ def prefetch(typingctx: Any, address: Any) -> Any:
             (_BYTE.as_pointer(),),
             ir.FunctionType(ir.VoidType(), (_BYTE.as_pointer(), word, word, word)),
         )
-        # For reading, with high locality, into the data cache.
+        # The arguments after the address: 0 for a read, 3 to keep the line in all caches, 1 for the
+        # data cache.
         builder.call(instruction, (pointer, word(0), word(3), word(1)))
         return context.get_dummy_value()
 

@@ -11,7 +11,7 @@
  5  SYS_FLAG
  6  STORE_TIMESTAMP     in milliseconds
  7  TAGS_CODE           for the queue's entry
- 8  HAS_KEY             whether there are KEYS or a UNIQ_KEY, and it is no ROLLBACK
+ 8  HAS_KEY             whether there are KEYS or a UNIQ_KEY, and it is not a ROLLBACK
  9  QUEUE               index of the queue; -1 if the frame takes no queue offset
 ==  ==================  ==============================================================
 """

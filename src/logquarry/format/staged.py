@@ -12,7 +12,7 @@ from typing import Final
 from logquarry.format import frame, sys_flag
 
 PLACED, NO_ROOM, NO_FRAME = range(3)
-"""Why placing frames ended: all are placed, the next one does not fit, or it is no frame."""
+"""Why placing frames ended: all are placed, the next one does not fit, or it is not a frame."""
 
 _SIZE: Final = struct.Struct(">i")
 _NUMBER: Final = struct.Struct(">q")
@@ -25,7 +25,7 @@ Span = tuple[int, int]
 
 
 def sizes_of(data: memoryview, start: int = 0) -> list[int]:
-    """Size of each staged frame from a position on, up to the first bytes that are no frame."""
+    """Size of each staged frame from a position on, up to the first bytes that are not a frame."""
     found = []
     while (size := _size_at(data, start)) is not None:
         found.append(size)

@@ -1,4 +1,4 @@
-"""The bits of SYSFLAG (``MessageSysFlag``): those of 4.9.3, and for readers of 4.9.8 and 5.x."""
+"""The bits of SYSFLAG (``MessageSysFlag``): of 4.9.3, and of 4.9.8 and 5.x for readers."""
 
 from __future__ import annotations
 

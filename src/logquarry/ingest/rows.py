@@ -25,7 +25,7 @@ from logquarry.errors import BadRow, DecompressionError, SourceNotReadable, Usag
 from logquarry.format import compression, java, message_id, sys_flag
 from logquarry.format.java import crc32
 from logquarry.log import codec
-from logquarry.log.location import without_file_scheme
+from logquarry.log.location import path_or_url
 from logquarry.write.outgoing_arrow import binary_spans
 
 # The export's names (spark/output.py, a lower layer).
@@ -82,7 +82,7 @@ def open_source(location: str | os.PathLike[str]) -> Source:
         SourceNotReadable: if there is no file, a file cannot be read, or an export is incomplete.
         UsageError: if it is a URL.
     """
-    name = without_file_scheme(os.fspath(location))
+    name = path_or_url(os.fspath(location))
     if "://" in name:
         raise UsageError(f"{name}: only local files can be imported")
     path = Path(name)

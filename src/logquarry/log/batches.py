@@ -48,7 +48,7 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
 # Damage policy
 
 OnDamage = Literal["default", "stop", "skip", "fail"]
-"""What a read does at bytes that are no frames.
+"""What a read does at bytes that are not frames.
 
 ``default``: a torn tail ends the log, any other damage is an error. ``stop``: the first damage of
 any kind ends the log. ``skip``: the read continues at the next sound frame and counts the damage.
@@ -168,7 +168,8 @@ def messages(
 def selected(
     runs: Iterable[Run], decoding: Decoding, wanted: MessageFilter | None
 ) -> Iterator[Run]:
-    """The runs with the messages that pass a filter; none without a message."""
+    """The runs, each with the messages that pass a filter; runs without such messages are left
+    out."""
     if wanted is None:
         yield from runs
         return

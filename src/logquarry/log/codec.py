@@ -198,8 +198,8 @@ def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
     if here < frame.BLANK.size:
         return NEED_MORE
     if here < left:
-        # decode_at reads no further than the frame. As soon as the window holds the whole frame,
-        # the window's end can be passed as the file's end.
+        # decode_at reads no further than the frame. So if the window holds the whole frame, its end
+        # can be passed as the file's end.
         needed = _bytes_needed(window, position)
         if needed > here:
             return NEED_MORE
@@ -225,7 +225,8 @@ def row_of(position: int, found: frame.Frame) -> tuple[int, ...]:
 
 
 def _bytes_needed(window: Window, position: int) -> int:
-    """Bytes that a verdict needs: the whole frame once its head is sound."""
+    """How many bytes :func:`check` needs at a position: those of the head, or, if the head is
+    sound, of the whole frame."""
     view = window.data.data
     size, magic = frame.BLANK.struct.unpack_from(view, position)
     if magic not in (frame.MAGIC_V1, frame.MAGIC_V2):

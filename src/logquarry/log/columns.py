@@ -323,7 +323,7 @@ def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
     stated = property_crc.stated(window.data, starts, sizes)
     lengths = sizes - property_crc.SIZE
     fast = codec.kernels()
-    # The kernel skips CRCs below 0, those of a wrong form.
+    # A CRC below 0 marks a malformed property. The kernel skips it, so it is listed here.
     wrong = np.flatnonzero(stated < 0).tolist()
     if fast is None:
         view = window.data.data

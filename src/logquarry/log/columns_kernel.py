@@ -215,7 +215,8 @@ class KernelColumns:
         lengths = np.empty((4, self.count), np.int32)
         longest = int(self.rows[:, r.PROPS_LENGTH].max(initial=0)) if want_pairs else 0
         total = int(self.rows[:, r.PROPS_LENGTH].sum(dtype=np.int64)) if want_pairs else 0
-        # Each pair takes at least four bytes with its separators; the last one of a string three.
+        # With its separators a pair takes at least four bytes. The last pair of a string has no
+        # second separator, and takes at least three.
         pairs = np.empty((4, total // _SMALLEST_PAIR + self.count + 1), np.int32)
         pair_offsets = np.empty(self.count + 1, np.int32)
         size = 1 << max(4, (2 * (longest // _SMALLEST_PAIR + 1)).bit_length())
@@ -292,10 +293,10 @@ class KernelColumns:
         return pa.MapArray.from_arrays(pa.array(pair_offsets), keys, values)
 
     def _exact_properties(self) -> pa.Array:
-        """The property strings that encoding their pairs does not reproduce.
+        """The property strings that differ from the encoding of their pairs; null for all others.
 
-        Their length differs: empty or repeated properties are missing among the pairs. Only for
-        strings that are UTF-8; the reference decodes the others.
+        They differ in length, because the pairs lack empty and repeated properties. Call this only
+        for strings that are UTF-8; the reference decodes the others.
         """
         assert self._pairs is not None
         pairs, ends = self._pairs

@@ -86,7 +86,7 @@ def of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None
 
 
 def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
-    """Whether files may have been made with a size, also if some of them were damaged since.
+    """Whether a size may be the one that the files were made with, even if some were damaged later.
 
     Args:
         size: bytes of a file, by a setting.
@@ -121,7 +121,7 @@ class StoreFolders:
         by_names: whether other names in the log's folder count as stray.
 
     Attributes:
-        ignored: names in the store's folders that are no store files, as found so far.
+        ignored: names in the store's folders that are not store files, as found so far.
     """
 
     def __init__(self, filesystem: FileSystem, *, by_names: bool) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logquarry import arguments
 from logquarry.errors import StoreNotFound, UnreadableFile
-from logquarry.log.location import arrow_folder, not_a_store, without_file_scheme
+from logquarry.log.location import arrow_folder, not_a_store, path_or_url
 from logquarry.log.readable import (
     UNREADABLE,
     ReadableMap,
@@ -89,7 +89,7 @@ class FileView(ABC):
         return True
 
     def good_start(self, position: int) -> int:
-        """A position up to ``position`` from which a window costs as little."""
+        """The first position from which a window that includes ``position`` needs no new probe."""
         return position
 
     def next_data(self, position: int) -> int:
@@ -143,7 +143,7 @@ class FileSystem(ABC):
         """Open a file below the root.
 
         Raises:
-            FileNotFoundError: if it does not exist (any more) or is no regular file.
+            FileNotFoundError: if it does not exist (any more) or is not a regular file.
             StoreNotFound: if it exists and cannot be read.
         """
 
@@ -152,7 +152,7 @@ class FileSystem(ABC):
         """Whether a name exists below the root."""
 
     def broken_link(self, path: str) -> str | None:
-        """The target of a link whose target does not exist; None if the path is no such link."""
+        """The target of a link whose target does not exist; None if the path is not such a link."""
         return None
 
     def broken_links(self, path: str) -> Sequence[str]:
@@ -379,7 +379,7 @@ def whole_file(path: Path) -> FileView:
     """One local file, open for reading.
 
     Raises:
-        FileNotFoundError: if it does not exist or is no regular file.
+        FileNotFoundError: if it does not exist or is not a regular file.
         StoreNotFound: if it exists and cannot be read.
     """
     return LocalFileSystem(path.parent).open(path.name)
@@ -397,10 +397,10 @@ def open_filesystem(
             opens it; with other options fsspec does. Without options pyarrow.fs is tried first.
 
     Raises:
-        StoreNotFound: if a local path is no folder.
+        StoreNotFound: if a local path is not a folder.
         UsageError: if no file system knows the URL.
     """
-    text = without_file_scheme(arguments.path(location))
+    text = path_or_url(arguments.path(location))
     if storage_options is not None:
         arguments.mapping(storage_options, "storage_options", "a mapping of names to values")
     if "://" not in text:

@@ -18,7 +18,7 @@ _CHUNK: Final = 1 << 20
 
 
 def head_offset(view: FileView) -> int | None:
-    """The physical offset in the first frame of a file; -1 if its first bytes are no frame.
+    """The physical offset in the first frame of a file; -1 if its first bytes are not a frame.
 
     None if the file is too short, or begins with zeros or a blank: then it shows nothing.
     """

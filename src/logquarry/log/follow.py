@@ -42,7 +42,7 @@ class DispatchRequests:
         store_timestamp: in milliseconds.
         tags_code: tags code of the queue's entry.
         is_dispatched: whether the frame gets a queue entry (transaction types NOT and COMMIT).
-        has_key: whether the index takes it: it has KEYS or UNIQ_KEY, and is no ROLLBACK.
+        has_key: whether the index takes it: it has KEYS or UNIQ_KEY, and is not a ROLLBACK.
     """
 
     topic_ids: npt.NDArray[np.int32]

@@ -74,7 +74,10 @@ def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
 
 
 def sources(wanted: Sequence[str]) -> tuple[str, ...]:
-    """Our columns from which Kafka's columns are made, each once; at least one, to count rows."""
+    """The columns of a message that Kafka's columns need, each once.
+
+    If they need none, the result is one column anyway, because a batch without columns has no rows.
+    """
     found = (_BY_NAME[name].source for name in wanted)
     return tuple(dict.fromkeys(name for name in found if name is not None)) or ("queue_offset",)
 

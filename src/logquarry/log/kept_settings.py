@@ -52,7 +52,7 @@ def decode(data: bytes) -> Mapping[str, Any]:
     """The settings by their names; settings that are unknown are left out.
 
     Raises:
-        ValueError: if the bytes are no record of settings.
+        ValueError: if the bytes are not a record of settings.
     """
     document = json.loads(data)
     settings = document.get("settings") if isinstance(document, dict) else None

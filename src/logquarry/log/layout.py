@@ -23,6 +23,7 @@ from logquarry.format import (
 )
 from logquarry.log import kept_settings
 from logquarry.log.delay_levels import levels_of
+from logquarry.log.durable import LostHead, find_lost_head, read_durable
 from logquarry.log.file_sequence import FileSequence, StoreFile, StoreFolders, of_entries, size_of
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
 from logquarry.log.location import not_a_store
@@ -46,7 +47,6 @@ from logquarry.log.store_files import (
     COMPACTED_QUEUE,
     CONSUME_QUEUE,
     DAMAGE,
-    DURABLE,
     LARGEST_BASE,
     LOCK,
     NAME_DIGITS,
@@ -107,7 +107,7 @@ class StoreLayout:
         self.config = config or StoreConfig()
         self.writer_end: int | None = None
         self.left_out: Container[tuple[str, int]] = ()
-        self._goes_by_names = True
+        self._goes_by_names = self._shows_lost_head = True
         self._folders = StoreFolders(filesystem, by_names=True)
         self._names = filesystem.list("")
         present = {entry.name for entry in self._names if entry.is_dir}
@@ -159,21 +159,22 @@ class StoreLayout:
         other.config = config
         return other
 
-    def by_content(self) -> StoreLayout:
+    def by_content(self, *, shows_lost_head: bool = True) -> StoreLayout:
         """The same store, with the offsets of its log files by their frames, not by their names.
 
         Verify, recover and salvage use it. The files keep their paths. Other readers refuse a log
-        with wrong names.
+        with wrong names. Without ``shows_lost_head`` the log begins with its first file.
         """
         other = copy.copy(self)
         other._goes_by_names = False
+        other._shows_lost_head = shows_lost_head
         other._folders = StoreFolders(self.filesystem, by_names=False)
         other._listing = _Listing(other)
         return other
 
     @property
     def ignored(self) -> list[str]:
-        """Names in the store's folders that are no store files."""
+        """Names in the store's folders that are not store files."""
         return self._folders.ignored
 
     @property
@@ -223,7 +224,7 @@ class StoreLayout:
         ):
             self.require_right_names()
         # RocketMQ's file size is an int, and positions in a file are 32 bits wide here too: bytes
-        # beyond that are no part of a log.
+        # beyond that are not part of a log.
         return FileSequence(files, min(size, java.INT_MAX), folders.has_heads)
 
     @cached_property
@@ -272,8 +273,16 @@ class StoreLayout:
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
     def list_commit_log(self) -> tuple[StoreFile, ...]:
-        """List the files of the commit log again."""
-        return self._files_by_name() if self._goes_by_names else self._files_by_content()
+        """List the files of the commit log again; missing first files count as one empty file."""
+        files = self._files_by_name() if self._goes_by_names else self._files_by_content()
+        lost = find_lost_head(self.filesystem, files) if self._shows_lost_head else None
+        return files if lost is None else (lost.as_file(self.log_folders.paths[0]), *files)
+
+    @_listed
+    def lost_head(self) -> LostHead | None:
+        """The first part of the log, if its files are missing."""
+        files = self._files_by_name() if self._goes_by_names else self._files_by_content()
+        return find_lost_head(self.filesystem, files)
 
     def _files_by_name(self) -> tuple[StoreFile, ...]:
         files = [
@@ -440,17 +449,11 @@ class StoreLayout:
 
         See :class:`logquarry.format.checkpoint.DurableMark`.
         """
-        try:
-            mark = checkpoint.decode_mark(self.filesystem.read(DURABLE))
-            found = self.read_checkpoint()
-        except (OSError, ValueError):
-            return None
-        if mark is None or found is None or not mark.speaks_of(found):
-            return None
-        return mark.offset
+        found = read_durable(self.filesystem)
+        return None if found is None else found.end
 
     def is_sure_of(self, bound: int | None) -> bool:
-        """Whether no break before ``bound`` ends the log: each is damage, and the log goes on.
+        """Whether each break before ``bound`` is damage inside the log, and not the log's end.
 
         A break in the last file of a cleanly closed store may be the place where RocketMQ's last
         recovery cut the log (:mod:`logquarry.read.log_end`). After a crash no recovery has cut it.

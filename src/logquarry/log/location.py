@@ -38,6 +38,13 @@ _S3_OPTIONS: Final = frozenset(
 )
 _ARROW_OPTIONS: Final = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
 """Options that pyarrow.fs understands, by URL scheme."""
+_SCHEMES: Final = frozenset(
+    {
+        *("hdfs", "viewfs", "webhdfs", "s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "adl"),
+        *("az", "wasb", "wasbs", "oss", "http", "https", "ftp", "sftp", "ssh"),
+    }
+)
+"""The usual schemes of URLs; ``file:`` needs no slashes."""
 _FOLDERS: Final = ("commitlog", "consumequeue")
 _USUAL: Final = "store"
 _DEEPEST: Final = 4
@@ -45,8 +52,17 @@ _DEEPEST: Final = 4
 _MOST_NAMES: Final = 1_000
 
 
-def without_file_scheme(location: str) -> str:
-    """The path of a ``file:`` URL (``file:/x``, ``file:///x``); other locations unchanged."""
+def path_or_url(location: str) -> str:
+    """The path of a ``file:`` URL (``file:/x``, ``file:///x``); other locations unchanged.
+
+    Raises:
+        UsageError: if a URL lacks a slash: as a path it would name a folder called ``s3:``.
+    """
+    scheme, colon, rest = location.partition(":")
+    is_url = colon and scheme.lower() in _SCHEMES and not rest.startswith("//")
+    if is_url and not os.path.lexists(f"{scheme}:"):
+        right = f"{scheme}://{rest.lstrip('/')}"
+        raise UsageError(f"{location}: a URL has two slashes after its scheme: {right}")
     return re.sub(r"^file:(//)?", "", location)
 
 
@@ -68,7 +84,7 @@ def local_folder(
         UsageError: if it is a URL: as a path it would name a folder called ``s3:``; or if it is
             empty, as from an unset variable: it would name the working directory.
     """
-    name = without_file_scheme(arguments.path(path))
+    name = path_or_url(arguments.path(path))
     if not name:
         raise UsageError("the path is empty")
     if "://" in name:
@@ -125,7 +141,7 @@ def arrow_folder(
 
 
 def not_a_store(location: str, message: str) -> StoreNotFound:
-    """The error for a path that is no store; it names the nearest store, if there is one."""
+    """The error for a path that is not a store; it names the nearest store, if there is one."""
     found = near_store(location)
     if found is None:
         return StoreNotFound(message)

@@ -113,7 +113,7 @@ class LogBytes:
     def window(self, file: StoreFile, at: int, length: int) -> Window:
         """At least ``length`` bytes of a file from a position, or all up to its end."""
         data = self.view(file).window(at, length)
-        # Bytes after the file's room are no part of the log.
+        # Bytes after the file's room are not part of the log.
         data = data[: max(0, self._files.file_size - at)]
         end = self._files.file_size - at
         return Window.of(data, file.base + at, end, has_heads=self._files.has_heads)
@@ -177,7 +177,7 @@ class LogBytes:
     def _find_in(self, file: StoreFile, at: int, stop: int) -> int | None:
         view = self.view(file)
         while at < stop:
-            # The head of a frame may end in the hole, as it contains zeros.
+            # A frame may start in the hole before the data: a part of its head can be zeros.
             data = view.next_data(at)
             if data >= stop:
                 return None

@@ -135,12 +135,12 @@ def contradicts_name(view: FileView, base: int | None) -> bool:
 
     Args:
         view: the file.
-        base: the offset by its name; None if the name is no offset.
+        base: the offset by its name; None if the name is not an offset.
     """
     try:
         told = head_offset(view)
     except (OSError, LogquarryError):
-        # Its reader reports that it cannot be read.
+        # The reader of this file reports that it cannot be read.
         return False
     return told is not None and told >= 0 and told != base
 
@@ -167,7 +167,7 @@ def has_doubtful_name(filesystem: FileSystem, files: Sequence[tuple[str, int]], 
         try:
             view = filesystem.open(path)
         except (OSError, LogquarryError):
-            # Its reader reports that it is missing, or cannot be read.
+            # The reader of this file reports that it is missing, or cannot be read.
             continue
         if contradicts_name(view, base):
             return True
@@ -237,7 +237,7 @@ class _Identification:
                 self._items.append(_Item(path, entry.size, None, target))
         sizes = Counter(item.size for item in self._items if item.named is not None and item.size)
         sizes = sizes or Counter(item.size for item in self._items)
-        # Frames of one file show its size only if it is full: the names do not count here.
+        # The most frequent size. The names do not count here, because they may be wrong.
         self._size = max(sizes, key=lambda size: (sizes[size], size), default=0)
         self._right: dict[int, _Item] = {}
         self._mute: list[_Item] = []
@@ -277,7 +277,8 @@ class _Identification:
             elif told is not None:
                 self._vote(item, view)
         except (OSError, LogquarryError):
-            # Its reader reports that it is missing, or cannot be read: it keeps its name.
+            # The file keeps its name. A reader of the file reports that it is missing or cannot be
+            # read.
             item.base, item.frames = None, []
         if item.base is None and item.ours is not None:
             item.base = item.ours
@@ -357,7 +358,7 @@ class _Identification:
         self._place_strays(strays)
 
     def _place_strays(self, strays: dict[int, _Item]) -> None:
-        """Accept files whose names are no offsets, except for copies of expired files."""
+        """Accept files whose names are not offsets, except for copies of expired files."""
         bases = [*self._right, *self._placed]
         start = min(bases, default=None)
         last = max(bases, default=None)
@@ -379,7 +380,7 @@ class _Identification:
         self._doubts.append((other.path, reason))
 
     def _is_copy(self, item: _Item) -> None:
-        """A copy with a name that is no offset is ignored: it does no harm."""
+        """A copy with a name that is not an offset is ignored: it does no harm."""
         if item.named is not None:
             assert item.base is not None
             name = f"{item.base:0{_NAME_DIGITS}d}"
@@ -411,7 +412,7 @@ class _Identification:
                 self._strangers.append((item.path, reason))
 
     def _free_names(self) -> Iterator[int]:
-        """The offsets that lose their file, then those without a file, then the next one."""
+        """Offsets without a file: first those whose file is renamed, then gaps, then the end."""
         there = {*self._right, *self._placed}
         vacated = {item.named for item in self._placed.values()} - there
         yield from sorted(base for base in vacated if base is not None)

@@ -105,7 +105,7 @@ def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]
                     yield item
                     done = left.window.base + int(rows[-1, 0]) + int(rows[-1, SIZE])
             except Exception:
-                # Lost bytes are no sound frames: no decoder takes them.
+                # Lost bytes are not sound frames: no decoder takes them.
                 if not is_lost(left):
                     raise
             left = copied(left, done) if is_lost(left) else None

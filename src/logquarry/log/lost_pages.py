@@ -1,13 +1,14 @@
 """Keeps SIGBUS from ending the process if the disk does not deliver a page of a watched map.
 
-Compiled by Cython (``lost_pages.pxd`` has the handler). Interpreted, no map is watched, and no page
-of one is touched: readers copy their windows (:class:`logquarry.log.readable.ReadableMap`), writers
-call ``pwrite`` (:class:`logquarry.disk.write_buffers.FileCopy`).
+Compiled by Cython (``lost_pages.pxd`` has the handler). If this module runs interpreted, it watches
+no map, and the process touches no page of a map: readers copy their windows
+(:class:`logquarry.log.readable.ReadableMap`), writers call ``pwrite``
+(:class:`logquarry.disk.write_buffers.FileCopy`).
 
 A page of a map can fail after it was probed: the page cache drops it and the disk fails when it is
 read again, another program truncates the file, or a written page finds no block on a full disk.
-The handler puts a page of ``FILL`` in place of such a page, notes its number, and the access goes
-on. :mod:`logquarry.log.readable` asks after each read whether a page was lost.
+The handler replaces such a page by a page of ``FILL`` and notes its number; the access goes on.
+:mod:`logquarry.log.readable` asks after each read whether a page was lost.
 
 The handler is installed with the first map. If another handler took its place, such as that of
 ``faulthandler``, the next map installs it again. It replaces pages of watched maps only. For every
@@ -77,5 +78,8 @@ def lost_in(number: int) -> int:
 
 
 def next_lost(number: int, block: int) -> int:
-    """The first lost block of 4,096 bytes of a watched map from one on, -1 if there is none."""
+    """The first lost block of a watched map at or after ``block``; -1 if there is none.
+
+    A block has 4,096 bytes.
+    """
     return c_next(number, block) if cython.compiled else -1

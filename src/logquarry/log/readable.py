@@ -44,11 +44,11 @@ T = TypeVar("T")
 UNREADABLE: Final = DamageKind.UNREADABLE.label
 """Kind of bytes that the disk does not deliver."""
 FILL: Final = b"\xff"
-"""The bytes of a window in place of each unreadable byte."""
+"""The byte that a window has for each unreadable byte of the file."""
 BLOCK: Final = 4096
-"""The unit in which bytes are unreadable."""
+"""Bytes of a block: if one byte of a block is unreadable, all are."""
 CHUNK: Final = 128 << 10
-"""The unit of a probe: the system reads as much ahead of a page fault."""
+"""Bytes that are probed together. At a page fault the system reads this many bytes ahead."""
 _STEP: Final = 8 << 20
 """Maximum bytes of one probe: a larger one would hold the process's memory map lock for long."""
 _POPULATE_READ: Final = 22
@@ -335,12 +335,12 @@ class ReadableMap:
         return memoryview(data)[start - first :]
 
     def _good_end(self, chunk: int) -> int:
-        """The position up to which all chunks from one on are good."""
+        """The end of the run of good chunks that begins at ``chunk``."""
         ends = [at for at in (self._state.find(s, chunk) for s in (_UNKNOWN, _BAD)) if at >= 0]
         return min(min(ends) * CHUNK, self._size) if ends else self._size
 
     def good_start(self, position: int) -> int:
-        """The position from which on all chunks up to one are good."""
+        """The start of the run of good chunks that ends at a position."""
         chunk = position // CHUNK
         begins = max(self._state.rfind(s, 0, chunk + 1) for s in (_UNKNOWN, _BAD))
         return min(position, (begins + 1) * CHUNK)
@@ -385,7 +385,7 @@ class ReadableMap:
         self._state[chunk : chunk + 1] = _BAD
 
     def _read(self, start: int, length: int) -> tuple[bytes, list[Unreadable]]:
-        """The bytes of a range, with FILL in place of the unreadable ones, and these."""
+        """The bytes of a range, with FILL for unreadable bytes, and the unreadable ranges."""
         if self._descriptor is not None:
             return self._read_from(self._descriptor, start, length)
         try:

@@ -38,7 +38,7 @@ _FAMILY: Final = "default"
 
 
 def is_there(filesystem: FileSystem, folder: str) -> bool:
-    """Whether a folder holds a RocksDB, be it one that lost CURRENT."""
+    """Whether a folder holds a RocksDB, even if its file CURRENT is missing."""
     return filesystem.exists(f"{folder}/{CURRENT}") or any(
         entry.name.startswith(_MANIFEST) or entry.name.endswith(".sst")
         for entry in filesystem.list(folder)
@@ -177,10 +177,10 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
 
     Args:
         filesystem: the store's files.
-        file: its name as a JSON file.
+        file: name of the JSON file in ``config/`` that has, or would have, the document.
 
     Raises:
-        FileNotFoundError: if the store has neither the file nor a RocksDB of this table.
+        FileNotFoundError: if the store has neither this file nor a RocksDB with the document.
         UsageError: if it is in RocksDB, and the package ``rocksdict`` is not installed.
         CorruptFile: if RocksDB cannot read it, or a record has an unknown layout.
     """

@@ -62,7 +62,7 @@ EXACT_PROPERTIES: Final = Column(
     "the property string, if the properties in their order do not reproduce it",
     optional=True,
 )
-"""In no table that users see; an export needs it to lose no information."""
+"""A column that no user sees: without it, an export would lose the exact property string."""
 
 _BY_NAME = {column.name: column for column in COLUMNS}
 

@@ -84,7 +84,7 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
         most = known + layout.config.max_message_size
         if end == known and reader.data_end(known, most) > known:
             # The bound may lie inside a frame if its queue entry is wrong. Search no further than
-            # a frame reaches: each byte of a remote file that is read is fetched.
+            # the longest frame: from a remote file, every searched byte has to be fetched.
             known = _frame_end(reader, known)
             end = _chain_end(reader, known)
         return LogExtent(files.start, end, bound, known if end > known else None)
@@ -182,7 +182,8 @@ STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
 _MOST_AHEAD: Final = 4
 _FRAMES_AT_ONCE: Final = 1 << 15
-"""A whole stretch if a frame takes 256 bytes, so that work per queue is done less often."""
+"""Frames of one part. If a frame takes 256 bytes, a stretch is one part: fewer parts mean less work
+for each queue."""
 
 Each = Callable[[Window, Followed], None]
 """Called with frames and their dispatch requests; both are valid until it returns."""
@@ -298,8 +299,8 @@ def stretches_ahead(
 ) -> Generator[tuple[Stretch, E]]:
     """Yield the sound stretches of a log; threads read a few of them ahead of the caller.
 
-    A log of one stretch yields none: it is not worth a thread. A caller that stops early must close
-    the generator.
+    A log of a single stretch yields nothing, because it is not worth a thread. A caller that stops
+    early must close the generator.
 
     Args:
         layout: the store's files.

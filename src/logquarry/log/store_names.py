@@ -10,7 +10,7 @@ from typing import Any
 
 from logquarry.errors import StoreNotFound, UsageError
 from logquarry.log.filesystem import FileSystem, open_filesystem
-from logquarry.log.location import without_file_scheme
+from logquarry.log.location import path_or_url
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE
 
 Stores = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -110,7 +110,7 @@ def absolute(location: str | os.PathLike[str]) -> str:
     text = os.fsdecode(location)
     if not text:
         raise UsageError("the path of a store is empty")
-    text = without_file_scheme(text)
+    text = path_or_url(text)
     if "://" in text:
         return text.rstrip("/")
     # Windows takes both separators; this package splits paths at "/".

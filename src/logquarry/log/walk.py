@@ -2,7 +2,7 @@
 
 Reads, splits, verify and export all follow the log through :class:`LogReader`. It never raises on
 damage: it reports the damage, finds the next sound frame (resync: a frame names its own offset) and
-    continues. The caller has the policy for damage.
+continues. The caller has the policy for damage.
 
 The log ends at the end of the unbroken chain, or at ``bound`` if that is larger and the store was
 shut down cleanly. Sound frames after the end are stale: an earlier recovery truncated the log.
@@ -99,7 +99,7 @@ class BlankSpan:
 
 @dataclass(frozen=True, slots=True)
 class DamagedSpan:
-    """Bytes within the log that are no frames.
+    """Bytes within the log that are not frames.
 
     Attributes:
         offset: physical offset of the first byte.
@@ -156,8 +156,8 @@ class LogReader:
             a store that was shut down cleanly); None if there is no bound.
         check_crc: whether to compare bodies with their CRC.
         batch_bytes: about the bytes of frames in one :class:`Run`.
-        live: whether a writer is at work; the walk then reads a torn tail again before it reports
-            it.
+        live: whether a writer has the store open; the walk then reads a torn tail again before it
+            reports it.
     """
 
     def __init__(
@@ -389,7 +389,8 @@ class LogReader:
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         found = self._next_sound(position + 1)
-        # The bytes of an unreadable frame may look whole again, but no writer makes it readable.
+        # An unreadable frame does not heal: a later read may find whole bytes in the page cache,
+        # but the disk still fails.
         may_heal = self.live and kind != DamageKind.UNREADABLE.label
         if may_heal and found is not None and self._is_whole(position):
             # The writer had not finished the frame at the first read, and has written more since.
@@ -431,9 +432,9 @@ class LogReader:
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
 
     def _synced_after(self, position: int) -> int:
-        """How many bytes from a position on a live writer has synced, and another program cut.
+        """How many synced bytes another program has cut from the live log, from a position on.
 
-        The writer may have written them after the read that did not find them.
+        0 if the bytes are missing only because the writer wrote them after the walk's read.
         """
         durable = self.layout.durable_end
         if durable is None or durable <= position:

@@ -83,7 +83,7 @@ class RemotingReader:
         """Process bytes, and return the commands that are complete now.
 
         Raises:
-            ProtocolViolation: if the bytes are no frame; its ``events`` are the commands before
+            ProtocolViolation: if the bytes are not a frame; its ``events`` are the commands before
                 them. The reader ignores all later bytes.
         """
         if self._is_spoilt:
@@ -113,7 +113,7 @@ class RemotingReader:
         return commands
 
     def _take(self, received: bytes, position: int, commands: list[RemotingCommand]) -> int:
-        """Decode the frame at a position, and return its end; the position if it is incomplete.
+        """Decode the frame at a position; return its end, or ``position`` if it is incomplete.
 
         Raises:
             ValueError: if the bytes cannot start a frame, or its header is invalid.

@@ -24,6 +24,7 @@ class RequestCode(IntEnum):
     QUERY_CONSUMER_OFFSET = 14
     UPDATE_CONSUMER_OFFSET = 15
     UPDATE_AND_CREATE_TOPIC = 17
+    UPDATE_AND_CREATE_TOPIC_LIST = 18
     GET_ALL_TOPIC_CONFIG = 21
     GET_BROKER_CONFIG = 26
     GET_BROKER_RUNTIME_INFO = 28
@@ -44,6 +45,9 @@ class RequestCode(IntEnum):
     GET_ALL_CONSUMER_OFFSET = 43
     GET_ALL_DELAY_OFFSET = 45
     CHECK_CLIENT_CONFIG = 46
+    PUT_KV_CONFIG = 100
+    GET_KV_CONFIG = 101
+    DELETE_KV_CONFIG = 102
     GET_ROUTEINFO_BY_TOPIC = 105
     GET_BROKER_CLUSTER_INFO = 106
     UPDATE_AND_CREATE_SUBSCRIPTIONGROUP = 200
@@ -51,24 +55,34 @@ class RequestCode(IntEnum):
     GET_TOPIC_STATS_INFO = 202
     GET_CONSUMER_CONNECTION_LIST = 203
     GET_PRODUCER_CONNECTION_LIST = 204
+    WIPE_WRITE_PERM_OF_BROKER = 205
     GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
     DELETE_SUBSCRIPTIONGROUP = 207
     GET_CONSUME_STATS = 208
     DELETE_TOPIC_IN_BROKER = 215
     DELETE_TOPIC_IN_NAMESRV = 216
+    GET_KVLIST_BY_NAMESPACE = 219
     RESET_CONSUMER_CLIENT_OFFSET = 220
     INVOKE_BROKER_TO_RESET_OFFSET = 222
     GET_TOPICS_BY_CLUSTER = 224
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST = 225
     QUERY_TOPIC_CONSUME_BY_WHO = 300
     GET_SYSTEM_TOPIC_LIST_FROM_NS = 304
     GET_SYSTEM_TOPIC_LIST_FROM_BROKER = 305
     GET_CONSUMER_RUNNING_INFO = 307
     CONSUME_MESSAGE_DIRECTLY = 309
     SEND_MESSAGE_V2 = 310
+    CLONE_GROUP_OFFSET = 314
+    VIEW_BROKER_STATS_DATA = 315
+    GET_BROKER_CONSUME_STATS = 317
+    GET_NAMESRV_CONFIG = 319
     SEND_BATCH_MESSAGE = 320
+    QUERY_CONSUME_QUEUE = 321
     SEND_REPLY_MESSAGE = 324
     SEND_REPLY_MESSAGE_V2 = 325
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326
+    ADD_WRITE_PERM_OF_BROKER = 327
+    GET_ALL_PRODUCER_INFO = 328
     GET_TOPIC_CONFIG = 351
     LITE_PULL_MESSAGE = 361
 
@@ -112,7 +126,10 @@ class Refused(Exception):
 
 
 _LARGEST_BODY: Final = 2 << 20
-"""A heartbeat of 4,000 groups. A body of 16 MiB can take seconds, in which nothing else is done."""
+"""Most bytes of a JSON body: enough for a heartbeat of 4,000 groups.
+
+Parsing 16 MiB can take seconds, in which the event loop does nothing else.
+"""
 _KINDS: Final = {"text": TEXT, "bool": BOOL, "int": 31, "long": 63}
 _DEFAULTS: Final[Mapping[str, Any]] = {"text": "", "int": 0, "long": 0, "bool": False}
 
@@ -144,6 +161,7 @@ _SEND: Final = (
 )
 _LETTERS: Final = "abcdefghijklm"
 _QUEUE: Final = "topic:text queueId:int"
+_KEY: Final = "namespace:text key:text"
 _GROUP_QUEUE: Final = "consumerGroup:text topic:text queueId:int"
 _PULL: Final = (
     f"{_GROUP_QUEUE} queueOffset:long maxMsgNums:int sysFlag:int commitOffset:long? "
@@ -191,6 +209,7 @@ _ROWS: Final = (
     _served(_C.QUERY_CONSUMER_OFFSET, "broker", _GROUP_QUEUE),
     _served(_C.UPDATE_CONSUMER_OFFSET, "broker", f"{_GROUP_QUEUE} commitOffset:long"),
     _served(_C.UPDATE_AND_CREATE_TOPIC, "broker", _TOPIC),
+    _served(_C.UPDATE_AND_CREATE_TOPIC_LIST, "broker"),
     _served(_C.GET_ALL_TOPIC_CONFIG, "broker"),
     RequestType(22, "GET_TOPIC_CONFIG_LIST", ""),
     RequestType(23, "GET_TOPIC_NAME_LIST", ""),
@@ -232,9 +251,9 @@ _ROWS: Final = (
     RequestType(52, "GET_BROKER_CLUSTER_ACL_INFO", ""),
     RequestType(53, "UPDATE_GLOBAL_WHITE_ADDRS_CONFIG", ""),
     RequestType(54, "GET_BROKER_CLUSTER_ACL_CONFIG", ""),
-    RequestType(100, "PUT_KV_CONFIG", ""),
-    RequestType(101, "GET_KV_CONFIG", ""),
-    RequestType(102, "DELETE_KV_CONFIG", ""),
+    _served(_C.PUT_KV_CONFIG, "names", f"{_KEY} value:text"),
+    _served(_C.GET_KV_CONFIG, "names", _KEY),
+    _served(_C.DELETE_KV_CONFIG, "names", _KEY),
     RequestType(103, "REGISTER_BROKER", ""),
     RequestType(104, "UNREGISTER_BROKER", ""),
     _served(_C.GET_ROUTEINFO_BY_TOPIC, "names", "topic:text acceptStandardJsonOnly:bool?"),
@@ -244,7 +263,7 @@ _ROWS: Final = (
     _served(_C.GET_TOPIC_STATS_INFO, "broker", "topic:text"),
     _served(_C.GET_CONSUMER_CONNECTION_LIST, "broker", "consumerGroup:text"),
     _served(_C.GET_PRODUCER_CONNECTION_LIST, "broker", "producerGroup:text"),
-    RequestType(205, "WIPE_WRITE_PERM_OF_BROKER", ""),
+    _served(_C.WIPE_WRITE_PERM_OF_BROKER, "names", "brokerName:text"),
     _served(_C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, "names"),
     _served(_C.DELETE_SUBSCRIPTIONGROUP, "broker", "groupName:text removeOffset:bool?"),
     _served(_C.GET_CONSUME_STATS, "broker", "consumerGroup:text topic:text?"),
@@ -254,7 +273,7 @@ _ROWS: Final = (
     RequestType(214, "WHO_CONSUME_THE_MESSAGE", ""),
     _served(_C.DELETE_TOPIC_IN_BROKER, "broker", "topic:text"),
     _served(_C.DELETE_TOPIC_IN_NAMESRV, "names", "topic:text"),
-    RequestType(219, "GET_KVLIST_BY_NAMESPACE", ""),
+    _served(_C.GET_KVLIST_BY_NAMESPACE, "names", "namespace:text"),
     _served(_C.RESET_CONSUMER_CLIENT_OFFSET, "client"),
     RequestType(221, "GET_CONSUMER_STATUS_FROM_CLIENT", ""),
     _served(
@@ -264,6 +283,7 @@ _ROWS: Final = (
     ),
     RequestType(223, "INVOKE_BROKER_TO_GET_CONSUMER_STATUS", ""),
     _served(_C.GET_TOPICS_BY_CLUSTER, "names", "cluster:text"),
+    _served(_C.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, "broker"),
     _served(_C.QUERY_TOPIC_CONSUME_BY_WHO, "broker", "topic:text"),
     RequestType(301, "REGISTER_FILTER_SERVER", ""),
     RequestType(303, "QUERY_CONSUME_TIME_SPAN", ""),
@@ -285,20 +305,28 @@ _ROWS: Final = (
     RequestType(311, "GET_UNIT_TOPIC_LIST", ""),
     RequestType(312, "GET_HAS_UNIT_SUB_TOPIC_LIST", ""),
     RequestType(313, "GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST", ""),
-    RequestType(314, "CLONE_GROUP_OFFSET", ""),
-    RequestType(315, "VIEW_BROKER_STATS_DATA", ""),
+    _served(
+        _C.CLONE_GROUP_OFFSET, "broker", "srcGroup:text destGroup:text topic:text? offline:bool?"
+    ),
+    _served(_C.VIEW_BROKER_STATS_DATA, "broker", "statsName:text statsKey:text"),
     RequestType(316, "CLEAN_UNUSED_TOPIC", ""),
-    RequestType(317, "GET_BROKER_CONSUME_STATS", ""),
+    _served(_C.GET_BROKER_CONSUME_STATS, "broker", "isOrder:bool?"),
     RequestType(318, "UPDATE_NAMESRV_CONFIG", ""),
-    RequestType(319, "GET_NAMESRV_CONFIG", ""),
+    _served(_C.GET_NAMESRV_CONFIG, "names"),
     _served(_C.SEND_BATCH_MESSAGE, "broker", _SEND, _LETTERS),
-    RequestType(321, "QUERY_CONSUME_QUEUE", ""),
+    _served(
+        _C.QUERY_CONSUME_QUEUE,
+        "broker",
+        "topic:text queueId:int index:long count:int consumerGroup:text?",
+    ),
     RequestType(322, "QUERY_DATA_VERSION", ""),
     RequestType(323, "RESUME_CHECK_HALF_MESSAGE", ""),
     _served(_C.SEND_REPLY_MESSAGE, "broker", _SEND),
     _served(_C.SEND_REPLY_MESSAGE_V2, "broker", _SEND, _LETTERS),
     _served(_C.PUSH_REPLY_MESSAGE_TO_CLIENT, "client"),
-    RequestType(327, "ADD_WRITE_PERM_OF_BROKER", ""),
+    _served(_C.ADD_WRITE_PERM_OF_BROKER, "names", "brokerName:text"),
+    _served(_C.GET_ALL_PRODUCER_INFO, "broker"),
+    RequestType(329, "DELETE_EXPIRED_COMMITLOG", ""),
     _served(_C.GET_TOPIC_CONFIG, "broker", "topic:text"),
     _served(_C.LITE_PULL_MESSAGE, "broker", _PULL),
 )

@@ -272,13 +272,13 @@ def _is_int(value: Any) -> bool:
 
 
 def scan_json(header: bytes) -> Any:
-    """The document of a header; None if it is no strict JSON.
+    """The document of a header; None if it is not strict JSON.
 
     Compiled, only an object of texts, whole numbers and objects of these is read; None for all
     other documents.
 
     Raises:
-        ValueError: if a text is no UTF-8.
+        ValueError: if a text is not UTF-8.
     """
     if cython.compiled:
         scan.at = PyBytes_AS_STRING(header)
@@ -332,7 +332,8 @@ def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
 
 
 def _scan_text(scan: Any) -> str | None:
-    """Compiled: the text at a position; None if there is none, or an escape beyond ASCII."""
+    """Compiled: the text at a position; None if there is no text, or if an escape in it gives a
+    character beyond ASCII."""
     if scan.at == scan.end or scan.at[0] != b'"':
         return None
     scan.at += 1
@@ -441,7 +442,7 @@ class HeaderField(NamedTuple):
 
     Attributes:
         name: RocketMQ's name; key of the parsed fields.
-        kind: TEXT, BOOL, or the bits of its numbers, without the sign.
+        kind: TEXT, BOOL, or for a number its bits without the sign bit (31 or 63).
         default: the value if the field is missing; REQUIRED if it must be there.
         key: its name in the header, if it differs.
     """

@@ -36,7 +36,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from operator import attrgetter
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from logquarry.format import frame
 from logquarry.format.frame import FIXED_SIZE_V1
@@ -47,26 +47,13 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import DAMAGE
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import all_queues
+from logquarry.read.indexed import LARGEST_MESSAGE, Span, last_indexed
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import RocksQueue
 
 logger = logging.getLogger(__name__)
 
 _MOST_OF_ROCKSDB: Final = 64
-LARGEST_MESSAGE: Final = 64 << 20
-"""A queue entry with a larger size is rot."""
-
-
-class Span(Protocol):
-    """A stretch of the log."""
-
-    @property
-    def offset(self) -> int:
-        """Physical offset."""
-
-    @property
-    def length(self) -> int:
-        """Bytes."""
 
 
 class Noted(NamedTuple):
@@ -116,6 +103,9 @@ def known_damage(layout: StoreLayout) -> DamageMap:
 def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> list[QueueEntry]:
     """The last entry of each queue (default: all), the one that reaches furthest first.
 
+    If the index names a later message than all queues, an entry for that message comes first: the
+    queues may be lost too.
+
     An entry that ends more than a file after the log's last file is left out, unless the entry
     before it is there too: one entry may be rot, two show that files of the log are missing. This
     reads at most the last files of each queue. Of the queues in RocksDB, which may be millions,
@@ -133,7 +123,9 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> 
             continue
         if _end(entry) <= limit or _follows_another(queue, entry, log.end):
             sane.append(entry)
-    return sorted(sane, key=_end, reverse=True)
+    sane.sort(key=_end, reverse=True)
+    indexed = last_indexed(layout, _end(sane[0]) if sane else log.start)
+    return sane if indexed is None else [indexed, *sane]
 
 
 def _end(entry: QueueEntry) -> int:

@@ -34,11 +34,8 @@ from logquarry.log.splits import (
 from logquarry.log.walk import DEFAULT_BATCH_BYTES, Event, LogReader
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.index import Index
-from logquarry.read.log_end import (
-    last_entries,
-    missing_end,
-    sound_bound,
-)
+from logquarry.read.log_end import last_entries, missing_end, sound_bound
+from logquarry.read.lost_tail import warn_of_lost_tail
 from logquarry.read.queue import Units, has_message
 
 MOST_UNITS = 1 << 26
@@ -142,6 +139,8 @@ def plan_read(
     clean = not layout.has_abort
     live = layout.is_live()
     durable = layout.durable_end
+    if not live:
+        warn_of_lost_tail(layout, entries)
     if clean:
         bound = known_end if durable is None else durable
     else:

@@ -36,7 +36,8 @@ from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.features import find_queue_kinds
-from logquarry.read.index import Index, kept_shape, likely_shape, with_index_tags
+from logquarry.read.index import Index, with_index_tags
+from logquarry.read.index_file import kept_shape, likely_shape
 from logquarry.read.log_queues import LMQ_PREFIX
 
 logger = logging.getLogger(__name__)

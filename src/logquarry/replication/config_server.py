@@ -71,13 +71,13 @@ REQUESTS: Final = (
         "No subscription group in this broker",
     ),
 )
-"""In the order of a RocketMQ slave."""
+"""The requests for tables, in the order in which a RocketMQ slave sends them."""
 _BY_CODE: Final = {request.code.value: request for request in REQUESTS}
 
 _SETTLED_NS: Final = 2_000_000_000
 """A younger file may change again without a new modification time; do not cache it."""
 _LARGEST_DOCUMENT: Final = LARGEST_FRAME - (1 << 12)
-"""Leaves room for the header of a frame."""
+"""Most bytes of a document: a frame also has a header."""
 
 _Signature = tuple[int, int, int]
 """Inode, modification time and size: differs after a file was written."""
@@ -252,7 +252,7 @@ class ConfigServer(Server[_Asking]):
 
     Raises:
         OSError: if the server cannot listen at the address.
-        UsageError: if the port minus 2 is no port.
+        UsageError: if the port minus 2 is not a port.
     """
 
     def __init__(

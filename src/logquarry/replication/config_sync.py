@@ -145,7 +145,7 @@ def sync_config(
         OSError: if the master's broker is unreachable, does not answer, or ends the connection.
         ProtocolViolation: if the broker sends invalid bytes.
         StoreUnavailable: if the store cannot be written.
-        UsageError: if the store is no slave.
+        UsageError: if the store is not a slave.
     """
     return ConfigSync(store, host, port, options=options, surroundings=surroundings).sync()
 
@@ -168,7 +168,7 @@ class ConfigSync:
 
     Raises:
         StoreUnavailable: if the store is not open for writing.
-        UsageError: if the store is no slave.
+        UsageError: if the store is not a slave.
     """
 
     def __init__(

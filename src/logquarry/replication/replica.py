@@ -82,7 +82,7 @@ class Replica:
         """Offset for the first report of a connection; all bytes before it are durable and checked.
 
         Raises:
-            SpoiltReplica: if the log's end is no valid frame.
+            SpoiltReplica: if the log's end is not a valid frame.
             StoreUnavailable: if the log cannot be synced.
         """
         self._has_beaten = self._has_come = False
@@ -96,7 +96,7 @@ class Replica:
             return self.position
         self._feed.sync()
         last = self._last_frame()
-        # At least one complete frame with its times: a blank may be equal in all logs.
+        # Compare at least one complete frame: its times differ between logs, a blank may not.
         # Do not request bytes of an earlier file unless necessary: the master may have deleted it.
         first = last - last % self._feed.file_size
         start = min(last, max(first, wrote - self._overlap))
@@ -325,7 +325,8 @@ class Replica:
         # Read before the sync: bytes appended during the sync may not be durable.
         vouched = self._vouched
         end = min(vouched, self._feed.sync())
-        # A body with a wrong CRC looks torn: the note that it is durable must outlast a power cut.
+        # Without CRC checks a body may have a wrong CRC, and looks torn after a power cut. Only the
+        # durable offset shows that the frame is complete, so that offset must be on the disk.
         self._feed.keep(not self._check_crc)
         return end
 

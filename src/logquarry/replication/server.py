@@ -34,7 +34,7 @@ def networks(allow: Sequence[str] | None) -> Networks | None:
     """Parse addresses and networks ("10.0.0.7", "10.0.0.0/8"); None allows all.
 
     Raises:
-        UsageError: if a text is no address and no network.
+        UsageError: if a text is neither an address nor a network.
     """
     if allow is None:
         return None
@@ -318,7 +318,7 @@ class Server(ABC, Generic[P]):
         try:
             self._selector.register(wire, selectors.EVENT_READ, peer)
         except (OSError, ValueError) as error:
-            # Close the wire, not the accepted socket: TLS has replaced that.
+            # Close the wire, not the accepted socket: with TLS, another socket has replaced it.
             wire.close()
             self._admission.refuse(name, str(error))
             return

@@ -99,7 +99,8 @@ def require_peer(store: object, host: object, port: object, options: object, kin
         UsageError: if one of them is invalid.
     """
     takes = 'a store, opened with MessageStore.open(path, mode="rw")'
-    # A reader is refused later, with its own error. The simulator replicates a model of a log.
+    # A store that is open for reading passes here: its log_feed raises a better error later. The
+    # simulator passes a model of a store, which has only a log_feed.
     if not isinstance(store, MessageStore) and not hasattr(store, "log_feed"):
         arguments.refuse_type(store, "store", takes)
     require_address(host, port, options, kind)

@@ -157,7 +157,7 @@ def survey(
 
 
 def bin_size(span_ms: int) -> int:
-    """The smallest usual width (ms) of a bin with which MOST_BINS bins cover a span."""
+    """The smallest of the usual bin widths (ms) with which at most MOST_BINS bins cover a span."""
     # A damaged or hostile store time can make a span of any length: then use the exact width.
     least = -(-span_ms // MOST_BINS)
     return next((size for size in _BIN_SIZES_MS if size >= least), least)

@@ -100,8 +100,8 @@ if not TYPE_CHECKING:
     SupportsTriggerAvailableNow = _class_of(_STREAM, "SupportsTriggerAvailableNow")
     DataSourceStreamArrowWriter = _class_of(_SOURCE, "DataSourceStreamArrowWriter")
     if issubclass(DataSourceStreamArrowWriter, _Absent):
-        # PySpark 4.0 passes Arrow batches to each writer that is a DataSourceArrowWriter, of a
-        # stream too.
+        # PySpark 4.0 passes Arrow batches to each writer that is a DataSourceArrowWriter, also to
+        # the writer of a stream.
         class DataSourceStreamArrowWriter(
             _class_of(_SOURCE, "DataSourceStreamWriter"), DataSourceArrowWriter
         ):

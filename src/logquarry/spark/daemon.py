@@ -1,4 +1,6 @@
-"""The daemon that forks Spark's Python workers: PySpark's own, without tracebacks of hang-ups.
+"""The daemon that forks Spark's Python workers: PySpark's, with fewer tracebacks.
+
+It prints no traceback when the JVM closes a worker's connection.
 
 Spark runs it as a module, by the setting ``spark.python.daemon.module``. The processes that plan
 for Spark ignore that setting and use PySpark's daemon: see :mod:`pyspark_logquarry`.

@@ -93,7 +93,7 @@ def export_parquet(
     Raises:
         CorruptFrame: on damage, depending on the options; ``dest`` is unchanged.
         UsageError: if ``dest`` holds other Parquet files, or overlaps with a store.
-        StoreNotFound: if a path is no store.
+        StoreNotFound: if a path is not a store.
         StoreUnavailable: if another export is running in ``dest``.
     """
     began = time.monotonic()

@@ -171,7 +171,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         found = shutil.which("java", path=folder) if folder else None
         if found is None:
             continue
-        # Resolve links: /usr is no Java home, but the folder of the real file may be one.
+        # Resolve links: /usr is not a Java home, but the folder of the real file may be one.
         executable = Path(found).resolve()
         if executable not in seen:
             seen.add(executable)

@@ -14,7 +14,7 @@ FORMAT: Final = "rocketmq"
 """Name of the data source."""
 
 ALIASES: Final = {"subscribe": "topics", "subscribepattern": "topicpattern"}
-"""Kafka's names of our options. ``assign`` has its own format and is no alias."""
+"""Kafka's names of our options. ``assign`` has its own format and is not an alias."""
 
 _OURS: Final = (
     "path", "topics", "topicPattern", "queueIds", "tags", "keys", "columns",

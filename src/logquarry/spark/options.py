@@ -320,7 +320,7 @@ class ReadOptions:
         """Return `names` as a tuple if all of them are columns of the table.
 
         Raises:
-            UsageError: if there is no name, a name is no column, or a name appears twice.
+            UsageError: if there is no name, a name is not a column, or a name appears twice.
         """
         if self.is_kafka:
             return kafka.check_names(names, headers=self.include_headers)

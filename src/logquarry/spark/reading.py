@@ -44,7 +44,7 @@ def read(spark: SparkSession, path: Path | Sequence[Path], **options: Any) -> Da
 
     Raises:
         UsageError: if an option is unknown or has an invalid value; on Spark 4 Spark wraps it.
-        StoreNotFound: if a path is no store; on Spark 4 Spark wraps it.
+        StoreNotFound: if a path is not a store; on Spark 4 Spark wraps it.
     """
     paths = [path] if isinstance(path, str | os.PathLike) else list(path)
     places = [os.fspath(place) for place in paths]

@@ -141,7 +141,7 @@ def rebuild_stores(
         The reports of the stores, without skipped ones.
 
     Raises:
-        StoreNotFound: if a path is no store.
+        StoreNotFound: if a path is not a store.
         StoreUnavailable: as :func:`rebuild`. The first error cancels the running stores; finished
             stores stay.
         UsageError: as :func:`rebuild`; with ``resume`` also if a folder belongs to another store,

@@ -105,7 +105,7 @@ def verify_stores(
         One report for each store, sorted by path.
 
     Raises:
-        StoreNotFound: if a path is no store, or a glob matches none.
+        StoreNotFound: if a path is not a store, or a glob matches none.
     """
     locations = find_stores(as_paths(stores), storage_options)
     job, settings = uuid.uuid4().hex, config or StoreConfig()

@@ -95,7 +95,8 @@ def register(spark: SparkSession) -> None:
     """Register the source `rocketmq` in `spark`; a second call changes nothing.
 
     Raises:
-        UsageError: if this PySpark has no data sources in Python, as 3.5, or `spark` is no session.
+        UsageError: if this PySpark has no data sources in Python (3.5 has none), or if `spark` is
+            not a session.
     """
     from logquarry.spark.adapter import require_sources
 

@@ -127,7 +127,7 @@ class RocketMQReader(Packaged, DataSourceReader):
 
         with without_traceback():
             tasks = plan_tasks(self._options, self._columns)
-        # For an empty list PySpark makes the same single partition of None.
+        # Without tasks: one partition with None, as PySpark makes it for an empty list.
         return [InputPartition(task) for task in tasks] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -101,7 +101,7 @@ def open_stores(options: ReadOptions) -> list[tuple[str, str, StoreLayout]]:
     """Return (location, broker, layout) of each store that the options name.
 
     Raises:
-        StoreNotFound: if a path is no store, or a glob matches none.
+        StoreNotFound: if a path is not a store, or a glob matches none.
         UsageError: if an option names a broker that none of the stores has.
     """
     locations = find_stores(options.paths, options.storage_options)
@@ -141,7 +141,7 @@ def plan_tasks(
             make smaller tasks (see LEAST_STATED_SPLIT).
 
     Raises:
-        StoreNotFound: if a path is no store.
+        StoreNotFound: if a path is not a store.
         UnsupportedStore: if a store keeps its log in other folders.
         UsageError: if an option names an unknown broker.
         MessageNotFound: if messages from the wanted start on were deleted, and ``options`` treat
@@ -374,7 +374,7 @@ def _kept(
 def _not_deleted(
     task: ReadTask, layout: StoreLayout, part: Part, *, check_crc: bool
 ) -> Iterator[Event]:
-    """Read a part; bytes that retention deleted since the plan was made are no damage."""
+    """Read a part; bytes that retention deleted since the plan was made are not damage."""
     oldest = layout.commit_log.start
     gone = isinstance(part, LogSplit) and part.start < oldest
     # A search in bodies reads them, so their CRC is checked although no column needs it.

@@ -1,4 +1,4 @@
-"""The environment of Spark's Python workers: garbage collection, hang-ups, tracebacks.
+"""The environment of Spark's Python workers: garbage collection, closed connections, tracebacks.
 
 Imports little: the process that finds data sources (`pyspark_logquarry`) and the daemon that forks
 the workers import this module too.

@@ -1,6 +1,7 @@
 """Counts puts and gets: one object for each thread, so that a call takes no lock.
 
-Compiled if possible: each put counts.
+A put's duration is the time from the call to its settled result: it includes the waits for flush
+and replica. Compiled if possible, because each put calls this module.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ BUCKETS: Final = (
     ("5-10s", 10.0),
     (">10s", float("inf")),
 )
-"""Durations of whole puts: RocketMQ's classes, and the upper bound of each, in seconds."""
+"""Classes of the durations of puts, as in RocketMQ, and the upper bound of each in seconds."""
 SIZES: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
 """Upper bounds of the classes of message sizes, in bytes, as in RocketMQ 5. One more class has the
 larger messages."""
@@ -58,15 +59,15 @@ class CallCounts:
 
     Attributes:
         failed: puts that were refused.
-        quick: whole puts of the first class of :data:`BUCKETS`.
-        longest: the longest whole put, in seconds.
+        quick: puts whose duration is in the first class of :data:`BUCKETS`.
+        longest: the longest duration of a put, in seconds.
         lock_longest_ms: the longest time that a put held the lock.
-        times: whole puts of the other classes.
+        times: puts by the class of their duration, without those of the first class.
         sizes: messages by :data:`SIZES`. The first class is not counted: it is computed as the
             number of all messages minus the other classes.
         topics: messages and bytes by topic.
-        get_found, get_missed, get_messages: gets that returned messages, that returned none, and
-            messages that they returned.
+        get_found, get_missed, get_messages: number of gets that returned messages, number of gets
+            that returned none, and number of messages that gets returned.
         get_longest: the longest get, in seconds.
     """
 
@@ -95,7 +96,7 @@ class CallCounts:
         found.size += size
 
     def whole(self, seconds: float) -> None:
-        """Count the duration of a whole put."""
+        """Count a put by its duration."""
         if seconds < _FIRST_BOUND:
             self.quick += 1
         else:
@@ -118,7 +119,7 @@ class CallCounts:
         self.get_messages += other.get_messages
 
     def all_times(self) -> list[int]:
-        """Whole puts by :data:`BUCKETS`."""
+        """Number of puts in each class of :data:`BUCKETS`."""
         return [self.quick + self.times[0], *self.times[1:]]
 
 
@@ -136,7 +137,7 @@ class CallCounter:
     def put(self, topic: str, result: PutResult, seconds: float) -> None:
         """Count a put whose message is in the log."""
         counts = self.counts()
-        # One statement takes half the time of three lookups by name.
+        # Unpacking the tuple takes half as long as looking up three fields by name.
         _, _, _, _, _, size, messages, _, held_ms, _, _ = (
             cython.cast(tuple, result) if cython.compiled else result
         )
@@ -171,7 +172,8 @@ class CallCounter:
     def counts(self) -> CallCounts:
         """The counts of the calling thread."""
         if cython.compiled:
-            # Looking up a thread's own value takes five times as long as its number.
+            # Compare thread numbers first: looking up the value that belongs to a thread takes five
+            # times as long as getting the thread's number.
             thread = PyThread_get_thread_ident()
             if self._last is not None and self._last_thread == thread:
                 return self._last
@@ -192,7 +194,7 @@ class CallCounter:
 
     def _fold_ended(self) -> None:
         """Add up the counts of ended threads, so that they take no memory."""
-        # A new thread may have the number of one that has ended.
+        # A new thread may get the number of a thread that has ended.
         self._last = None
         alive = []
         for reference, counts in self._threads:

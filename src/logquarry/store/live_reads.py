@@ -45,7 +45,7 @@ class LiveReads(StoreReads):
         self._engine = engine
         self._health = engine.health
         self._recorder = engine.recorder
-        # The log may request a layout when it is made.
+        # First, because LiveLog may call _new_layout, which uses these two.
         self.layout, self.config = layout, layout.config
         self._live_log = LiveLog(engine.log, self._new_layout)
         super().__init__(layout, self._live_log, broker=broker)
@@ -152,7 +152,7 @@ class LiveReads(StoreReads):
         layout, stop = self._new_layout(), self._engine.log.max_offset
         last = layout.commit_log.at(stop - 1) if stop > layout.commit_log.start else None
         if last is not None and last.base + last.size < stop:
-            # Another program cut the file: its end is no torn tail of this writer.
+            # Another program cut the file: its end is not a torn tail of this writer.
             layout.writer_end = stop
         return layout, stop
 

@@ -155,8 +155,8 @@ class LogFeed:
         """Save the offset up to which vouched bytes are durable; the next opening keeps them.
 
         Args:
-            durably: whether the note is synced too, so that it survives a power cut. Sound frames
-                do not need that.
+            durably: whether the saved offset is synced too, so that it survives a power cut. For
+                sound frames that is not needed: a recovery keeps them anyway.
         """
         # The last sync of the log may have run before this call, with a lower limit for the durable
         # offset. So raise the durable offset now.

@@ -86,7 +86,7 @@ class LogReads(ABC):
         """The message with an id, as the broker gave it (``MessageDecoder.decodeMessageId``).
 
         Raises:
-            UsageError: if it is no message id.
+            UsageError: if it is not a message id.
             MessageNotFound: if the store has no message of that id.
             CorruptFrame: if its place in the log is damaged.
         """

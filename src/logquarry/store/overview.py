@@ -169,7 +169,7 @@ def _sum_queues(
 
 
 def _head_bytes(files: FileSequence, messages: int) -> int:
-    """Bytes of the heads of entries before the frames of some messages: a DLedger log has them."""
+    """Bytes of the entry heads that a DLedger log has before the frames of some messages."""
     return messages * dledger.HEAD.size if files.has_heads else 0
 
 

@@ -224,7 +224,7 @@ class ServiceCalls(ABC):
         """The tables that a slave copies from its master's ``config/``.
 
         Raises:
-            UsageError: if the store is no slave.
+            UsageError: if the store is not a slave.
         """
         self._require_open()
         return self._services.config_tables

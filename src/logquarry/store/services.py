@@ -140,7 +140,7 @@ class Services:
         """The tables that a slave copies from its master's ``config/``.
 
         Raises:
-            UsageError: if the store is no slave: its own services write there.
+            UsageError: if the store is not a slave: its own services write there.
         """
         with self._lock:
             self._require_open()

@@ -85,7 +85,7 @@ class SinglePut:
             StoreUnavailable: if the store accepts no messages now. The error's ``status`` is
                 RocketMQ's. If a sync failed, the message may or may not be on the disk.
             MessageRejected: if the store does not accept this message.
-            UsageError: if a number does not fit its field, or ``message`` is no Message.
+            UsageError: if a number does not fit its field, or ``message`` is not a Message.
         """
         began = ticks_ns() if cython.compiled else _monotonic()
         try:

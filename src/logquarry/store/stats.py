@@ -43,8 +43,9 @@ class StoreStats:
         put_messages: messages that were put; each message of a batch counts.
         put_bytes: their bytes in the log.
         put_failed: puts that were refused (``putMessageFailedTimes``).
-        put_times: whole puts by how long they took (``putMessageDistributeTime``).
-        put_longest_ms: the longest whole put (``putMessageEntireTimeMax``).
+        put_times: puts by the class of their duration, with the waits for flush and replica
+            (``putMessageDistributeTime``).
+        put_longest_ms: the longest such duration (``putMessageEntireTimeMax``).
         lock_longest_ms: the longest time that a put held the log's lock.
         put_rates: messages put.
         topics: messages put, by topic.

@@ -158,7 +158,7 @@ class StoreEngine:
             # If the log is a broken link, the opening below reports its target.
             check_folders(root)
         if not is_lockable(root):
-            # Taking the lock makes a file: a refused opening changes nothing.
+            # Taking the lock makes a file. So check first: a refused opening must change nothing.
             check_before_lock(root, config, accept_loss)
         disk.make_folders(root)
         with ExitStack() as undo:
@@ -375,6 +375,7 @@ class StoreEngine:
             queues=self.queues,
             index=self.files.index,
             transactions=self.files.transactions,
+            begin_at=self.files.durable.begin_at,
             dispatched=lambda: self.dispatcher.offset,
             clock=self.clock,
         )

@@ -151,7 +151,11 @@ class StoreFiles:
                 self.log.truncate_to(end, aside=quarantine(self.root, COMMIT_LOG))
 
     def _open_durable(self, log_end: int) -> DurableFile:
-        durable = DurableFile(self.disk, self.root / DURABLE, log_end, self.checkpoint.times)
+        durable = DurableFile(
+            *(self.disk, self.root / DURABLE, log_end, self.checkpoint.times),
+            log_start=self.log.min_offset,
+        )
+        durable.find_start = lambda: self.log.min_offset
         self.checkpoint.before_write = durable.expect
         return durable
 

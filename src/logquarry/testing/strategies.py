@@ -88,7 +88,7 @@ def sys_flags() -> st.SearchStrategy[int]:
 
 
 def topics() -> st.SearchStrategy[bytes]:
-    """Topics of 0 to 127 bytes: names, any Unicode, and bytes that are no UTF-8."""
+    """Topics of 0 to 127 bytes: names, any Unicode, and bytes that are not UTF-8."""
     return st.one_of(
         st.sampled_from(_TOPICS).map(str.encode),
         st.text(max_size=8).map(str.encode),
@@ -114,7 +114,7 @@ def property_strings() -> st.SearchStrategy[bytes]:
     """Property strings of sound frames.
 
     They are well-formed, or they have empty names or values, missing, doubled or trailing
-    separators, duplicate names, characters beyond the BMP, or bytes that are no UTF-8.
+    separators, duplicate names, characters beyond the BMP, or bytes that are not UTF-8.
     """
     separators = st.sampled_from([b"\x01", b"\x02", b"\x01\x01", b"\x02\x02"])
     piece = st.one_of(separators, st.sampled_from(_ODD_PIECES), st.binary(max_size=3))

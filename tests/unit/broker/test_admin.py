@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from logquarry.broker import Broker, admin
+from logquarry.broker import Broker, admin, key_values
 from logquarry.format import fastjson
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
@@ -154,3 +154,67 @@ def test_tables(tmp_path: Path) -> None:
         assert "SCHEDULE_TOPIC_XXXX" in system["topicList"] and "t" not in system["topicList"]
 
     play(scenario, tmp_path / "s")
+
+
+def test_lists_of_topics_and_groups(tmp_path: Path) -> None:
+    """mqadmin's updateTopicList and updateSubGroupList, of RocketMQ 5."""
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        async def update(code: int, name: str, found: Any) -> int:
+            return (await client.ask(code, body=json.dumps({name: found}).encode())).code
+
+        code, name = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, "topicConfigList"
+        one = {"topicName": "one", "readQueueNums": 2, "writeQueueNums": 3, "perm": 6}
+        assert await update(code, name, [one, one | {"topicName": "two", "order": True}]) == 0
+        topics = broker.core.tables.topics
+        assert topics["one"][1:4] == (2, 3, 6) and topics["two"].order
+        for wrong in (one | {"topicName": "?"}, one | {"perm": "x"}, {}, 7):
+            found = [one | {"topicName": "three"}, wrong]
+            assert await update(code, name, found) == ResponseCode.SYSTEM_ERROR
+        code, name = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, "groupConfigList"
+        assert await update(code, name, [{"groupName": "g", "retryMaxTimes": 3}]) == 0
+        assert broker.core.tables.groups["g"]["retryMaxTimes"] == 3
+        for wrong in ([7], 7, [{"groupName": "?"}]):
+            assert await update(code, name, wrong) == ResponseCode.SYSTEM_ERROR
+
+    play(scenario, tmp_path / "s")
+    # Those before an illegal topic stay.
+    written = (tmp_path / "s" / "config" / "topics.json").read_text()
+    assert all(f'"{name}"' in written for name in ("one", "two", "three"))
+
+
+def test_key_value_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name server keeps them in the store, as mqadmin's updateKvConfig sets them."""
+    where = {"namespace": "ORDER_TOPIC_CONFIG", "key": "t"}
+    code = RequestCode
+
+    async def first(broker: Broker, _: Client) -> None:
+        client = await connected(broker.name_server)
+        for request in code.GET_KV_CONFIG, code.GET_KVLIST_BY_NAMESPACE:
+            assert (await client.ask(request, where)).code == ResponseCode.QUERY_NOT_FOUND
+        for value in "broker-a:1", "broker-a:2":
+            assert (await client.ask(code.PUT_KV_CONFIG, where | {"value": value})).code == 0
+        assert (await client.ask(code.GET_KV_CONFIG, where)).ext_fields == {"value": "broker-a:2"}
+        other = where | {"key": "other"}
+        assert (await client.ask(code.PUT_KV_CONFIG, other | {"value": "x"})).code == 0
+        for _ in range(2):
+            assert (await client.ask(code.DELETE_KV_CONFIG, other)).code == 0
+        monkeypatch.setattr(key_values, "_MOST_CHARACTERS", 100)
+        large = other | {"value": "x" * 60}
+        assert (await client.ask(code.PUT_KV_CONFIG, large)).code == ResponseCode.SYSTEM_ERROR
+        await client.close()
+
+    async def second(broker: Broker, client: Client) -> None:
+        found = document_of(await client.ask(code.GET_KVLIST_BY_NAMESPACE, where))
+        assert found == {"table": {"t": "broker-a:2"}}
+        if broker.options.read_only:
+            for request in code.PUT_KV_CONFIG, code.DELETE_KV_CONFIG:
+                answer = await client.ask(request, where | {"value": "x"})
+                assert answer.code == ResponseCode.NO_PERMISSION
+
+    path = tmp_path / "s"
+    play(first, path)
+    play(second, path)
+    play(second, path, read_only=True)
+    written = json.loads((path / "config" / "kvConfig.json").read_text())
+    assert written == {"configTable": {"ORDER_TOPIC_CONFIG": {"t": "broker-a:2"}}}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -13,9 +15,11 @@ import pytest
 
 import logquarry as lq
 from logquarry.broker import Broker, BrokerOptions, background
+from logquarry.broker.background import new_event_loop
 from logquarry.broker.connection import Connection
 from logquarry.errors import StoreError, UsageError
-from logquarry.protocol.remoting_codes import ResponseCode
+from logquarry.protocol.remoting import RemotingCommand, RemotingReader, encode
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from tests.helpers.broker_client import (
     PATIENCE_SECONDS,
     SMALL,
@@ -162,3 +166,26 @@ def test_a_transport_of_another_event_loop() -> None:
     assert connection.is_open
     assert connection.address == "127.0.0.1:5"
     server.opened.assert_called_once_with(connection)
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_the_event_loop_of_a_thread(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_installed:
+        uvloop = pytest.importorskip("uvloop")
+        kind = uvloop.Loop
+    else:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+        kind = asyncio.BaseEventLoop
+    loop = new_event_loop()
+    assert isinstance(loop, kind)
+    loop.close()
+    with background(config=SMALL) as broker:
+        host, _, port = broker.address.rpartition(":")
+        with socket.create_connection((host, int(port)), PATIENCE_SECONDS) as client:
+            question = RemotingCommand(code=RequestCode.GET_BROKER_CONFIG, opaque=7)
+            client.sendall(encode(question))
+            reader = RemotingReader()
+            answers: list[RemotingCommand] = []
+            while not answers:
+                answers = reader.receive_data(client.recv(1 << 16))
+            assert answers[0].opaque == 7 and answers[0].code == ResponseCode.SUCCESS

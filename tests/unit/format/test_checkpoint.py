@@ -39,3 +39,19 @@ def test_what_was_encoded_comes_back(physic: int, logics: int, index: int) -> No
 def test_too_short_a_page(length: int) -> None:
     with pytest.raises(ValueError, match=f"{length} bytes"):
         checkpoint.decode(bytes(length))
+
+
+@given(st.integers(0, java.LONG_MAX))
+def test_a_start_follows_the_mark(start: int) -> None:
+    mark = checkpoint.encode_mark(checkpoint.DurableMark(start, Checkpoint(), Checkpoint()))
+    data = mark + checkpoint.encode_start(start)
+    assert checkpoint.decode_start(data.ljust(4096, b"\0")) == start
+    assert checkpoint.decode_mark(data) == checkpoint.decode_mark(mark)
+    assert checkpoint.decode_start(data[:-1]) is None
+    assert checkpoint.decode_start(data[:-1] + bytes([data[-1] ^ 1])) is None
+
+
+def test_an_unknown_start() -> None:
+    mark = checkpoint.encode_mark(checkpoint.DurableMark(5, Checkpoint(), Checkpoint()))
+    assert checkpoint.decode_start(mark.ljust(4096, b"\0")) is None
+    assert checkpoint.decode_start(mark + checkpoint.encode_start(-1)) is None

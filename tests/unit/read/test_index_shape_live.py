@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from logquarry.read.index import _last_nonzero_word
+from logquarry.read.index_file import _last_nonzero_word
 
 _WRITER = """
 import mmap, sys

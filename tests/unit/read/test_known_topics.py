@@ -17,6 +17,7 @@ from logquarry.read.known_topics import warn_of_unknown_topics
 from logquarry.spark.options import parse_read_options
 from logquarry.spark.stream.planner import Limits, StreamPlanner
 from logquarry.spark.tasks import plan_tasks
+from tests.helpers.small_store import opened
 from tests.helpers.store_maker import StoreMaker
 
 
@@ -119,7 +120,7 @@ def test_a_stream_still_waits_for_a_topic(tmp_path: Path) -> None:
 
 
 def test_a_writer_knows_a_topic_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with lq.MessageStore.open(tmp_path / "store", mode="rw") as store:
+    with opened(tmp_path / "store") as store:
         store.put(lq.Message("fresh", b"body"))
         assert len([*store.scan("fresh")]) == 1
         assert caplog.messages == []

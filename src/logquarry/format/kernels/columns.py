@@ -177,8 +177,8 @@ def gather(
     factors: Array,
     out64: Array,
 ) -> None:
-    """Fixed fields of each frame: 32-bit ones into ``out32`` (fields, n), 64-bit ones times their
-    factor into ``out64``.
+    """Copy fixed fields of each frame: 32-bit fields to ``out32`` (fields, n), and 64-bit fields,
+    each multiplied by its factor, to ``out64``.
 
     One call reads all fields, so that each frame's head is fetched from memory only once.
     """

@@ -45,7 +45,7 @@ def index_keys(
 
     ``starts`` and ``lengths`` int32 (4, n) are the results of :func:`parse_properties`;
     ``prefixes`` int64 the hash of each frame's ``topic#``; ``tag_prefixes`` that of ``topic#T#``,
-    empty if tags are no keys. ``hashes`` and ``numbers`` int64 get the hash of each key (with its
+    empty if tags are not keys. ``hashes`` and ``numbers`` int64 get the hash of each key (with its
     sign if ``raw``) and the number of its frame; returns the number of keys.
     """
     used = 0
@@ -201,7 +201,7 @@ def put_index_keys(
         # 3.x stored hashes with their sign.
         slot = slots_at + np.int64(np.uint32(abs(hashes[i])) % slots) * _SLOT_SIZE
         previous = np.int64(load_i32(slot))
-        # A slot that holds no earlier entry's number counts as empty.
+        # A slot counts as empty unless it holds the number of an earlier entry.
         if previous <= 0 or previous > number + i:
             previous = np.int64(0)
         if previous == 0:

@@ -1,9 +1,9 @@
 """The walk of the dispatcher: each frame is checked and read while it is in the cache.
 
 The twin of the walk and of :mod:`logquarry.log.follow` in one pass. It counts the frames that only
-the reference can decode (text that is not UTF-8, a DELAY that is no plain number), and leaves them
-to the reference. For RocketMQ's recovery it stops at a sound frame that Java may not accept as a
-message.
+the reference can decode (text that is not UTF-8, a DELAY that is not a plain number), and leaves
+them to the reference. For RocketMQ's recovery it stops at a sound frame that Java may not accept as
+a message.
 """
 
 from __future__ import annotations

@@ -137,8 +137,8 @@ def _least(a: int, b: int) -> int:
     return a if a < b else b
 
 
-# It keeps the GIL: it takes a few microseconds, and getting the GIL back from another thread may
-# take as many milliseconds.
+# This kernel keeps the GIL. The kernel takes a few microseconds, but if it released the GIL, it
+# might wait a few milliseconds for another thread to give the GIL back.
 @njit(cache=True, error_model="numpy")
 def get_frames(
     units: int,

@@ -164,7 +164,7 @@ def unwrap_frames(
             copy_bytes(start, at, head)
             copy_bytes(start + head, source, own)
             copy_short(start + head + own, at + topic_start, topic_size)
-            # In the item too, the properties follow directly after their length.
+            # One copy: as in a frame, the length of the properties is followed by the properties.
             copy_short(start + head + own + topic_size, source + own, _LENGTH_SIZE + props_length)
             store_i32(start + _AT_SIZE, whole)
             store_i32(start + AT_CRC, np.int32(crc32(crc_function, start + head, own) & _CRC_MASK))

@@ -268,7 +268,7 @@ def tags_codes(
 # Making property strings of many messages, and finding those that the store acts on.
 
 _KEYS, _TAGS, _WAIT, _OTHERS = range(4)
-"""The reference encodes messages with one of the others."""
+"""Kinds of property names. The reference encodes each message with a property of _OTHERS."""
 _BUILT_NAMES = (
     properties.KEYS,
     properties.TAGS,
@@ -344,7 +344,7 @@ def property_strings(
             )
             if name >= _OTHERS or (name == _WAIT and not _is_true(value_at, value_length)):
                 odd[i] = 1
-            # A value of a column replaces the one in the map, at the map's position.
+            # A column KEYS or TAGS replaces the value in the map, in the map's order.
             elif name == _KEYS and keys >= 0:
                 value_at, value_length = keys_at[i], keys
                 keys = -1

@@ -215,8 +215,8 @@ class SlaveAcknowledged(NamedTuple):
     Attributes:
         offset: the slave has all bytes before it.
         since: physical offset at which sending began. The master did not send the bytes before it
-            over this connection, so it does not know whether the slave has them, or has others.
-            Release no put for them.
+            over this connection, so the slave may have other bytes in their place. Release no put
+            for them.
     """
 
     offset: int

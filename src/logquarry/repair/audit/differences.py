@@ -23,7 +23,7 @@ from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import NAME_DIGITS
 from logquarry.log.walk import DamagedSpan, ExpiredSpan
-from logquarry.read.log_end import Span
+from logquarry.read.indexed import Span
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units
 
@@ -259,16 +259,21 @@ class FileDifference:
         return Difference(kind, self.file.path, offset, reason)
 
 
-def file_differences(files: Sequence[StoreFile], size: int) -> Iterator[FileDifference]:
+def file_differences(
+    files: Sequence[StoreFile], size: int, *, lacks_first: bool = False
+) -> Iterator[FileDifference]:
     """The files that have a wrong size or place, in their order.
 
     Args:
         files: a sequence, ordered by offset.
         size: bytes that each file should have.
+        lacks_first: whether the first file stands for missing files (``StoreLayout.lost_head``).
     """
+    lost = files[0] if lacks_first else None
     before: StoreFile | None = None
     for file in files:
-        if file.size != size:
+        # The missing files at the log's start count as one empty file.
+        if file.size != size and (file.size or file is not lost):
             is_empty_last = not file.size and file is files[-1]
             fault = FileFault.EMPTY_LAST if is_empty_last else FileFault.SIZE
             yield FileDifference(fault, file, before, size)

@@ -24,7 +24,8 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import INDEX
 from logquarry.log.walk import Run
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.index import Index, IndexFile
+from logquarry.read.index import Index
+from logquarry.read.index_file import IndexFile
 from logquarry.repair.audit.differences import (
     Bools,
     Difference,

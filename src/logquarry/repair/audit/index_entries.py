@@ -25,7 +25,7 @@ from logquarry.log.follow import index_keys
 from logquarry.log.layout import StoreLayout
 from logquarry.log.places import runs_at
 from logquarry.log.walk import Run
-from logquarry.read.index import IndexFile
+from logquarry.read.index_file import IndexFile
 from logquarry.repair.audit.differences import (
     Bools,
     EntryGroup,

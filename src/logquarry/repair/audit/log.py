@@ -135,6 +135,7 @@ class LogAudit:
         end: physical offset of the log's end.
         damage: damage within the log.
         last_timestamp: store time of the last message, 0 without one.
+        latest_timestamp: the latest of these times, should a clock have been set back.
         count: number of sound messages.
         words: how the end was found, in words.
     """
@@ -151,6 +152,7 @@ class LogAudit:
         self.end = self.start
         self.damage: list[DamagedSpan] = []
         self.last_timestamp = 0
+        self.latest_timestamp = 0
         self.count = 0
         self.words: list[str] = []
         self._layout = layout
@@ -209,6 +211,7 @@ class LogAudit:
             else:
                 # Not the latest time: a clock set back would make later frames stale.
                 self.last_timestamp = self._times(event)[1]
+                self.latest_timestamp = max(self.latest_timestamp, self.last_timestamp)
                 self.count += len(event.rows) if isinstance(event, Run) else event.count
                 yield event
             self.end = event.end
@@ -313,7 +316,10 @@ class LogAudit:
 
 
 def _lost_file(blank: BlankSpan) -> DamagedSpan:
-    reason = "a blank replaces a lost file of the log"
+    reason = (
+        "the file has a blank and no message: the blank replaces a lost file, or RocketMQ 3 wrote "
+        "it for a message larger than a file"
+    )
     return DamagedSpan(blank.offset, blank.length, MISSING_FILE, reason, blank.path)
 
 

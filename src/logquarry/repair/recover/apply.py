@@ -128,7 +128,11 @@ class _Work:
         if self._durable is not None:
             self._durable.close()
         path = self._root / DURABLE
-        self._durable = DurableFile(self._disk, path, offset, checkpoint.times)
+        has_log = self._plan.log_start < self._plan.log_end
+        self._durable = DurableFile(
+            *(self._disk, path, offset, checkpoint.times),
+            log_start=self._plan.log_start if has_log else -1,
+        )
         checkpoint.before_write = self._durable.expect
 
     def _mend(self, checkpoint: CheckpointFile, durable_until: int) -> None:

@@ -26,6 +26,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import java, queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.filesystem import whole_file
+from logquarry.log.readable import first_unreadable
 from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, SIDECAR
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import UNIT_DTYPE, Units
@@ -210,9 +211,16 @@ class WrittenFiles:
 def _mapped(path: Path) -> memoryview:
     try:
         view = whole_file(path)
-        return view.window(0, view.size)
+        data = view.window(0, view.size)
     except OSError as error:
         raise StoreUnavailable(f"{path}: cannot be read: {error.strerror}") from error
+    fault = first_unreadable(view.unreadable, 0, view.size)
+    if fault is not None:
+        raise JavaRefusal(
+            f"{path}: {fault.words}: RocketMQ would end here; a recovery with `--mode safe` makes "
+            "the file again"
+        )
+    return data
 
 
 # -------------------------------------------------------------------------------------- the queues

@@ -1,8 +1,8 @@
 """Finds the messages that a recovery would lose, and whether the user must accept the loss.
 
-A message is lost if a queue, the durable offset or the checkpoint knows it, and the recovered log
-does not have it. Entries of messages before the log's first offset are expired, not lost. Damage
-that an earlier recovery recorded was accepted then.
+A message is lost if a queue, the index, the durable offset or the checkpoint knows it, and the
+recovered log does not have it. Entries of messages before the log's first offset are expired, not
+lost. Damage that an earlier recovery recorded was accepted then.
 
 A crash normally loses messages, and it is no fault unless a message was on the disk already. The
 following show that a message was on the disk, and thus vouch for it:
@@ -28,12 +28,13 @@ import numpy.typing as npt
 
 from logquarry import text
 from logquarry.errors import StoreUnavailable
+from logquarry.format import java
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import COMMIT_LOG
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
 from logquarry.read.batch_queue import all_queues, frames_in
-from logquarry.read.log_end import LARGEST_MESSAGE, known_damage
+from logquarry.read.indexed import LARGEST_MESSAGE, indexed_frames
+from logquarry.read.log_end import known_damage
 from logquarry.read.queue import Queue, Units, has_message
 
 _SMALL_BYTES: Final = 64 << 10
@@ -44,6 +45,8 @@ _LARGE_SHARE: Final = 100
 """A larger loss may be a hundredth of the log, and at most 64 MiB."""
 _MOST_COUNTED: Final = 20_000_000
 """Lost entries that are compared, so that a message in several queues counts once."""
+_MOST_NAMED: Final = 2
+"""Missing parts of the log that a reason names."""
 _LEAST_APART: Final = 2
 """Fewest entries with messages far behind the log that count as a loss: one may be rot."""
 
@@ -174,6 +177,10 @@ class _Search:
         self._end = max(end, self._log.start)
         known = known_damage(layout)
         self._damage = [span for span in damage if span.offset not in known]
+        self._start = self._log.start
+        if layout.lost_head is not None and layout.lost_head.start < self._start:
+            self._start = layout.lost_head.start
+            self._damage.insert(0, missing_span(layout, *layout.lost_head))
         self._last_timestamp = last_timestamp
         self._durable = layout.durable_end
         self._is_closed = not layout.has_abort
@@ -205,7 +212,7 @@ class _Search:
             messages=count,
             bytes=size,
             known_bytes=known,
-            reason=self._reason(lost, is_missing=is_missing),
+            reason=self._reason(lost, missing if is_missing else None),
             needs_consent=is_missing or not (is_one or _is_small(certain, known)),
         )
 
@@ -230,6 +237,8 @@ class _Search:
         found: list[_Frames] = [np.empty((0, 3), np.int64)]
         for queue in all_queues(self._layout):
             found += self._lost_of(queue, lowest)
+        # After the queues, which have the sizes.
+        found.append(self._lost_of_index(lowest))
         frames = np.concatenate(found)
         if len(frames) > _MOST_COUNTED:
             return frames
@@ -253,6 +262,14 @@ class _Search:
             if len(frames):
                 after = int(frames[0, 0])
 
+    def _lost_of_index(self, lowest: int) -> _Frames:
+        # RocketMQ keeps the index of an empty log, so that index shows no loss.
+        has_log = bool(self._log.files)
+        least = lowest if has_log else java.LONG_MAX
+        places, sizes = indexed_frames(self._layout, least, self._damage)
+        frames = np.stack([places, sizes, np.ones(len(places), np.int64)], axis=1)
+        return frames[self._lacks(frames)]
+
     def _lacks(self, frames: _Frames) -> npt.NDArray[np.bool_]:
         """Which messages the recovered log does not have."""
         starts, ends = frames[:, 0], frames[:, 0] + frames[:, 1]
@@ -262,7 +279,7 @@ class _Search:
         if self._durable is not None and self._is_closed:
             # An earlier recovery cut the log there; the entries after it are stale.
             lacking &= starts < self._durable
-        return lacking & (starts >= self._log.start)
+        return lacking & (starts >= self._start)
 
     # ------------------------------------------------------------------------------- which count
     def _is_vouched(self, lost: _Frames) -> npt.NDArray[np.bool_]:
@@ -295,11 +312,13 @@ class _Search:
             return missing
         return missing & (lost[:, 0] < self._log.end + self._log.file_size)
 
-    def _reason(self, lost: _Frames, *, is_missing: bool) -> str:
+    def _reason(self, lost: _Frames, missing: _Frames | None) -> str:
         if not self._log.files:
             return f"the log has no files, but the queues point to them: {_IS_MOUNTED}"
-        if is_missing:
-            return f"files of the log are missing in {COMMIT_LOG}/: {_IS_MOUNTED}"
+        if missing is not None:
+            found = list(self._missing_parts(missing))
+            more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+            return "; ".join(found[:_MOST_NAMED]) + more
         within = int(np.count_nonzero(lost[:, 0] < self._end))
         if len(lost) and within == len(lost):
             return f"the log is damaged from {int(lost[0, 0])} on"
@@ -307,6 +326,28 @@ class _Search:
         if within:
             words += f", and {text.plural(within, 'message')} before that are damaged"
         return words
+
+    def _missing_parts(self, missing: _Frames) -> Iterator[str]:
+        """The parts of the log that have no file, or a file without a message."""
+        path_at = self._layout.log_file
+        for span in self._damage:
+            file = self._log.at(span.offset)
+            if span.kind != MISSING_FILE:
+                continue
+            if file is not None and file.size:
+                yield f"{file.path} has a blank and no message"
+            else:
+                where = f"{span.offset} to {span.offset + span.length}"
+                yield f"the log has no file for {where}: {path_at(span.offset)} is missing"
+        after = missing[missing[:, 0] >= self._end]
+        reached = max(self._durable or 0, int((after[:, 0] + after[:, 1]).max(initial=0)))
+        if reached > self._log.end:
+            first, last = path_at(self._log.end), path_at(reached - 1)
+            files = f"{first} is" if first == last else f"{first} to {last} are"
+            had = f"the log had messages up to {reached}, and its last file ends at {self._log.end}"
+            yield f"{had}: {files} missing"
+        elif reached > self._end:
+            yield f"the log had messages up to {reached}, and ends at {self._end} now"
 
 
 def missing_files(layout: StoreLayout, end: int) -> Iterator[DamagedSpan]:
@@ -317,11 +358,16 @@ def missing_files(layout: StoreLayout, end: int) -> Iterator[DamagedSpan]:
         end: physical offset of the log's end.
     """
     for file, following in pairwise(layout.commit_log.files):
-        start = file.base + layout.commit_log.file_size
+        start = file.base + (layout.commit_log.file_size if file.size else 0)
         if start < following.base < end:
-            reason = "there is no file for this part of the log"
-            path = layout.filesystem.full_path(layout.log_file(start))
-            yield DamagedSpan(start, following.base - start, MISSING_FILE, reason, path)
+            yield missing_span(layout, start, following.base)
+
+
+def missing_span(layout: StoreLayout, start: int, stop: int) -> DamagedSpan:
+    """A part of the log without a file."""
+    path = layout.filesystem.full_path(layout.log_file(start))
+    reason = "there is no file for this part of the log"
+    return DamagedSpan(start, stop - start, MISSING_FILE, reason, path)
 
 
 _IS_MOUNTED: Final = "a disk may not be mounted"

@@ -166,6 +166,8 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     names = layout.by_content().log_names
     if not names.are_right:
         raise NeedsRecovery(str(names.error(layout.filesystem)))
+    if layout.lost_head is not None:
+        raise NeedsRecovery(str(layout.lost_head))
     files = OpenFiles(layout)
     queues = all_queues(layout, files, with_stale=True)
     queued = max((queue.last_physical_end or 0 for queue in queues), default=0)

@@ -51,7 +51,7 @@ class StepKind(Enum):
     BUILD_INDEX = "build_index"
     """Put the missing keys into the index."""
     WRITE_CHECKPOINT = "write_checkpoint"
-    """Write a checkpoint in place of one that cannot be read."""
+    """Write a checkpoint in place of one that cannot be read, or that covers lost messages."""
     NOTE_DAMAGE = "note_damage"
     """Record the damage of the log, so that readers skip it."""
     REMOVE = "remove"

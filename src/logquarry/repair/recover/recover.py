@@ -176,6 +176,9 @@ def _planned(
                 layout.filesystem.read(name)
             except UnreadableFile as error:
                 steps.append(Step(StepKind.SET_ASIDE, name, None, None, str(error)))
+    if layout.lost_head is not None:
+        reason = f"{layout.lost_head}"
+        steps.append(Step(StepKind.NOTE_DAMAGE, DURABLE, plan.log_start, None, reason))
     known = known_damage(layout)
     news = [span for span in plan.damage if span.offset not in known]
     if news:

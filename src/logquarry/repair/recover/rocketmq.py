@@ -151,7 +151,8 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
         file.flush()
         if result.plan.has_log:
             note_end(disk, root, end, result.plan.damage)
-            DurableFile(disk, root / DURABLE, end, file.times).close()
+            start = result.plan.log_start
+            DurableFile(disk, root / DURABLE, end, file.times, log_start=start).close()
     finally:
         file.close()
     return dataclasses.replace(result.plan, loss=plan.loss)

@@ -23,11 +23,12 @@ from logquarry.log.log_place import LogFolders
 from logquarry.log.queue_forms import queue_form
 from logquarry.log.readable import rereads
 from logquarry.log.splits import STRETCH_BYTES
-from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, INDEX
+from logquarry.log.store_files import BATCH_QUEUE, CHECKPOINT, CONSUME_QUEUE, INDEX
 from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.lost_tail import lost_tail
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import RocksQueue
 from logquarry.repair.audit.differences import (
@@ -115,7 +116,7 @@ def plan_safe(
             a link has the name of a file, or if the settings have the sizes of another store.
     """
     check_entries(root, config)
-    layout = StoreLayout.open(root, config).by_content()
+    layout = StoreLayout.open(root, config).by_content(shows_lost_head=False)
     return _Planner(layout, config).plan(progress, stretch_bytes)
 
 
@@ -180,6 +181,10 @@ class _Planner:
         self._plan_queues(queues)
         plans = self._plan_transactions(transactions)
         index = self._plan_index(log, checkpoint or Checkpoint(), audits.has_keys)
+        tail = lost_tail(layout, log.latest_timestamp)
+        if tail is not None:
+            self._words.append(tail)
+            self._step(StepKind.WRITE_CHECKPOINT, CHECKPOINT, None, None, "it covers lost messages")
         starts = [queue.resume_at for queue in queues if queue.resume_at is not None]
         if index is not None:
             starts.append(max(log.start, index.built_from))

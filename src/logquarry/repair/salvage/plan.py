@@ -22,13 +22,16 @@ from logquarry.format.delay import parse_levels
 from logquarry.format.frame import BLANK
 from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns
+from logquarry.log.durable import unproved_start
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
+from logquarry.log.store_files import CHECKPOINT
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_end import last_entries
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.lost_tail import lost_tail
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.queue_offsets import QueueNotes, QueueStory, Range
@@ -113,6 +116,7 @@ class SalvagePlan:
         ends: number of transaction ends whose half message is lost.
         wrong_crcs: physical offsets of saved frames whose property CRC is wrong.
         has_heads: whether the old log is a DLedger log.
+        unproved_start: why messages before the log's start may be lost too, in words.
     """
 
     store: str
@@ -130,6 +134,7 @@ class SalvagePlan:
     ends: int = 0
     wrong_crcs: list[int] = field(default_factory=list)
     has_heads: bool = False
+    unproved_start: str | None = None
 
     @property
     def messages(self) -> int:
@@ -212,6 +217,7 @@ class _Planner:
         self._plan = SalvagePlan(layout.root, self._config, [])
         self._plan.stale.included = include_stale
         self._plan.has_heads = self._log.has_heads
+        self._plan.unproved_start = unproved_start(layout.filesystem, self._log.files)
 
     def plan(self) -> SalvagePlan:
         plan = self._plan
@@ -236,6 +242,10 @@ class _Planner:
             )
             self._known_end = max(self._known_end, vouched)
         plan.lost = lost_spans(self._layout, log.damage, log.end, self._known_end)
+        tail = lost_tail(self._layout, log.latest_timestamp)
+        if tail is not None and self._known_end <= log.end:
+            # No offset shows how many bytes are lost.
+            plan.lost.append(LostSpan("checkpoint_ahead", CHECKPOINT, log.end, 0, tail))
         fill_messages(self._layout, plan.lost, self._framed)
         self._finish()
         return plan

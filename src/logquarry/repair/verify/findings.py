@@ -215,7 +215,10 @@ KINDS: Final[Mapping[str, Kind]] = {
         "note", "the checkpoint is all zeros", Action.NOTHING, "nothing: the next writer fills it"
     ),
     "checkpoint_ahead": Kind(
-        "note", "the checkpoint is later than the last message", Action.NOTHING
+        "damage",
+        "the checkpoint covers messages after the last one of the log",
+        Action.RECOVER,
+        "put the last files of the log back from a backup, else `recover`",
     ),
     "checkpoint_short": Kind("damage", "the checkpoint file is too short", Action.RECOVER),
     "abort_file": Kind(
@@ -223,6 +226,12 @@ KINDS: Final[Mapping[str, Kind]] = {
         "the file abort exists: the store had no clean shutdown",
         Action.RECOVER,
         "`recover`, if no broker has the store open",
+    ),
+    "log_start": Kind(
+        "note",
+        "the log does not start at 0, and no record shows that retention deleted its first files",
+        Action.NOTHING,
+        "nothing, if retention deleted files; else put them back from a backup",
     ),
     "live": Kind(
         "note", "a process has the store open", Action.NOTHING, "stop the process before a repair"

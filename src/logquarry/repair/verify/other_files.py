@@ -39,6 +39,7 @@ from logquarry.log.store_files import (
 )
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
+from logquarry.read.lost_tail import lost_tail
 from logquarry.repair.verify.findings import VerifyReport
 
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
@@ -48,7 +49,7 @@ _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
 def check_checkpoint(
-    layout: StoreLayout, report: VerifyReport, *, messages: int, last_time: int
+    layout: StoreLayout, report: VerifyReport, *, messages: int, last_time: int, is_live: bool
 ) -> None:
     """Compare the checkpoint with the log: its number of messages, and the last store time."""
     try:
@@ -64,9 +65,14 @@ def check_checkpoint(
         if messages:
             reason = "all zeros: RocketMQ treats no message as flushed"
             report.add("checkpoint_zero", CHECKPOINT, 0, reason)
-    elif messages and max(found) > last_time:
+    elif max(found) > last_time:
+        lost = None if is_live else lost_tail(layout, last_time)
         reason = f"its time is {max(found)}, but the last message was stored at {last_time}"
-        report.add("checkpoint_ahead", CHECKPOINT, 0, reason)
+        # A power cut loses messages that were dispatched, but not synced.
+        is_crash = layout.has_abort and found.physic_timestamp <= last_time
+        if lost is not None or messages:
+            is_explained = lost is None or is_crash
+            report.add("checkpoint_ahead", CHECKPOINT, 0, lost or reason, is_explained=is_explained)
 
 
 def check_config(layout: StoreLayout, report: VerifyReport) -> None:

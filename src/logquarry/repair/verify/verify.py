@@ -11,13 +11,22 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.log.durable import unproved_start
 from logquarry.log.follow import Followed, Follower, dispatch_requests
 from logquarry.log.layout import StoreLayout
 from logquarry.log.places import guided
 from logquarry.log.readable import UNREADABLE, rereads
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.store_files import ABORT, LOCK
-from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
+from logquarry.log.walk import (
+    MISSING_FILE,
+    BlankSpan,
+    DamagedSpan,
+    ExpiredSpan,
+    LogEnd,
+    LogReader,
+    Run,
+)
 from logquarry.read.compaction import compaction_faults
 from logquarry.read.log_end import known_damage, log_bound
 from logquarry.read.lost_messages import LostMessages, lost_messages
@@ -56,8 +65,10 @@ _COMES_AND_GOES: Final = frozenset(
 )
 """Findings that are notes beside a live writer, which appends to the log first."""
 
-_CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead"})
+_CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahead"})
 """Findings that are notes after RocketMQ's recovery, which cuts queues and index in memory only."""
+_OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MISSING_FILE})
+"""Findings beside which messages may be lost that queues or index know."""
 _Facts = AuditedRun[FrameFacts]
 
 
@@ -129,7 +140,13 @@ class _Verification:
         self.report.add_all(self.index.finish(end, lost, self.last_keyed))
         if self.layout.has_state_table and not self.live:
             check_transactions(self.layout, end, self.report)
-        check_checkpoint(self.layout, self.report, messages=self.messages, last_time=self.last_time)
+        check_checkpoint(
+            self.layout,
+            self.report,
+            messages=self.messages,
+            last_time=self.last_time,
+            is_live=self.live,
+        )
         check_config(self.layout, self.report)
         if not self.live:
             for fault in timer_faults(self.layout):
@@ -171,7 +188,7 @@ class _Verification:
 
     def _lost(self, end: int) -> dict[str, int]:
         """Count the messages that the queues know and the log has lost."""
-        has_lost = not self.live and self.report.by_kind.keys() & {"queue_in_damage", "queue_ahead"}
+        has_lost = not self.live and self.report.by_kind.keys() & _OF_LOST
         lost = lost_messages(self.layout, self.damage, end) if has_lost else LostMessages(0, 0)
         return {"lost_messages": lost.messages, "lost_bytes": lost.bytes}
 
@@ -229,6 +246,9 @@ class _Verification:
 
     def _log_files(self) -> None:
         log, names = self.layout.commit_log, self.layout.log_names
+        unproved = unproved_start(self.layout.filesystem, log.files)
+        if unproved is not None:
+            self.report.add("log_start", log.files[0].path, log.start, unproved)
         for one in names.renames:
             reason = f"{one.reason}; `logquarry recover` renames it"
             self.report.add("misnamed_file", one.path, one.base, reason)
@@ -237,7 +257,8 @@ class _Verification:
             self.report.add("misnamed_file", path, 0, reason)
         for path, reason in names.doubts:
             self.report.add("misnamed_file", path, 0, reason)
-        for found in file_differences(log.files, log.file_size):
+        lacks_first = self.layout.lost_head is not None
+        for found in file_differences(log.files, log.file_size, lacks_first=lacks_first):
             # The walk over the log reports missing files.
             if found.fault in (FileFault.SIZE, FileFault.EMPTY_LAST):
                 self.report.add_all([found.size_difference(found.file.base)])

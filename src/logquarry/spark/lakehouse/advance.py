@@ -231,7 +231,10 @@ class Advance:
                 self._commit([], [], marks)
 
     def _can_decode(self, tasks: Sequence[ReadTask]) -> bool:
-        """Make the decoder if needed; return False while there is no message to infer it from."""
+        """Make the decoder if needed; return False if its schema cannot be inferred yet.
+
+        To infer the schema of bodies, the stores must have a message.
+        """
         if self._target.decode is not None and self._decoder is None:
             self._decoder = decoder_for(self._target.decode, None, tasks)
         return self._target.decode is None or self._decoder is not None

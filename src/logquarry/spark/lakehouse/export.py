@@ -109,7 +109,7 @@ class TableExport:
 
         Raises:
             UsageError: if the destination holds other files, or overlaps with a store.
-            StoreNotFound: if a path is no store.
+            StoreNotFound: if a path is not a store.
         """
         read, table = self.target.read, self.target.table
         locations = find_stores(read.paths, read.storage_options)
@@ -206,7 +206,7 @@ def export_delta(
     Raises:
         CorruptFrame: on damage, depending on the options; the table keeps its last commit.
         UsageError: if an option is invalid, or differs from the table's first export.
-        StoreNotFound: if a path is no store.
+        StoreNotFound: if a path is not a store.
         StoreUnavailable: if another export is running in ``dest``.
     """
     export = delta_export(

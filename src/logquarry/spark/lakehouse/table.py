@@ -244,7 +244,7 @@ def missing_extra(name: str) -> UsageError:
 
 
 def text_bound(value: Any) -> str | None:
-    """Return a bound of a text column as text; None if it is no valid text."""
+    """Return a bound of a text column as text; None if it is not valid text."""
     try:
         return bytes(value).decode("utf-8") if isinstance(value, bytes | bytearray) else None
     except UnicodeDecodeError:

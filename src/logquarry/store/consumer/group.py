@@ -10,7 +10,9 @@ from logquarry.read.log_queues import QueueKey
 
 
 def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]:
-    """The queues of one member: neighbours. Members differ by at most one queue.
+    """The queues of one member: a range of ``queue_ids``.
+
+    The ranges of two members differ by at most one queue in length.
 
     Args:
         queue_ids: the queues of a topic, sorted.

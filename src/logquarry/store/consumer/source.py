@@ -25,7 +25,8 @@ from logquarry.stored_message import StoredMessage
 _SHORTEST_PAUSE: Final = 0.001
 _LONGEST_PAUSE: Final = 0.2
 _PAUSE_PER_LOOK: Final = 300.0
-"""The pause after a poll is at least this many times the poll: 0.3 % of a processor."""
+"""The pause after a poll is at least this many times as long as the poll, so that polls take at
+most 0.3 % of a processor."""
 
 
 class Arrivals(ABC):

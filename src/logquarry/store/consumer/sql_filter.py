@@ -4,8 +4,8 @@ Values are true, false and unknown (None, if a property is missing); a message m
 filter is true. The rules are those of ``org.apache.rocketmq.filter`` 4.9.3, and values compare as
 Java's types do (``ComparisonExpression``): a property is text, and a constant is an ``Integer``,
 ``Long``, ``Double``, ``String`` or ``Boolean``. Text beside a number is parsed as that number's
-type. ``'4.5'`` beside ``3`` is no ``Integer``: then the message does not match, regardless of the
-rest of the filter. :mod:`logquarry.store.consumer.sql_parser` parses filters.
+type. ``'4.5'`` beside ``3`` is not an ``Integer``: then the message does not match, regardless of
+the rest of the filter. :mod:`logquarry.store.consumer.sql_parser` parses filters.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def as_double(text: str) -> float:
     """``Double.valueOf(text)``.
 
     Raises:
-        CannotCompare: if the text is no number.
+        CannotCompare: if the text is not a number.
     """
     plain = text.strip(_BLANKS)
     if _DOUBLE.fullmatch(plain):

@@ -130,8 +130,8 @@ def sent_back(
     properties[props.DELAY] = str(level)
     if not properties.get(props.ORIGIN_MESSAGE_ID, "").strip():
         properties[props.ORIGIN_MESSAGE_ID] = message.message_id
-    # Encode here: the order of Java's map depends on the order of its insertions, here that of the
-    # parser.
+    # Encode here: the order of Java's map depends on the order of the insertions, and Java inserts
+    # the properties in the order in which it parsed them.
     order = java.hash_map_order(properties)
     return Message(
         topic,

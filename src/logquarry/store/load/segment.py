@@ -57,7 +57,7 @@ class Segment:
     queues: tuple[tuple[str, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The metadata as a JSON document, without the queues, which the file names itself."""
+        """The metadata as a JSON document, without the queues: the segment's file has them."""
         return document(self, ("name", "size", "rows", "bytes", "crc"))
 
     @classmethod

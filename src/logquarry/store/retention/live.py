@@ -54,6 +54,7 @@ class LiveRetention:
         queues: its queues.
         index: its index, None if it has none.
         transactions: its 3.x state table and redo log, None if it has none.
+        begin_at: records where the log starts, before files are deleted.
         dispatched: gives the offset up to which the log is dispatched.
         clock: gives the time in milliseconds.
 
@@ -72,6 +73,7 @@ class LiveRetention:
         queues: QueueTable,
         index: IndexKeeper | None,
         transactions: StateTableKeeper | None,
+        begin_at: Callable[[int], None],
         dispatched: Callable[[], int],
         clock: Clock,
     ) -> None:
@@ -82,6 +84,7 @@ class LiveRetention:
         self._queues = queues
         self._index = index
         self._transactions = transactions
+        self._begin_at = begin_at
         self._dispatched = dispatched
         self._clock = clock
         self._working = threading.Lock()
@@ -110,7 +113,7 @@ class LiveRetention:
         if intent is not None:
             # If the load is interrupted, finishing it reads the log from here on.
             safe_end = min(safe_end, intent.start)
-        # Read before the files are listed: a file that is released now is not held again.
+        # Read `held` before the files are listed: a file that has left `held` never returns to it.
         held = frozenset[str]() if self._index is None else self._index.held
         return plan_retention(
             self._layout(),
@@ -138,6 +141,8 @@ class LiveRetention:
             self._require_open()
             # Like RocketMQ, check queues and index only if the log's start has moved.
             plan = self.plan(rules, always_derived=self._log.min_offset != self._derived_at)
+            if plan.log:
+                self._begin_at(plan.new_min_offset)
             try:
                 for number, file in enumerate(plan.log):
                     if number and pause_s:
@@ -216,7 +221,7 @@ class RetentionService(Service):
         """The rules that apply now; None if there is nothing to delete."""
         config = self._config
         every = [self._use(folder) for folder in self._retention.log_folders]
-        # RocketMQ deletes for room only when all disks of the log are full.
+        # RocketMQ deletes files to free space only when all disks of the log are full.
         found = min((use for use in every if use), key=lambda use: use.ratio, default=None)
         return rules_due(
             now_ms=self._clock(),

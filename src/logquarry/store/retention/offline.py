@@ -14,9 +14,11 @@ from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.locks import StoreLock
+from logquarry.disk.page_file import record_start
 from logquarry.errors import CorruptFile, StoreUnavailable
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_store
+from logquarry.log.store_files import DURABLE
 from logquarry.read.fence import Action, refusal, require
 from logquarry.repair.recover.folder_check import check_entries
 from logquarry.store.load.ledger import Ledger
@@ -94,6 +96,8 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
         return "the store is open in another program: stop that program first"
     if layout.has_abort:
         return "the store was not shut down cleanly: recover it first"
+    if layout.lost_head is not None:
+        return f"{layout.lost_head}: recover the store first"
     try:
         intent = Ledger(LocalDisk(), root).intent()
     except CorruptFile as error:
@@ -112,7 +116,8 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
 # crash nothing needs a repair, and the next retention finishes the work. In the opposite order a
 # crash would leave messages in the log that no queue names.
 #
-# The log's end, the durable offset and the checkpoint do not change.
+# The log's end, the durable offset and the checkpoint do not change. The log's start is recorded
+# before the first deletion: a log that starts later has lost files.
 
 
 def apply_retention(
@@ -129,6 +134,8 @@ def apply_retention(
     Raises:
         StoreUnavailable: if the disk fails. The store is then consistent, with some files deleted.
     """
+    if plan.log:
+        record_start(disk, root / DURABLE, plan.new_min_offset)
     for done, file in enumerate(plan.files, 1):
         disk.remove(root / file.path)
         if progress is not None:

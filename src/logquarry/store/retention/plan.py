@@ -330,7 +330,10 @@ class _Planner:
         return time, None
 
     def _time_of(self, file: StoreFile) -> int | None:
-        """The time from which a file's age counts: of its last message, else of the next one."""
+        """The store time of a file's last message, from which the file's age counts.
+
+        If the file has no message, it is the store time of the next message of the log.
+        """
         time = last_time_in(self._layout, file)
         if time is None:
             time = first_time_from(self._layout, file.base + self._log.file_size, self._end)

@@ -110,7 +110,7 @@ def disk_use(path: Path) -> DiskUse | None:
 def least_used(paths: Iterable[Path]) -> DiskUse | None:
     """The use of the disk with the most free space among the disks of some paths; None if unknown.
 
-    RocketMQ deletes files for room only when all disks of the log are full
+    RocketMQ deletes files to free space only when all disks of the log are full
     (``CleanCommitLogService.isSpaceToDelete``).
     """
     found = [use for path in paths if (use := disk_use(path)) is not None]
@@ -202,7 +202,7 @@ def duration_ms(text: str) -> int:
     A bare number is hours, as in ``fileReservedTime``.
 
     Raises:
-        UsageError: if the text is no such duration.
+        UsageError: if the text is not such a duration.
     """
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)", text.strip().lower(), re.A)
     if match is None:
@@ -229,7 +229,7 @@ def delete_hours(when: str) -> frozenset[int]:
     """Parse ``deleteWhen``: an hour such as ``04``, or several separated by ``;``.
 
     Raises:
-        UsageError: if a part of the text is no hour of a day.
+        UsageError: if a part of the text is not an hour of a day.
     """
     hours = [part.strip() for part in when.split(";")]
     if not all(re.fullmatch("[0-9]{1,2}", hour) and int(hour) < _HOURS for hour in hours):

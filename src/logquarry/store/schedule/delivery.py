@@ -407,7 +407,7 @@ class DeliveryService(Service):
     """Delivers due messages, and saves the progress periodically.
 
     Args:
-        deliveries: deliver: those of delay levels, and of timer messages.
+        deliveries: the delivery by delay levels, and the delivery of timer messages.
         health: health of the store.
         clock: gives the time in milliseconds.
         save_interval_ms: how often to save the progress.

@@ -57,9 +57,9 @@ def due_message(frame: Frame) -> Message:
 # found there. The second file counts only together with the version of the first file that it was
 # written for; if another program has written the first file later, the position is unknown.
 #
-# Order: sync the log, write the second file (with the entry before, which stays valid until the
-# first file is written), write the first file. So the offsets never count a delivery that the log
-# may lose.
+# Order: sync the log, write the second file, write the first file. The second file also keeps its
+# previous entry, which is valid until the first file is written. So the offsets never count a
+# delivery that the log may lose.
 
 logger = logging.getLogger(__name__)
 

@@ -75,7 +75,7 @@ class TimerDelivery:
         disk: the store's disk.
         root: the store's folder.
         sync_log: syncs the log.
-        known: what ``timercheck`` says about deliveries.
+        known: the deliveries that ``timercheck`` shows.
         precision_ms: ``timerPrecisionMs``.
         file_size: bytes of a file of the timer log.
 
@@ -173,7 +173,7 @@ class TimerDelivery:
             if one is None:
                 continue
             if one.deletes is not None:
-                # The messages of its slot come after it.
+                # The heap has the messages of the same slot after it, so they still wait.
                 for target in list(self._timers.deleted_by(one)):
                     self._finish(waiting[target])
                 self._finish(one)
@@ -231,9 +231,9 @@ class TimerDelivery:
         )
 
     # --------------------------------------------------------------------------------- progress
-    # The file has the values of a check (see Known), the delivered messages that it does not count,
-    # and the log's end at that time. The log is synced first, so that the file never counts a
-    # delivery that the log may lose.
+    # The file has the values of a check (see Known), the delivered messages that this check does
+    # not count, and the log's end at that time. The log is synced first, so that the file never
+    # counts a delivery that the log may lose.
 
     def save(self) -> bool:
         """Save the progress durably; returns whether anything was written.
@@ -251,7 +251,8 @@ class TimerDelivery:
         waiting = timers.waiting.values()
         read_time = min((one.slot_time for one in waiting), default=_FOREVER)
         first = min(timers.waiting, default=timers.stop)
-        # The read time, or the first offset, counts the others.
+        # A message with an earlier slot counts as delivered by read_time, and a message before
+        # the first waiting one by its offset.
         timers.done = {
             offset: slot
             for offset, slot in timers.done.items()
@@ -290,7 +291,7 @@ class TimerDelivery:
         return self._root / SIDECAR / PROGRESS_FILE
 
     def _with_progress(self, known: Known, queue_end: int) -> Known:
-        """What is known about deliveries, with the saved progress."""
+        """``known``, extended by the saved progress."""
         try:
             saved: dict[str, Any] = json.loads(self._progress_path.read_bytes())
             position, first = int(saved["position"]), int(saved["first"])
@@ -310,5 +311,5 @@ class TimerDelivery:
 
 
 def _rank(one: Timer) -> tuple[int, bool, int]:
-    """The place in the heap: by slot; messages that delete others come first in it."""
+    """The key in the heap: by slot; in a slot, messages that delete others come first."""
     return one.slot_time, one.deletes is None, one.queue_offset

@@ -448,13 +448,14 @@ class TransactionChecks:
         return _Before(moved, self._committed(opened, sound) if opened else set())
 
     def _committed(self, opened: dict[int, _Identity], sound: set[int]) -> set[int]:
-        """The half messages among some (by physical offset) that a committed message names.
+        """The physical offsets among ``opened`` of half messages that a committed message ends.
 
         A committed message may be put again later: sent back by a consumer, delayed, or imported.
         Such a copy still has type COMMIT, but names offset 0 or an offset of another log. So its
         topic and UNIQ_KEY must match those of the half message too. A power cut can lose a half
-        message that was put back, and keep its committed message. That names a place not among
-        ``sound``, the readable half messages, and ends the original before it.
+        message that was put back, and keep its committed message. Such a committed message names
+        an offset that is not in ``sound``, the offsets of the readable half messages. It then ends
+        the original half message, which is earlier in the log.
         """
         from logquarry.log import columns
 

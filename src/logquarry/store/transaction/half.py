@@ -163,7 +163,7 @@ def op_message(queue_id: int, queue_offset: int, host: str, *, waits: bool) -> M
 
 
 def ended_halves(op: Frame) -> list[int]:
-    """Queue offsets of the half messages that an op names; empty if it is no such op."""
+    """Queue offsets of the half messages that an op names; empty if it is not such an op."""
     if props.decode_bytes(op.properties).get(props.TAGS) != OP_TAG:
         return []
     words = (java.digits(word.decode("latin-1")) for word in op.body.split(OP_SEPARATOR))

@@ -13,7 +13,7 @@ from logquarry.format import frame
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.diff.diff import compare_stores
 from logquarry.repair.diff.store_diff import StoreDiff
-from tests.helpers.small_store import NOW, config, opened
+from tests.helpers.small_store import NOW, config, forget_start, opened
 
 SIZE = 16_384
 
@@ -119,6 +119,7 @@ def test_a_slave_that_is_behind(pair: tuple[Path, Path], tmp_path: Path) -> None
 def test_a_slave_that_begins_later(pair: tuple[Path, Path]) -> None:
     a, b = pair
     (b / "commitlog" / f"{0:020d}").unlink()
+    forget_start(b)
     found = compared(a, b)
     assert found.verdict == "prefix" and found.start == SIZE
     assert any(note.startswith(f"b begins at {SIZE}") for note in found.notes)

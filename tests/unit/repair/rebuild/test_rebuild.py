@@ -21,7 +21,7 @@ from logquarry.repair.rebuild.swap import finish_into
 from logquarry.repair.verify import verify_store
 from logquarry.write.queue_writer import QueuePart, units_of
 from tests.helpers.failing_disk import ENOSPC, FaultyDisk, StoppedDisk
-from tests.helpers.small_store import NOW, bodies, config, facts, opened
+from tests.helpers.small_store import NOW, bodies, config, facts, forget_start, opened
 from tests.helpers.store_maker import StoreMaker
 
 ROOM = 10
@@ -208,6 +208,8 @@ def test_beside_a_writer(tmp_path: Path) -> None:
         for number in range(50):
             store.put(lq.Message("t", b"%d" % number, keys="k"))
         store.wait_dispatched()
+        # A timed flush would change times meanwhile.
+        store.flush()
         before = facts(root)
         report = rebuild(root, into=tmp_path / "new")
         assert facts(root) == before
@@ -229,6 +231,7 @@ def test_queues_without_a_message_go_on_where_they_ended(tmp_path: Path) -> None
         while store.max_offset < 3 * 16_384:
             store.put(lq.Message("busy", b"y" * 200, keys="k"))
     (root / "commitlog" / f"{0:020d}").unlink()
+    forget_start(root)
     old = folder_bytes(root, "consumequeue")
     report = rebuild(root, apply=True, index=False)
     assert report.queues is not None
@@ -341,7 +344,7 @@ def test_whoever_is_interrupted_begins_again(
     assert new["consumequeue"] != old["consumequeue"]
     real = shutil.rmtree
     finished = 0
-    for number in range(len(whole.order)):
+    for number in whole.stops:
         copy, disk = tmp_path / "copy", StoppedDisk(number)
         real(copy, ignore_errors=True)
         shutil.copytree(root, copy)

@@ -49,7 +49,7 @@ def tree(root: Path) -> frozenset[tuple[str, bytes | None]]:
 def comes_to(root: Path, tmp_path: Path, view: Callable[[Path], list[bytes]]) -> list[bytes]:
     """What a recovery leaves, and leaves as well if it was interrupted once, at any call.
 
-    Calls that sync change no file: two interrupts that leave the same files need one recovery.
+    Two interrupts that leave the same files need one recovery.
     """
     whole = StoppedDisk()
     shutil.copytree(root, tmp_path / "whole")
@@ -57,7 +57,7 @@ def comes_to(root: Path, tmp_path: Path, view: Callable[[Path], list[bytes]]) ->
     left = view(tmp_path / "whole")
     assert len(whole.order) > 30
     recovered: set[frozenset[tuple[str, bytes | None]]] = set()
-    for number in range(len(whole.order)):
+    for number in whole.stops:
         copy = tmp_path / "copy"
         shutil.copytree(root, copy)
         with pytest.raises(KeyboardInterrupt):

@@ -9,7 +9,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import UsageError
-from tests.helpers.small_store import bodies, config, facts, opened
+from tests.helpers.small_store import bodies, config, facts, forget_start, opened
 
 SIZE = 16_384
 COUNT = 120
@@ -160,10 +160,12 @@ def test_an_old_copy_of_an_expired_file_is_let_alone(tmp_path: Path) -> None:
     for name in names[:3]:
         (folder / name).rename(folder / f"{name}.bak")
     (folder / f"{names[2]}.bak").unlink()
+    forget_start(root)
     before = log_of(root)
     lq.recover(root, apply=True, config=config())
     assert not lq.recover(root, config=config()).is_needed
     assert log_of(root) == before
     (folder / names[3]).rename(folder / "3.bak")
+    forget_start(root)
     recovered(root)
     assert log_of(root) == before

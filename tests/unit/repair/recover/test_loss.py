@@ -17,7 +17,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.recover.plan import RecoveryMode
 from logquarry.repair.verify.verify import verify_store
-from tests.helpers.small_store import NOW, config, opened
+from tests.helpers.small_store import NOW, config, forget_start, opened
 
 COUNT = 200
 FILE = 16_384
@@ -255,9 +255,31 @@ def test_a_checkpoint_vouches_for_a_lost_tail(sound: Path, tmp_path: Path) -> No
 def test_expired_messages_are_not_lost(store: Path) -> None:
     for path in files(store)[:2]:
         path.unlink()
+    forget_start(store)
     (store / "abort").touch()
     plan = lq.recover(store, apply=True)
     assert plan.loss is None and plan.log_start == 2 * FILE
+
+
+@pytest.mark.parametrize("mode", ["safe", "rocketmq"])
+def test_lost_first_files_are_no_expired_ones(tmp_path: Path, mode: RecoveryMode) -> None:
+    root = tmp_path / "store"
+    with opened(root) as writer:
+        for number in range(COUNT):
+            writer.put(lq.Message("orders", b"%06d " % number * 30, keys="k"))
+    for path in files(root)[:2]:
+        path.unlink()
+    plan = lq.recover(root, mode=mode)
+    assert plan.loss is not None and plan.loss.bytes == 2 * FILE and plan.loss.needs_consent
+    assert "has no file for 0 to 32768" in plan.loss.reason
+    with pytest.raises(LossRefused):
+        lq.MessageStore.open(root, mode="rw")
+    done = lq.recover(root, mode=mode, apply=True, accept_loss=2 * FILE)
+    assert done.log_start == 2 * FILE
+    again = lq.recover(root, mode=mode)
+    assert again.loss is None and not again.is_needed
+    assert not verify_store(StoreLayout.open(root)).has_damage
+    lq.MessageStore.open(root, mode="rw").close()
 
 
 def test_a_queue_whose_messages_all_expired_is_kept(tmp_path: Path) -> None:
@@ -267,6 +289,7 @@ def test_a_queue_whose_messages_all_expired_is_kept(tmp_path: Path) -> None:
         for number in range(COUNT):
             writer.put(lq.Message("orders", b"%06d " % number * 30, keys="k"))
     files(root)[0].unlink()
+    forget_start(root)
     (root / "abort").touch()
     plan = lq.recover(root, apply=True)
     assert plan.loss is None

@@ -1,0 +1,120 @@
+"""The ports of a broker: its own, that of older clients, and that of the name server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from logquarry.broker.connection import Connection, Handler, Handshake, Request
+from logquarry.broker.core import Core
+from logquarry.broker.options import BrokerOptions, listen_error
+from logquarry.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+OLDER_CLIENTS: Final = 2
+"""How far the port of older clients is below the broker's (``MixAll.brokerVIPChannel``)."""
+_TRIES: Final = 20
+_BACKLOG: Final = 1_024
+
+
+class Port:
+    """One listening port.
+
+    Args:
+        core: the broker's parts.
+        handlers: what answers the requests at this port.
+        disconnected: called when a connection has ended.
+
+    Attributes:
+        port: its number; 0 if the broker does not listen there.
+        connections: the open connections.
+        handshakes: the TLS handshakes under way.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        handlers: Mapping[int, Handler],
+        disconnected: Callable[[Connection], None],
+    ) -> None:
+        self._core = core
+        self._disconnected = disconnected
+        self.handlers = handlers
+        self.connections: set[Connection] = set()
+        self.handshakes: set[Handshake] = set()
+        self._server: asyncio.Server | None = None
+        self.spawn = core.spawn
+        self.port = 0
+
+    async def listen(self, port: int, option: str) -> None:
+        """Listen at a port; 0: the system chooses.
+
+        Raises:
+            UsageError: if that is impossible; the text names the option of ``logquarry broker``.
+        """
+        options = self._core.options
+        try:
+            self._server = await self._core.loop.create_server(
+                lambda: Connection(self) if options.tls is None else Handshake(self, options.tls),
+                *(options.host, port),
+                backlog=_BACKLOG,
+            )
+        except OSError as error:
+            raise listen_error(error, options.host, port, option) from error
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    def stop_listening(self) -> None:
+        """Accept no further connections; the open ones stay."""
+        if self._server is not None:
+            self._server.close()
+
+    def opened(self, connection: Connection) -> None:
+        """See :class:`logquarry.broker.connection.Server`."""
+        self.connections.add(connection)
+        if len(self.connections) > self._core.options.max_connections:
+            logger.warning("%s: too many connections", connection.address)
+            connection.abort()
+
+    def closed(self, connection: Connection) -> None:
+        """See :class:`logquarry.broker.connection.Server`."""
+        self.connections.discard(connection)
+        self._core.clients.disconnected(connection)
+        self._disconnected(connection)
+
+    def admit(self, request: Request) -> None:
+        """See :class:`logquarry.broker.connection.Server`."""
+        self._core.counts.requests[request.command.code] += 1
+        acl = self._core.options.acl
+        if acl is not None:
+            request.account = acl.admit(request.command, request.fields)
+
+
+async def listen_at_both(broker: Port, older: Port, options: BrokerOptions) -> None:
+    """Listen at the broker's port, and two below it: there Java clients before 4.6 send.
+
+    If the system chooses the broker's port, both must be free. If you choose it, the broker logs
+    that the lower port is taken, and goes on: newer clients do not use it.
+
+    Raises:
+        UsageError: if the broker cannot listen at its port.
+    """
+    for left in reversed(range(_TRIES)):
+        await broker.listen(options.port, "--listen")
+        lower = broker.port - OLDER_CLIENTS
+        try:
+            if lower <= 0 or lower == options.name_port:
+                raise UsageError(f"port {lower} is not free")
+            await older.listen(lower, "--listen")
+        except UsageError as error:
+            if options.port == 0 and left:
+                broker.stop_listening()
+                continue
+            logger.warning(
+                "Java clients before RocketMQ 4.6 cannot send to this broker: they send to the "
+                "port two below its own. %s",
+                error,
+            )
+        return

@@ -1,0 +1,319 @@
+"""One index file: its header, its entries, and its shape (``IndexFile``).
+
+A query follows each chain at most once and only backwards, so that no damage makes it loop. A short
+file lacks the entries after its end. No bytes make a read raise.
+
+If the settings lack the shape of the index (slots and entries), :func:`infer_shape` finds it. The
+size of a file, ``40 + 4 x slots + 20 x entries``, does not determine both numbers. The contents
+determine them: the last nonzero byte belongs to the last entry, whose number is in the header, and
+every entry must be in the chain of its slot, whose place depends on the number of slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.disk.open_files import OpenFiles
+from logquarry.format import index, java
+from logquarry.format.index import (
+    DEFAULT_SHAPE,
+    ENTRY,
+    HEADER,
+    SLOT,
+    IndexEntry,
+    IndexHeader,
+    IndexShape,
+)
+from logquarry.log.filesystem import FileView
+from logquarry.log.layout import StoreLayout
+
+_WORD: Final = 4
+_ENTRY_WORDS: Final = ENTRY.size // _WORD
+_CHUNK: Final = 4 << 20
+_MOST_CHECKED: Final = 4_096
+"""Entries that are checked at each end of a file."""
+_MOST_GUESSES: Final = 20_000
+_LARGEST_SEARCHED: Final = 512 << 20
+_ENOUGH: Final = 0.9
+"""Share of the entries that must fit, if no number of slots fits all of them."""
+
+_ENTRIES_A_SLOT: Final = DEFAULT_SHAPE.entries // DEFAULT_SHAPE.slots
+
+_ENTRY_DTYPE: Final = ENTRY.dtype()
+_SLOT_DTYPE: Final = np.dtype(">i4")
+
+Words = npt.NDArray[np.int32]
+
+
+def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
+    """Find the shape of an index file from its contents; None if they do not determine it.
+
+    A file of RocketMQ's default size has its default shape. An index without entries has no
+    determined shape, and needs none.
+    """
+    if view.size == DEFAULT_SHAPE.file_size:
+        return DEFAULT_SHAPE
+    room = view.size - HEADER.size
+    if header.entry_count <= 1 or room < SLOT.size + ENTRY.size or view.size > _LARGEST_SEARCHED:
+        return None
+    data = view.window(0, view.size)
+    # Works for a damaged file too: a wrong number of slots fits almost none of its entries.
+    for share in (1.0, _ENOUGH):
+        for slots in _guesses(data, header):
+            if _share_that_fits(data, header, slots) >= share:
+                entries = (room - slots * SLOT.size) // ENTRY.size
+                return IndexShape(slots, entries)
+    return None
+
+
+def kept_shape(layout: StoreLayout) -> IndexShape | None:
+    """The shape that a writer recorded in the store, None without a record."""
+    slots, entries = (layout.kept_settings.get(n) for n in ("max_hash_slot_num", "max_index_num"))
+    return IndexShape(slots, entries) if slots and entries else None
+
+
+def likely_shape(size: int) -> IndexShape:
+    """The most probable shape of index files without entries: about four entries for each slot, as
+    in RocketMQ's default."""
+    room = max(size - HEADER.size, SLOT.size + ENTRY.size)
+    slots = max(1, room // (SLOT.size + _ENTRIES_A_SLOT * ENTRY.size))
+    # The rest of the file is whole entries.
+    words = room // _WORD
+    slots += (words - slots) % _ENTRY_WORDS
+    return IndexShape(slots, (words - slots) // _ENTRY_WORDS)
+
+
+def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
+    """Numbers of slots to try, the most probable first. Each fits the file's size."""
+    words = (len(data) - HEADER.size) // _WORD
+    last = header.entry_count - 1
+    most = words - _ENTRY_WORDS * header.entry_count
+    # RocketMQ 3.x counts the keys there, not the slots.
+    used = header.slots_used if header.slots_used < last else 1
+    least = max(1, min(used, most))
+    # A file is slots and whole entries: that fixes the number of slots modulo five.
+    remainder = words % _ENTRY_WORDS
+
+    def from_last_word(word: int) -> int:
+        """The only number of slots for which that word is in the last entry."""
+        before = word - last * _ENTRY_WORDS
+        return before - (before - remainder) % _ENTRY_WORDS
+
+    def guesses() -> Iterator[int]:
+        word = _last_nonzero_word(data)
+        if word is not None:
+            yield from_last_word(word)
+        # A writer may have added entries that the header does not count yet.
+        yield from map(from_last_word, _words_with(data, header.end_offset))
+
+    yield from (slots for slots in guesses() if least <= slots <= most)
+    first = least + (remainder - least) % _ENTRY_WORDS
+    if (most - first) // _ENTRY_WORDS < _MOST_GUESSES:
+        yield from range(first, most + 1, _ENTRY_WORDS)
+
+
+def _last_nonzero_word(data: memoryview) -> int | None:
+    """Index of the last nonzero word after the header."""
+    stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
+    while stop > HEADER.size:
+        start = max(HEADER.size, stop - _CHUNK)
+        # A live index changes during the read; numpy's flatnonzero needs a copy that does not.
+        found = np.flatnonzero(np.frombuffer(data[start:stop], np.int32) != 0)
+        if len(found):
+            return (start - HEADER.size) // _WORD + int(found[-1])
+        stop = start
+    return None
+
+
+def _words_with(data: memoryview, offset: int) -> Iterator[int]:
+    """Words that may hold a physical offset as part of an entry."""
+    if offset == 0:
+        return
+    stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
+    words = np.frombuffer(data[HEADER.size : stop], ">u4")
+    found = (words[:-1] == (offset >> 32) & 0xFFFFFFFF) & (words[1:] == offset & 0xFFFFFFFF)
+    yield from np.flatnonzero(found)[-64:].tolist()
+
+
+def _share_that_fits(data: memoryview, header: IndexHeader, slots: int) -> float:
+    """Share of the entries that are valid with that number of slots, from 0 to 1."""
+    count = header.entry_count - 1
+    start = HEADER.size + slots * SLOT.size
+    entries = np.frombuffer(data, _ENTRY_DTYPE, count + 1, start)
+    ends = [
+        not entries[0].tobytes().strip(b"\0"),
+        entries["physical_offset"][1] == header.begin_offset,
+        entries["physical_offset"][count] == header.end_offset,
+    ]
+    if sum(ends) < 2:
+        return 0.0
+    table = np.frombuffer(data, _SLOT_DTYPE, slots, HEADER.size)
+    head = np.arange(1, min(count, _MOST_CHECKED) + 1)
+    tail = np.arange(max(1, count + 1 - _MOST_CHECKED), count + 1)
+    share = min(_share_chained(entries, table, numbers, header) for numbers in (head, tail))
+    return share if all(ends) else min(share, _ENOUGH)
+
+
+def _share_chained(
+    entries: npt.NDArray[np.void],
+    table: npt.NDArray[np.int32],
+    numbers: npt.NDArray[np.int64],
+    header: IndexHeader,
+) -> float:
+    """Share of some entries that are chained correctly: the entry's slot names it or a newer entry,
+    and the entry points to an earlier entry of the same slot.
+    """
+    some = entries[numbers]
+    offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)
+    sound = (offsets >= header.begin_offset) & (offsets <= header.end_offset)
+    sound &= (some["seconds"] >= 0) & (previous >= 0) & (previous < numbers)
+    slots = np.abs(some["key_hash"].astype(np.int64)) % len(table)
+    sound &= table[slots] >= numbers
+    before = entries["key_hash"][np.where(sound, previous, 0)].astype(np.int64)
+    sound &= (previous == 0) | (np.abs(before) % len(table) == slots)
+    return float(sound.mean())
+
+
+class IndexFile:
+    """One index file (``IndexFile``).
+
+    Args:
+        path: below the store's root.
+        layout: the store's files.
+        files: reads them.
+    """
+
+    def __init__(self, path: str, layout: StoreLayout, files: OpenFiles) -> None:
+        self.path = path
+        self._layout = layout
+        self._reader = files
+
+    @property
+    def header(self) -> IndexHeader:
+        """The header, as it is now. Bytes that a short file lacks count as zeros."""
+        # Java extends a short file when it opens it.
+        data = bytes(self._reader.read(self.path, 0, HEADER.size))
+        return index.decode_header(data.ljust(HEADER.size, b"\0"))
+
+    @cached_property
+    def shape(self) -> IndexShape | None:
+        """Slots and entries, from the settings, else from the contents; None if unknown."""
+        stated = self._layout.config.index_shape
+        if stated is not None:
+            return stated
+        view = self._reader.view(self.path)
+        if view is None:
+            return None
+        kept = kept_shape(self._layout)
+        return infer_shape(view, self.header) or (
+            kept if kept is not None and kept.file_size == view.size else None
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no key."""
+        return self.header.entry_count <= 1
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether keys can be found in it."""
+        return self.is_empty or self.shape is not None
+
+    def is_time_matched(self, begin: int, end: int) -> bool:
+        """Whether it may have keys of messages stored from ``begin`` to ``end``."""
+        header = self.header
+        first, last = header.begin_timestamp, header.end_timestamp
+        if begin < first and end > last:
+            return True
+        return first <= begin <= last or first <= end <= last
+
+    def read(self, position: int, length: int) -> memoryview:
+        """Bytes of the file, fewer after its end."""
+        return self._reader.read(self.path, position, length)
+
+    def select_offsets(
+        self, found: list[int], topic: str, key: str, max_count: int, begin: int, end: int
+    ) -> None:
+        """Add the offsets of a key, newest first, until there are ``max_count``.
+
+        Hashes are compared, not keys. Times are in whole seconds after the file's first time, as in
+        the entries.
+        """
+        first = self.header.begin_timestamp
+        hashes = _hashes(topic, key)
+        if len(found) >= max_count:
+            return
+        for entry in self._chain(hashes[0]):
+            time = first + entry.seconds * 1000
+            if entry.key_hash in hashes and begin <= time <= end:
+                found.append(entry.physical_offset)
+            if len(found) >= max_count or time < begin:
+                return
+
+    def all_offsets(self, topic: str, key: str) -> list[int] | None:
+        """All offsets that the file has for a key, newest first; hashes are compared.
+
+        None if the chain is broken, so that offsets may be missing.
+        """
+        hashes = _hashes(topic, key)
+        header, shape = self.header, self.shape
+        if shape is None:
+            return None
+        found: list[int] = []
+        slot = shape.slot_position(hashes[0])
+        number, upper = self._slot(shape, hashes[0]), header.entry_count
+        newest = header.end_offset
+        while number != 0:
+            entry = self._entry(shape, number) if 0 < number < upper else None
+            if entry is None or entry.seconds < 0:
+                return None
+            if shape.slot_position(entry.key_hash) != slot:
+                return None
+            # Messages are indexed in the order of the log.
+            if not header.begin_offset <= entry.physical_offset <= newest:
+                return None
+            newest = entry.physical_offset
+            if entry.key_hash in hashes:
+                found.append(entry.physical_offset)
+            number, upper = entry.previous, number
+        return found
+
+    def _chain(self, key_hash: int) -> Iterator[IndexEntry]:
+        """The entries of the slot of a hash, newest first."""
+        header = self.header
+        # The shape is cached: it must not be inferred while the file is empty.
+        shape = self.shape if header.entry_count > 1 else None
+        if shape is None:
+            return
+        number = self._slot(shape, key_hash)
+        if number > header.entry_count:
+            return
+        while number > 0:
+            entry = self._entry(shape, number)
+            if entry is None or entry.seconds < 0:
+                return
+            yield entry
+            # QUIRK: Java follows each pointer except one to the entry itself; a torn chain that
+            # points forwards makes it loop for ever (apache/rocketmq#8018).
+            if entry.previous >= number:
+                return
+            number = entry.previous
+
+    def _slot(self, shape: IndexShape, key_hash: int) -> int:
+        data = self._reader.read(self.path, shape.slot_position(key_hash), SLOT.size)
+        return int(SLOT.struct.unpack(data)[0]) if len(data) == SLOT.size else 0
+
+    def _entry(self, shape: IndexShape, number: int) -> IndexEntry | None:
+        data = self._reader.read(self.path, shape.entry_position(number), ENTRY.size)
+        return index.decode_entry(data, 0) if len(data) == ENTRY.size else None
+
+
+def _hashes(topic: str, key: str) -> tuple[int, int]:
+    """The hashes that an entry of a key may have; the first one determines its slot."""
+    # 3.x stored the hash raw, in the same slot. In 4.9.3 a hash is never negative.
+    return index.key_hash(topic, key), java.hash_code(index.key_text(topic, key))
