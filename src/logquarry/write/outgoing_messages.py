@@ -1,4 +1,6 @@
-"""Makes columns of messages that are Python objects, for ``put_many``.
+"""Makes columns of messages that are Python objects, for ``put_many``, if it runs interpreted.
+
+Compiled, :mod:`logquarry.write.common_frames` makes their frames.
 
 Most fields have the same value in all messages, which one comparison finds out. Properties that the
 store acts on are searched for in all property strings at once.

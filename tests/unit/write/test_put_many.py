@@ -17,6 +17,7 @@ from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
 from logquarry.log import codec
 from logquarry.message import Message
 from logquarry.write import put_many as put_many_module
+from logquarry.write.common_frames import IS_COMPILED
 from logquarry.write.put_many import ManyWriter
 from logquarry.write.put_result import PutStatus
 from tests.helpers.twins import plain_python
@@ -26,7 +27,7 @@ from tests.unit.write.test_append import Log
 @pytest.fixture(params=["compiled", "kernels", "plain"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
     if request.param == "compiled":
-        if not put_many_module.IS_COMPILED:
+        if not IS_COMPILED:
             pytest.skip("the modules are not compiled")
         yield Log(tmp_path)
         return
