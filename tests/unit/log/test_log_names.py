@@ -179,7 +179,7 @@ def test_mode_rocketmq_refuses(store: Path, case: str) -> None:
     assert log_of(store) == before and not (store / "abort").exists()
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples * 5 // 8)
 @given(st.data())
 def test_any_permutation(
     prepared: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
