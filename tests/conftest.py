@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import hatch_build
-from tests.helpers.golden_data import unpack_golden
+from tests.helpers.golden_data import ARCHIVE, unpacked
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background ignores interrupts, and every process that the
@@ -36,18 +36,7 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the golden stores, shared by all tests and workers: copy what you change."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        # The folder of the whole run; the first worker unpacks, the others wait for it.
-        folder = folder.parent
-    target = folder / "golden-data"
-    target.mkdir(exist_ok=True)
-    with (target / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (target / "unpacked").exists():
-            unpack_golden(target)
-            (target / "unpacked").touch()
-    return target / "golden"
+    return unpacked(ARCHIVE, tmp_path_factory) / "golden"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.helpers.golden_data import unpack
+import pytest
+
+from tests.helpers.golden_data import unpack, unpacked
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq5.tar.xz"
 ROCKSDB_ARCHIVE = ARCHIVE.with_name("rocketmq5-rocksdb.tar.xz")
@@ -96,11 +98,16 @@ def unpack_rocketmq5(target: Path) -> Path:
     return target / "rocketmq5"
 
 
-def unpack_rocksdb(target: Path) -> dict[str, Path]:
-    """Unpacks the stores with queues or configuration in RocksDB; name -> folder of the store."""
-    unpack(ROCKSDB_ARCHIVE, target)
-    more = {path.name: path for path in (target / "rocketmq5-rocksdb").iterdir()}
-    folder, wanted = unpack_rocketmq5(target), {"rocksdb_queues", "rocksdb_config"}
+def rocketmq5_stores(factory: pytest.TempPathFactory) -> Path:
+    """The same, unpacked once for all tests: copy what you change."""
+    return unpacked(ARCHIVE, factory) / "rocketmq5"
+
+
+def rocksdb_stores(factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The stores with queues or configuration in RocksDB, likewise; name -> folder of the store."""
+    made = unpacked(ROCKSDB_ARCHIVE, factory) / "rocketmq5-rocksdb"
+    more = {path.name: path for path in made.iterdir()}
+    folder, wanted = rocketmq5_stores(factory), {"rocksdb_queues", "rocksdb_config"}
     return more | {name: folder / name for name in FEATURES if FEATURES[name] & wanted}
 
 

@@ -29,9 +29,10 @@ from tests.conformance.rocketmq5 import (
     broker_messages,
     broker_queues,
     expected_frames,
-    unpack_rocketmq5,
+    rocketmq5_stores,
 )
 from tests.helpers.command import run
+from tests.helpers.golden_data import copy_store
 
 STORES = ("5.1.4-batchcq", "5.5.0-batchcq")
 TOPIC = "BatchCq"
@@ -41,7 +42,7 @@ Row = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack_rocketmq5(tmp_path_factory.mktemp("batchqueues"))
+    return rocketmq5_stores(tmp_path_factory)
 
 
 def _row(message: lq.StoredMessage, like: Row) -> Row:
@@ -400,7 +401,7 @@ def test_salvage_makes_batch_queues(stores: Path, tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- verify
 def _copy(scenario: Path, tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("timerwheel*")
-    return Path(shutil.copytree(scenario / "store", tmp_path / "store", ignore=ignored))
+    return copy_store(scenario / "store", tmp_path / "store", ignore=ignored)
 
 
 @pytest.mark.parametrize("name", STORES)

@@ -14,21 +14,22 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import COMPACTED_LOG
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify.verify import verify_store
-from tests.conformance.rocketmq5 import broker_queues, unpack_rocketmq5
+from tests.conformance.rocketmq5 import broker_queues, rocketmq5_stores
 from tests.helpers.command import run
+from tests.helpers.golden_data import copy_store
 
 TOPIC = "Table"
 
 
 @pytest.fixture(scope="module")
 def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack_rocketmq5(tmp_path_factory.mktemp("compaction")) / "5.5.0-compaction"
+    return rocketmq5_stores(tmp_path_factory) / "5.5.0-compaction"
 
 
 @pytest.fixture
 def root(scenario: Path, tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("timerwheel")
-    return Path(shutil.copytree(scenario / "store", tmp_path / "store", ignore=ignored))
+    return copy_store(scenario / "store", tmp_path / "store", ignore=ignored)
 
 
 def got(store: lq.MessageStore, offset: int = 0, tag: str | None = None) -> list[lq.StoredMessage]:

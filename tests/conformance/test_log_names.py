@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,9 @@ from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.oracle import require_oracle
-from tests.conformance.rocketmq5 import unpack_rocketmq5
+from tests.conformance.rocketmq5 import rocketmq5_stores
 from tests.conformance.test_store_java import dumped
+from tests.helpers.golden_data import copy_store
 
 WAYS = ("first and last", "rotated", "backup", "behind the end")
 
@@ -49,7 +49,7 @@ def rename(root: Path, way: str) -> int:
 def check(original: Path, root: Path, config: lq.StoreConfig | None, way: str) -> None:
     sound = verify_store(StoreLayout.open(original, config))
     assert not sound.has_damage
-    shutil.copytree(original, root)
+    copy_store(original, root)
     count = rename(root, way)
     if not count:
         pytest.skip("one file with messages")
@@ -75,7 +75,7 @@ def test_golden_stores(scenario: str, way: str, golden: Path, tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def rocketmq5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack_rocketmq5(tmp_path_factory.mktemp("rocketmq5"))
+    return rocketmq5_stores(tmp_path_factory)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -88,7 +88,7 @@ def test_stores_of_rocketmq_5(scenario: str, way: str, rocketmq5: Path, tmp_path
 def test_the_real_store_reads_the_renamed_files(golden: Path, tmp_path: Path) -> None:
     require_oracle()
     before = Scenario(golden / "rollover")
-    shutil.copytree(before.store, tmp_path / "store")
+    copy_store(before.store, tmp_path / "store")
     rename(tmp_path / "store", "rotated")
     lq.recover(tmp_path / "store", config=before.config, apply=True)
     after = dumped(tmp_path, before.params)

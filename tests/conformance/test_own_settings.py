@@ -20,8 +20,9 @@ from logquarry.repair.recover.recover import recover
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify.verify import verify_store
 from tests.conformance.golden_facts import SOUND, Scenario
-from tests.conformance.rocketmq5 import QUEUES, RECOVER, REFUSED, WRITE, unpack_rocketmq5
+from tests.conformance.rocketmq5 import QUEUES, RECOVER, REFUSED, WRITE, rocketmq5_stores
 from tests.helpers.command import run
+from tests.helpers.golden_data import copy_store
 
 SOUND_3_1 = (
     "v3-blank/max-message-size",
@@ -38,7 +39,7 @@ LMQ = ["multidispatch", "5.5.0-lmq"]
 
 @pytest.fixture(scope="module")
 def stores5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack_rocketmq5(tmp_path_factory.mktemp("rocketmq5"))
+    return rocketmq5_stores(tmp_path_factory)
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def root(request: pytest.FixtureRequest, golden: Path, stores5: Path, tmp_path: 
     """A copy of the store of a scenario."""
     name: str = request.param
     folder = stores5 if name in REFUSED else golden
-    shutil.copytree(folder / name / "store", tmp_path / "store")
+    copy_store(folder / name / "store", tmp_path / "store")
     return tmp_path / "store"
 
 
@@ -192,7 +193,7 @@ def test_another_size_of_the_log_is_an_error(root: Path, words: list[str]) -> No
 
 def test_another_shape_of_the_index_is_an_error(golden: Path, tmp_path: Path) -> None:
     scenario = Scenario(golden / "single")
-    shutil.copytree(scenario.store, tmp_path / "store")
+    copy_store(scenario.store, tmp_path / "store")
     config = StoreConfig(max_hash_slot_num=7, max_index_num=70)
     with pytest.raises(UsageError, match=r"slots.*gives 7 \(maxHashSlotNum\)"):
         lq.MessageStore.open(tmp_path / "store", mode="rw", config=config)
@@ -200,7 +201,7 @@ def test_another_shape_of_the_index_is_an_error(golden: Path, tmp_path: Path) ->
 
 
 def test_the_record_of_the_settings_is_json(golden: Path, tmp_path: Path) -> None:
-    shutil.copytree(golden / "v3-transactions" / "store", tmp_path / "store")
+    copy_store(golden / "v3-transactions" / "store", tmp_path / "store")
     with lq.MessageStore.open(tmp_path / "store", mode="rw") as store:
         assert store.config.is_3_1
     document = json.loads((tmp_path / "store" / ".logquarry" / "settings.json").read_bytes())

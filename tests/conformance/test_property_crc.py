@@ -17,20 +17,21 @@ from logquarry.ingest.load import plan_load
 from logquarry.ingest.staging import LoadPlan
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify.verify import verify_store
-from tests.conformance.rocketmq5 import unpack_rocketmq5
+from tests.conformance.rocketmq5 import rocketmq5_stores
+from tests.helpers.golden_data import copy_store
 
 _END = "\x02"
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack_rocketmq5(tmp_path_factory.mktemp("crc")) / "5.5.0-propcrc" / "store"
+    return rocketmq5_stores(tmp_path_factory) / "5.5.0-propcrc" / "store"
 
 
 @pytest.fixture
 def root(stored: Path, tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("timerwheel")
-    return Path(shutil.copytree(stored, tmp_path / "store", ignore=ignored))
+    return copy_store(stored, tmp_path / "store", ignore=ignored)
 
 
 def frames(root: Path) -> Iterator[bytes]:

@@ -39,10 +39,11 @@ from tests.conformance.rocketmq5 import (
     WRITE,
     broker_queues,
     expected_frames,
+    rocketmq5_stores,
     state_of,
-    unpack_rocketmq5,
 )
 from tests.helpers.command import run
+from tests.helpers.golden_data import copy_store
 from tests.helpers.twins import plain_python
 
 RULES = lq.RetentionRules(keep_bytes=0)
@@ -52,7 +53,7 @@ NOT_AS_ROCKETMQ = {"batch_queues", "several_log_paths"}
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack_rocketmq5(tmp_path_factory.mktemp("rocketmq5"))
+    return rocketmq5_stores(tmp_path_factory)
 
 
 @pytest.fixture
@@ -60,26 +61,9 @@ def copied(stores: Path, tmp_path: Path) -> Callable[[str], Path]:
     """A copy of a store that a test may change."""
 
     def copy(name: str) -> Path:
-        return _copied(stores / name / "store", tmp_path / name)
+        return copy_store(stores / name / "store", tmp_path / name)
 
     return copy
-
-
-def _copied(source: Path, target: Path) -> Path:
-    def copy_file(name: str, to: str) -> str:
-        # Byte by byte the holes of timerwheel would be 38 MB of zeros.
-        with Path(name).open("rb") as file, Path(to).open("wb") as out:
-            size = Path(name).stat().st_size
-            out.truncate(size)
-            while (data := file.read(1 << 16)) != b"":
-                if data.strip(b"\0"):
-                    out.seek(file.tell() - len(data))
-                    out.write(data)
-        shutil.copystat(name, to)
-        return to
-
-    shutil.copytree(source, target, copy_function=copy_file)
-    return target
 
 
 # ----------------------------------------------------------------------------------- features

@@ -30,8 +30,9 @@ from logquarry.repair.recover.recover import recover
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify.verify import verify_store
 from logquarry.store.retention.rules import RetentionRules
-from tests.conformance.rocketmq5 import broker_queues, state_of, unpack_rocksdb
+from tests.conformance.rocketmq5 import broker_queues, rocksdb_stores, state_of
 from tests.helpers.command import run
+from tests.helpers.golden_data import copy_store
 
 QUEUES = (
     *("5.3.3-rocksdb", "5.4.0-rocksdb", "5.5.0-rocksdb", "5.5.0-rocksdb-config-v2"),
@@ -43,7 +44,7 @@ CONFIGS = ("5.1.4-rocksdb", "5.3.3-rocksdb", "5.4.0-rocksdb", "5.5.0-rocksdb-con
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return unpack_rocksdb(tmp_path_factory.mktemp("rocksdb"))
+    return rocksdb_stores(tmp_path_factory)
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_beside_a_broker_the_log_has_what_rocksdb_lacks(stores: dict[str, Path])
 def test_the_log_continues_a_queue_of_rocksdb(stores: dict[str, Path], tmp_path: Path) -> None:
     """RocksDB has the entries up to its last flush, and the log has later messages."""
     root = tmp_path / "store"
-    shutil.copytree(stores["5.5.0-rocksdb"] / "store", root)
+    copy_store(stores["5.5.0-rocksdb"] / "store", root)
     with lq.MessageStore.open(root) as store:
         expected = {key: _entries(store, *key) for key in store.queues()}
         first = next(iter(store.scan()))
@@ -199,7 +200,7 @@ def test_damaged_files_of_rocksdb(
 ) -> None:
     """Then the queues come from the log, which has every message."""
     root = tmp_path / "store"
-    shutil.copytree(stores["5.5.0-rocksdb"] / "store", root)
+    copy_store(stores["5.5.0-rocksdb"] / "store", root)
     for path in (root / "consumequeue").iterdir():
         if part in path.name:
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -214,7 +215,7 @@ def test_damaged_files_of_rocksdb(
 
 def test_a_damaged_block_is_an_error(stores: dict[str, Path], tmp_path: Path) -> None:
     root = tmp_path / "store"
-    shutil.copytree(stores["5.5.0-rocksdb"] / "store", root)
+    copy_store(stores["5.5.0-rocksdb"] / "store", root)
     # The larger table has the bounds of all queues that the broker was asked for.
     path = min((root / "consumequeue").glob("*.sst"), key=lambda one: one.stat().st_size)
     data = bytearray(path.read_bytes())
@@ -230,7 +231,7 @@ def test_a_damaged_block_is_an_error(stores: dict[str, Path], tmp_path: Path) ->
 def test_a_record_of_another_layout_is_an_error(stores: dict[str, Path], tmp_path: Path) -> None:
     rocksdict = pytest.importorskip("rocksdict")
     root = tmp_path / "store"
-    shutil.copytree(stores["5.5.0-rocksdb-config-v2"] / "store", root)
+    copy_store(stores["5.5.0-rocksdb-config-v2"] / "store", root)
     options: Any = rocksdict.Options(raw_mode=True)
     with rocksdict.Rdict(str(root / "config" / "rdb"), options) as database:
         database[b"\x01\x00\x01\x02\x00\x02cg"] = b"1"
@@ -303,7 +304,7 @@ def test_verify_finds_differences_in_rocksdb(
 ) -> None:
     rocksdict = pytest.importorskip("rocksdict")
     root = tmp_path / "store"
-    shutil.copytree(stores["5.5.0-rocksdb-separate"] / "store", root)
+    copy_store(stores["5.5.0-rocksdb-separate"] / "store", root)
     folder = root / "consumequeue_rocksdb"
     families = {name: rocksdict.Options(raw_mode=True) for name in ("default", "offset")}
     with rocksdict.Rdict(str(folder), rocksdict.Options(raw_mode=True), families) as database:
@@ -316,7 +317,7 @@ def test_verify_finds_differences_in_rocksdb(
 
 def test_verify_reports_damaged_files_of_rocksdb(stores: dict[str, Path], tmp_path: Path) -> None:
     root = tmp_path / "store"
-    shutil.copytree(stores["5.5.0-rocksdb"] / "store", root)
+    copy_store(stores["5.5.0-rocksdb"] / "store", root)
     for folder in ("consumequeue", "config/topics"):
         for path in (root / folder).glob("*.sst"):
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -330,7 +331,7 @@ def test_a_folder_without_current_is_damage(
 ) -> None:
     """Its topics and offsets are not silently empty."""
     root = tmp_path / "store"
-    shutil.copytree(stores["5.5.0-rocksdb"] / "store", root)
+    copy_store(stores["5.5.0-rocksdb"] / "store", root)
     for folder in ("consumequeue", "config/topics"):
         (root / folder / "CURRENT").unlink()
         if how != "missing":
@@ -356,7 +357,7 @@ def test_rebuilt_queues_are_those_of_the_broker(
 ) -> None:
     """oracle/v5 has shown that brokers 5.3.3 to 5.5.0 serve each message of such queues."""
     root = tmp_path / "store"
-    shutil.copytree(stores[name] / "store", root)
+    copy_store(stores[name] / "store", root)
     (folder,) = rocksdb_folders(StoreLayout.open(root))
     before = _records(root, folder)
     report = rebuild(root, apply=True)
@@ -391,7 +392,7 @@ def _records(root: Path, folder: str) -> dict[str, dict[bytes, bytes]]:
 def test_rebuild_keeps_the_ends_of_expired_queues(stores: dict[str, Path], tmp_path: Path) -> None:
     rocksdict = pytest.importorskip("rocksdict")
     root = tmp_path / "store"
-    shutil.copytree(stores["5.5.0-kill-rocksdb"] / "store", root)
+    copy_store(stores["5.5.0-kill-rocksdb"] / "store", root)
     rebuild(root, apply=True, index=False)
     families = {name: rocksdict.Options(raw_mode=True) for name in ("default", "offset")}
     options = rocksdict.Options(raw_mode=True)
@@ -412,7 +413,7 @@ def test_rebuild_keeps_the_ends_of_expired_queues(stores: dict[str, Path], tmp_p
 
 def test_rebuild_refuses_what_rocksdb_cannot_show(stores: dict[str, Path], tmp_path: Path) -> None:
     root = tmp_path / "store"
-    shutil.copytree(stores["5.5.0-rocksdb"] / "store", root)
+    copy_store(stores["5.5.0-rocksdb"] / "store", root)
     with lq.MessageStore.open(root) as store:
         lost = store.get("Orders", 0, 7).messages[0]
     path = root / "commitlog" / ("0" * 20)
@@ -433,7 +434,7 @@ def test_rebuild_refuses_a_log_that_ends_before_its_queues(
     stores: dict[str, Path], tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
-    shutil.copytree(stores["5.5.0-rocksdb"] / "store", root)
+    copy_store(stores["5.5.0-rocksdb"] / "store", root)
     with lq.MessageStore.open(root) as store:
         last = [message.physical_offset for message in store.scan()][-3]
     path = root / "commitlog" / ("0" * 20)
@@ -448,7 +449,7 @@ def test_rebuild_refuses_a_log_that_ends_before_its_queues(
 @pytest.mark.usefixtures("no_package")
 def test_rebuild_without_the_package(stores: dict[str, Path], tmp_path: Path) -> None:
     root = tmp_path / "store"
-    shutil.copytree(stores["5.5.0-rocksdb"] / "store", root)
+    copy_store(stores["5.5.0-rocksdb"] / "store", root)
     with pytest.raises(UsageError, match=r"pip install 'logquarry\[rocksdb\]'"):
         rebuild(root, apply=True)
     assert rocksdb_folders(StoreLayout.open(root)) == ("consumequeue",)
@@ -460,7 +461,7 @@ def test_recovered_queues_are_those_of_the_broker(
     name: str, stores: dict[str, Path], tmp_path: Path
 ) -> None:
     """Brokers 5.3.3 to 5.5.0 served each message of such stores (docs/compatibility.md)."""
-    root = Path(shutil.copytree(stores[name] / "store", tmp_path / "store"))
+    root = copy_store(stores[name] / "store", tmp_path / "store")
     before = state_of(root)
     plan = recover(root)
     assert plan.refused is None and state_of(root) == before
@@ -486,7 +487,7 @@ def test_recovered_queues_are_those_of_the_broker(
 def test_recover_names_the_damage_of_rocksdb(
     part: str, stores: dict[str, Path], tmp_path: Path
 ) -> None:
-    root = Path(shutil.copytree(stores["5.5.0-rocksdb"] / "store", tmp_path / "store"))
+    root = copy_store(stores["5.5.0-rocksdb"] / "store", tmp_path / "store")
     for path in (root / "consumequeue").iterdir():
         if part in path.name:
             os.truncate(path, 0)
@@ -501,7 +502,7 @@ def test_recover_mends_queues_in_rocksdb(
     kind: str, stores: dict[str, Path], tmp_path: Path
 ) -> None:
     rocksdict = pytest.importorskip("rocksdict")
-    root = Path(shutil.copytree(stores["5.5.0-rocksdb-separate"] / "store", tmp_path / "store"))
+    root = copy_store(stores["5.5.0-rocksdb-separate"] / "store", tmp_path / "store")
     before = _records(root, "consumequeue_rocksdb")
     families = {name: rocksdict.Options(raw_mode=True) for name in ("default", "offset")}
     folder, options = root / "consumequeue_rocksdb", rocksdict.Options(raw_mode=True)
@@ -519,7 +520,7 @@ def test_recover_mends_queues_in_rocksdb(
 
 def test_recover_removes_entries_behind_the_log(stores: dict[str, Path], tmp_path: Path) -> None:
     """The messages were acknowledged if the store was shut down cleanly: their loss is refused."""
-    root = Path(shutil.copytree(stores["5.5.0-rocksdb"] / "store", tmp_path / "store"))
+    root = copy_store(stores["5.5.0-rocksdb"] / "store", tmp_path / "store")
     with lq.MessageStore.open(root) as store:
         keys = [(m.topic, m.queue_id, m.physical_offset) for m in store.scan()]
     end = keys[len(keys) // 2][2]
@@ -545,7 +546,7 @@ def test_recover_removes_entries_behind_the_log(stores: dict[str, Path], tmp_pat
 
 
 def test_recover_refuses_what_rocksdb_cannot_show(stores: dict[str, Path], tmp_path: Path) -> None:
-    root = Path(shutil.copytree(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store"))
+    root = copy_store(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store")
     with lq.MessageStore.open(root) as store:
         lost = store.get("Orders", 0, 7).messages[0]
     path = root / "commitlog" / ("0" * 20)
@@ -565,7 +566,7 @@ def test_recover_refuses_what_rocksdb_cannot_show(stores: dict[str, Path], tmp_p
 def test_a_recovery_that_ended_between_its_renames(
     command: str, name: str, stores: dict[str, Path], tmp_path: Path
 ) -> None:
-    root = Path(shutil.copytree(stores[name] / "store", tmp_path / "store"))
+    root = copy_store(stores[name] / "store", tmp_path / "store")
     (folder,) = rocksdb_folders(StoreLayout.open(root))
     built = root / ".logquarry" / "rebuild"
     built.mkdir(parents=True)
@@ -584,7 +585,7 @@ def test_a_recovery_that_ended_between_its_renames(
 
 @pytest.mark.usefixtures("no_package")
 def test_recover_without_the_package(stores: dict[str, Path], tmp_path: Path) -> None:
-    root = Path(shutil.copytree(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store"))
+    root = copy_store(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store")
     before = state_of(root)
     with pytest.raises(UsageError, match=r"pip install 'logquarry\[rocksdb\]'"):
         recover(root, apply=True)
@@ -596,7 +597,7 @@ def test_recover_without_the_package(stores: dict[str, Path], tmp_path: Path) ->
 # --------------------------------------------------------------------------- retain
 def test_retain_leaves_the_entries_to_the_broker(stores: dict[str, Path], tmp_path: Path) -> None:
     """Brokers 5.3.3 to 5.5.0 served such stores from the same min offsets on (matrix5.py)."""
-    root = Path(shutil.copytree(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store"))
+    root = copy_store(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store")
     recover(root, apply=True)
     queues = {path: path.read_bytes() for path in (root / "consumequeue").iterdir()}
     with lq.MessageStore.open(root) as store:
@@ -659,7 +660,7 @@ def test_salvage_without_the_package(stores: dict[str, Path], tmp_path: Path) ->
 def test_lost_last_files_of_the_log_are_named(
     stores: dict[str, Path], tmp_path: Path, *, is_crashed: bool, has_old_files: bool
 ) -> None:
-    root = Path(shutil.copytree(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store"))
+    root = copy_store(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store")
     rebuild(root, apply=True, index=False)
     with lq.MessageStore.open(root) as store:
         ends = {key: store.queue_offsets(*key).max for key in store.queues()}

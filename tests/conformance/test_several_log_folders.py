@@ -16,7 +16,8 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.verify.verify import verify_store
 from logquarry.store.retention.rules import RetentionRules
-from tests.conformance.rocketmq5 import state_of, unpack_rocketmq5
+from tests.conformance.rocketmq5 import rocketmq5_stores, state_of
+from tests.helpers.golden_data import copy_store
 
 FILE_SIZE = 16_384
 FOLDERS = ("clA", "clB")
@@ -24,7 +25,7 @@ FOLDERS = ("clA", "clB")
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack_rocketmq5(tmp_path_factory.mktemp("logfolders"))
+    return rocketmq5_stores(tmp_path_factory)
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def scenario(stores: Path, tmp_path: Path) -> Path:
     """The copy of a store with the files of its log in turn in two folders."""
     source = stores / "5.5.0-multipath"
     ignored = shutil.ignore_patterns("timerwheel*")
-    shutil.copytree(source / "store", tmp_path / "store", ignore=ignored)
+    copy_store(source / "store", tmp_path / "store", ignore=ignored)
     shutil.copy(source / "broker.conf", tmp_path)
     return tmp_path
 
@@ -163,7 +164,7 @@ def test_retention_deletes_the_oldest_files_of_both_folders(scenario: Path) -> N
 def test_a_log_in_one_other_folder(scenario: Path, stores: Path) -> None:
     root = scenario / "plain" / "store"
     ignored = shutil.ignore_patterns("timerwheel*")
-    shutil.copytree(stores / "5.5.0-plain" / "store", root, ignore=ignored)
+    copy_store(stores / "5.5.0-plain" / "store", root, ignore=ignored)
     (root / "commitlog").rename(scenario / "plain" / "log")
     config = StoreConfig.from_mapping({"storePathCommitLog": "log"})
     before = _offsets(root, config)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +31,7 @@ from logquarry.repair.verify import verify_store
 from logquarry.units import now_ms
 from tests.conformance.rocketmq5 import state_of
 from tests.helpers.command import run
-from tests.helpers.golden_data import unpack
+from tests.helpers.golden_data import copy_store, unpacked
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq5-timers.tar.xz"
 TIMERS = ("5.1.4-timer", "5.3.3-timer", "5.5.0-timer", "5.5.0-timer-snapshot")
@@ -41,21 +40,13 @@ POPS = ("5.1.4-pop", "5.4.0-pop-kv", "5.5.0-pop-kv")
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("timers")
-    unpack(ARCHIVE, folder)
-    return folder / "rocketmq5-timers"
+    return unpacked(ARCHIVE, tmp_path_factory) / "rocketmq5-timers"
 
 
 @pytest.fixture
 def copied(stores: Path, tmp_path: Path) -> Callable[[str], Path]:
     def copy(name: str) -> Path:
-        source, target = stores / name / "store", tmp_path / "store"
-        if shutil.which("cp"):
-            command = ["cp", "-a", "--sparse=always", str(source), str(target)]
-            subprocess.run(command, check=True)
-        else:
-            shutil.copytree(source, target)
-        return target
+        return copy_store(stores / name / "store", tmp_path / "store")
 
     return copy
 
@@ -223,7 +214,7 @@ def test_pops_without_the_package(stores: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_damaged_pops_are_named(stores: Path, tmp_path: Path) -> None:
     pytest.importorskip("rocksdict")
-    root = Path(shutil.copytree(stores / "5.5.0-pop-kv" / "store", tmp_path / "store"))
+    root = copy_store(stores / "5.5.0-pop-kv" / "store", tmp_path / "store")
     (root / "kvStore" / "CURRENT").unlink()
     hint = unacknowledged_pops(StoreLayout.open(root)).hint or ""
     assert "kvStore/ cannot be read" in hint and "logquarry-rocksdb-" not in hint

@@ -252,7 +252,7 @@ def test_each_kind_of_file_ends_at_each_length(part: int, shm: Path) -> None:
                 assert bodies >= whole, "lost"
                 assert bodies <= {put.body for put in victim.model.puts}
                 is_log = name.startswith("commitlog/")
-                chosen = is_edge(victim, base, length) if is_log else length % 9 == 0
+                chosen = is_edge(victim, base, length) if is_log else length % 23 == 0
                 if IS_BY_HAND or length % 31 == 0 or chosen:
                     victim.recover({put.body for put in victim.model.puts} - whole)
         path.write_bytes(data)

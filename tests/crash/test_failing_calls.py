@@ -30,6 +30,8 @@ CONFIG = lq.StoreConfig(
     flush_disk_type="SYNC_FLUSH",
 )
 PARTS = 4
+IMAGES = 2 if IS_BY_HAND else 1
+"""Power cuts of each disk."""
 WAYS = [
     (error, for_ever) for error in (errno.EIO, errno.ENOSPC, SHORT) for for_ever in (False, True)
 ]
@@ -103,7 +105,7 @@ def check(work: Workload, disk: FaultyDisk, images: Path) -> None:
     assert not wrong, explain(wrong)
     rng = random.Random(SEED)
     state = disk.state()
-    for number in range(2):
+    for number in range(IMAGES):
         image = state.crash(rng).write(images / str(number))
         wrong = check_image(image / STORE, CONFIG, work.model, mark, is_exact=False)
         assert not wrong, "after a power cut:\n" + explain(wrong)
@@ -120,7 +122,7 @@ def check(work: Workload, disk: FaultyDisk, images: Path) -> None:
     with lq.MessageStore.open(root, config=CONFIG) as reader:
         findings = verify_store(reader.layout).findings
         assert [found for found in findings if found.severity == "damage"] == []
-    for number in range(2):
+    for number in range(IMAGES):
         image = state.crash(rng).write(images / str(number))
         last = Workload(image, rng, CONFIG, work.model, work.clock)
         with last.open(FaultyDisk(image)) as store:
@@ -201,7 +203,7 @@ def test_each_call_of_a_recovery_fails(
         harmed.recover(shm / "counted" / STORE, disk)
         total = disk.faults.total
         assert total > 100
-        step = 1 if IS_BY_HAND else 53
+        step = 1 if IS_BY_HAND else 83
         # Other calls for each way and store.
         begin = (seed + 9 * WAYS.index((error, for_ever))) % step
         for number in range(1 + begin, total + 1, step):

@@ -15,7 +15,7 @@ import pytest
 import logquarry as lq
 from logquarry.testing.model_store import ModelStore, explain
 from tests.conformance import broker_truth
-from tests.conformance.rocketmq5 import stores5, unpack_rocketmq5
+from tests.conformance.rocketmq5 import rocketmq5_stores, stores5
 from tests.crash.broker_crashes import Crash, Ours, Source, problems
 from tests.crash.checks import check_image, recovered
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
@@ -35,7 +35,7 @@ SERVED = 4
 
 
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
-@pytest.mark.parametrize("seed", seeds(count(20), EACH))
+@pytest.mark.parametrize("seed", seeds(count(10), EACH))
 def test_kills(seed: int, shm: Path, tmp_path: Path) -> None:
     rng = random.Random(seed)
     root = shm / "store"
@@ -69,12 +69,12 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Source]:
     made = [Source(name, stores5() / VERSION / name) for name in BROKER_STORES]
     if all((source.folder / "pulled.json").exists() for source in made):
         return made
-    folder = unpack_rocketmq5(tmp_path_factory.mktemp("rocketmq5"))
+    folder = rocketmq5_stores(tmp_path_factory)
     return [Source(name, folder / f"{VERSION}-{name}") for name in BROKER_STORES]
 
 
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
-@pytest.mark.parametrize("seed", seeds(count(20), EACH))
+@pytest.mark.parametrize("seed", seeds(count(10), EACH))
 def test_kills_in_stores_of_a_broker(seed: int, sources: list[Source], tmp_path: Path) -> None:
     source = sources[seed % len(sources)]
     root = source.copy(tmp_path)

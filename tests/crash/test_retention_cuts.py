@@ -107,7 +107,7 @@ def test_power_cuts_at_rest(shm: Path, tmp_path: Path) -> None:
     assert plan.index
     bases = range(0, plan.new_min_offset + 1, FILE)
     begins = set()
-    for _ in range(count(70)):
+    for _ in range(count(40)):
         number, call, _, _, state = rng.choice(moments)
         image = shm / "image"
         with told(SEED, f"crash before {number} {call}", image, tmp_path):
@@ -142,7 +142,7 @@ def test_power_cuts_while_it_runs(shm: Path, tmp_path: Path) -> None:
                 begins.add(store.min_offset)
     assert len(begins) > 2
     bases = range(0, max(begins) + 1, FILE)
-    for _ in range(count(50)):
+    for _ in range(count(30)):
         at, call, durable, attempted, state = rng.choice(moments)
         image = shm / "image"
         with told(SEED, f"crash before {at} {call}", image, tmp_path):

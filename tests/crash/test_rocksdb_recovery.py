@@ -14,8 +14,9 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.repair.verify.verify import verify_store
-from tests.conformance.rocketmq5 import unpack_rocksdb
+from tests.conformance.rocketmq5 import rocksdb_stores
 from tests.helpers.failing_disk import StoppedDisk
+from tests.helpers.golden_data import copy_store
 
 Records = dict[bytes, bytes]
 
@@ -23,7 +24,7 @@ Records = dict[bytes, bytes]
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     pytest.importorskip("rocksdict")
-    return unpack_rocksdb(tmp_path_factory.mktemp("rocksdb"))
+    return rocksdb_stores(tmp_path_factory)
 
 
 def _records(root: Path) -> tuple[tuple[str, ...], Records, Records]:
@@ -37,20 +38,21 @@ def _records(root: Path) -> tuple[tuple[str, ...], Records, Records]:
 def test_the_next_recovery_comes_to_the_same(
     name: str, stores: dict[str, Path], tmp_path: Path
 ) -> None:
-    source = Path(shutil.copytree(stores[name] / "store", tmp_path / "store"))
+    source = copy_store(stores[name] / "store", tmp_path / "store")
     (source / "abort").touch()
     for path in (source / "consumequeue_rocksdb").glob("*.sst"):
         # All tables are lost.
         path.unlink()
     whole = StoppedDisk()
-    shutil.copytree(source, tmp_path / "whole")
+    copy_store(source, tmp_path / "whole")
     lq.recover(tmp_path / "whole", apply=True, disk=whole)
     expected = _records(tmp_path / "whole")
     assert expected[1] and not verify_store(StoreLayout.open(tmp_path / "whole")).by_kind
     calls = [n for n, call in enumerate(whole.order) if call in ("rename", "unlink")]
     assert len(calls) > 10
-    for number in calls:
-        copy = Path(shutil.copytree(source, tmp_path / "copy"))
+    # Every second one, others in each store.
+    for number in calls[name.endswith("separate") :: 2]:
+        copy = copy_store(source, tmp_path / "copy")
         with pytest.raises(KeyboardInterrupt):
             lq.recover(copy, apply=True, disk=StoppedDisk(number))
         lq.recover(copy, apply=True)
@@ -63,7 +65,7 @@ def test_the_next_recovery_comes_to_the_same(
 def test_a_cut_at_any_place(seed: int, stores: dict[str, Path], tmp_path: Path) -> None:
     """RocksDB reaches further than the log, as after a power cut of a broker that flushes late."""
     chance = random.Random(seed)
-    root = Path(shutil.copytree(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store"))
+    root = copy_store(stores["5.5.0-kill-rocksdb"] / "store", tmp_path / "store")
     if seed % 2:
         lq.recover(root, apply=True)
         (root / "abort").touch()

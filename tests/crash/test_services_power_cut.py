@@ -22,7 +22,7 @@ from logquarry.testing.faulty_disk import FaultyDisk
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
 from tests.crash.workload import STORE
 
-EACH = 50
+EACH = 30
 """Crashes of one run of a store."""
 CONFIG: Final[dict[str, Any]] = {
     "mapped_file_size_commit_log": 16_384,
@@ -156,7 +156,7 @@ def check(root: Path, run: Run, known: Known) -> None:
 
 
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
-@pytest.mark.parametrize("seed", seeds(count(100), EACH))
+@pytest.mark.parametrize("seed", seeds(count(60), EACH))
 def test_power_cuts(seed: int, shm: Path, tmp_path: Path) -> None:
     run = recorded(shm / "live", seed)
     rng = random.Random(seed)

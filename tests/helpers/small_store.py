@@ -1,4 +1,4 @@
-"""Writable stores with small files, and the bytes and times of all files in a folder."""
+"""Writable stores with small files, and the bytes and times of the files in a folder."""
 
 from __future__ import annotations
 
@@ -40,6 +40,20 @@ def forget_start(root: Path) -> None:
     path = root / ".logquarry" / "durable"
     if path.exists():
         path.write_bytes(path.read_bytes()[:MARK_SIZE])
+
+
+def message_facts(root: Path) -> dict[str, tuple[bytes, int]]:
+    """The facts of log, queues and index, without empty files.
+
+    An open writer changes these only for puts. It writes its other files, and makes the next file
+    of the log, at times of its choice.
+    """
+    return {
+        name: fact
+        for folder in ("commitlog", "consumequeue", "index")
+        for name, fact in facts(root / folder).items()
+        if any(fact[0])
+    }
 
 
 def bodies(store: lq.MessageStore) -> list[bytes]:

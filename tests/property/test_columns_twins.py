@@ -51,9 +51,11 @@ def test_all_columns_of_what_a_broker_writes(log: strategies.Log) -> None:
 
 
 @pytest.mark.parametrize("check_crc", [True, False])
-def test_every_single_bit_flip(check_crc: bool) -> None:
+def test_flips_of_single_bits(check_crc: bool) -> None:
     log = small_log()
-    step = 8 if check_crc else 1  # with the CRC nearly all flips of the body leave no frame
+    # Without the CRC two or three bits of each byte, by turns all eight. With it nearly all flips
+    # of the body leave no frame.
+    step = 8 if check_crc else 3
     for base, sound in zip(log.bases(), log.files, strict=True):
         data = bytearray(sound)
         for place in range(0, 8 * len(data), step):

@@ -28,7 +28,7 @@ def run_guarded(amount: int, seed: int, **environ: str) -> None:
 
 
 def test_nothing_is_read_beyond_the_bytes() -> None:
-    run_guarded(int(os.environ.get("GUARDED_READS", "100")), 1)
+    run_guarded(int(os.environ.get("GUARDED_READS", "60")), 1)
 
 
 @pytest.mark.slow

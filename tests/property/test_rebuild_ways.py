@@ -85,8 +85,13 @@ def made(report: RebuildReport, folder: Path) -> tuple[Any, ...]:
     return document, queues, index
 
 
-@pytest.mark.parametrize("name", [*SOUND, *(f"unclean/{name}" for name in WITH_LOG)])
-@pytest.mark.parametrize("split_size", [7_000, 60_000])
+@pytest.mark.parametrize(
+    ("name", "split_size"),
+    [
+        *((name, size) for name in SOUND for size in (7_000, 60_000)),
+        *((f"unclean/{name}", 7_000) for name in WITH_LOG),
+    ],
+)
 def test_golden_stores(golden: Path, tmp_path: Path, name: str, split_size: int) -> None:
     scenario = Scenario(golden / name)
     alone, many = both(scenario.store, tmp_path, scenario.config, split_size)

@@ -6,7 +6,7 @@ import random
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.errors import CorruptFrame
@@ -48,7 +48,6 @@ def _stream(stream: Stream) -> Places | tuple[str, int]:
     return stream.places
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.data(),
     st.booleans(),

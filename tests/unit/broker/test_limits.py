@@ -134,18 +134,23 @@ def test_one_bad_group_or_filter_leaves_the_rest_of_a_heartbeat(tmp_path: Path) 
     play(scenario, tmp_path / "s")
 
 
-def test_a_filter_is_parsed_once_and_has_a_largest_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parsed: list[str] = []
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The filters that the broker parses."""
+    found: list[str] = []
 
     def noted(text: str) -> Any:
-        parsed.append(text)
+        found.append(text)
         return parse(text)
 
     monkeypatch.setattr(clients, "parse", noted)
     clients._compiled.cache_clear()
+    return found
 
+
+def test_a_filter_is_parsed_once_and_has_a_largest_length(
+    tmp_path: Path, parsed: list[str]
+) -> None:
     async def scenario(broker: Broker, client: Client) -> None:
         await client.send("t")
         for text in "only_here > 1", "only_here > >":
@@ -159,16 +164,8 @@ def test_a_filter_is_parsed_once_and_has_a_largest_length(
     play(scenario, tmp_path / "s")
 
 
-def test_a_heartbeat_parses_no_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_parses_no_filter(tmp_path: Path, parsed: list[str]) -> None:
     """It can have thousands, and the loop would parse them all before the next request."""
-    parsed: list[str] = []
-
-    def noted(text: str) -> Any:
-        parsed.append(text)
-        return parse(text)
-
-    monkeypatch.setattr(clients, "parse", noted)
-    clients._compiled.cache_clear()
 
     async def scenario(broker: Broker, client: Client) -> None:
         await client.send("t")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import logquarry as lq
@@ -179,7 +179,6 @@ def test_mode_rocketmq_refuses(store: Path, case: str) -> None:
     assert log_of(store) == before and not (store / "abort").exists()
 
 
-@settings(max_examples=25)
 @given(st.data())
 def test_any_permutation(
     prepared: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -39,8 +39,9 @@ def test_the_same_messages(server: Options, urls: dict[str, str], golden: Path) 
         ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("stretch_bytes", [20_000, 8 << 20])
+@pytest.mark.parametrize(
+    ("name", "stretch_bytes"), [("single", 8 << 20), ("unclean/crc-middle", 20_000)]
+)
 def test_the_same_findings(
     server: Options, urls: dict[str, str], golden: Path, name: str, stretch_bytes: int
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.errors import UsageError
@@ -143,7 +143,6 @@ def test_json_of_other_encodings_is_none() -> None:
     assert [reason.partition(":")[0] for reason in failed.values()] == ["UnicodeDecodeError"] * 2
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.binary() | st.from_regex(r'\{"a": ?[0-9"x.]{0,22}\}', fullmatch=True).map(str.encode)

@@ -70,7 +70,7 @@ LIMITS: list[dict[str, str]] = [
     {"maxBytesPerTrigger": "20k"},
     {"maxBytesPerTrigger": "300", "topics": "MainTopic"},
     {"maxOffsetsPerTrigger": "37"},
-    {"maxOffsetsPerTrigger": "50", "maxBytesPerTrigger": "10k", "splitSize": "3k"},
+    {"maxOffsetsPerTrigger": "150", "maxBytesPerTrigger": "30k", "splitSize": "9k"},
     {"maxOffsetsPerTrigger": "20", "topicPattern": ".*[tT]opic.*", "tags": "TagA || TagB"},
 ]
 
@@ -101,7 +101,7 @@ def test_rows_are_those_of_golden_files(golden: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("limit", ["1m", "4k"])
+@pytest.mark.parametrize("limit", ["1m", "12k"])
 def test_harmed_stores(golden: Path, limit: str) -> None:
     for scenario, store in harmed_stores(golden).items():
         before = facts(store)

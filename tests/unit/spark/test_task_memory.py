@@ -28,8 +28,11 @@ MOST = {"export": 256 * MIB, "table": 256 * MIB}
 """Most bytes of a task that writes: one copy of a row group's rows and one of a partition's;"""
 MOST_OF_OTHERS = 48 * MIB
 """most bytes of all other tasks: a few batches."""
-SLACK = 24 * MIB
-"""Bytes that the allocator returns later in one run than in another."""
+SLACK = {"export": 48 * MIB, "table": 48 * MIB}
+"""Bytes that the allocator returns later in one run than in another: for a task that writes, of a
+row group; a task that kept its rows would keep half of the largest task's;"""
+SLACK_OF_OTHERS = 24 * MIB
+"""of all other tasks."""
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +52,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_memory_does_not_grow_with_the_task(work: str, store: Path, tmp_path: Path) -> None:
     with Worker(work, store, tmp_path / "out") as worker:
-        sizes = [LARGEST // 2, LARGEST]
+        # Only a task that writes has row groups, which a smaller task does not fill.
+        largest = LARGEST if work in MOST or "TASK_MIB" in os.environ else LARGEST // 2
+        slack = SLACK.get(work, SLACK_OF_OTHERS)
+        sizes = [largest // 2, largest]
         peaks = [worker.peak(size) for size in sizes]
         # On a busy machine the allocator may not have returned memory yet. The task's own need
         # shows in each run.
-        for _ in range(2):
-            if peaks[1] - peaks[0] >= SLACK:
-                peaks[1] = min(peaks[1], worker.peak(LARGEST))
+        for _ in range(4):
+            if peaks[1] - peaks[0] >= slack:
+                peaks[1] = min(peaks[1], worker.peak(largest))
     told = ", ".join(f"{s // MIB} MiB: {p / MIB:.1f}" for s, p in zip(sizes, peaks, strict=True))
     print(f"{work}: anonymous, beyond the {worker.idle / MIB:.0f} MiB of an idle worker: {told}")
     assert max(peaks) < MOST.get(work, MOST_OF_OTHERS), told
-    assert peaks[1] - peaks[0] < SLACK, told
+    assert peaks[1] - peaks[0] < slack, told
 
 
 class Worker:

@@ -188,7 +188,7 @@ def test_interrupted_puts(waits: bool, tmp_path: Path) -> None:
         tmp_path,
         mapped_file_size_commit_log=65_536,
         mapped_file_size_consume_queue=20_000,
-        max_index_num=10 if waits else 200,
+        max_index_num=10 if waits else 5_000,
     )
     try:
         while interrupted < 80:
@@ -310,14 +310,14 @@ def test_reading_beside_the_writer(tmp_path: Path) -> None:
 
         def write() -> None:
             number = 0
-            while not stop.is_set() and number < 20_000:
+            while not stop.is_set() and number < 6_000:
                 store.put(lq.Message("t", b"%d" % number + bytes(number % 300)))
                 number += 1
 
         writer = threading.Thread(target=write)
         writer.start()
         seen = 0
-        for _ in range(10):
+        for _ in range(6):
             found = [message.physical_offset for message in store.scan()]
             assert len(found) >= seen and found == sorted(set(found))
             seen = len(found)

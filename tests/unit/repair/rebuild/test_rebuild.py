@@ -21,7 +21,15 @@ from logquarry.repair.rebuild.swap import finish_into
 from logquarry.repair.verify import verify_store
 from logquarry.write.queue_writer import QueuePart, units_of
 from tests.helpers.failing_disk import ENOSPC, FaultyDisk, StoppedDisk
-from tests.helpers.small_store import NOW, bodies, config, facts, forget_start, opened
+from tests.helpers.small_store import (
+    NOW,
+    bodies,
+    config,
+    facts,
+    forget_start,
+    message_facts,
+    opened,
+)
 from tests.helpers.store_maker import StoreMaker
 
 ROOM = 10
@@ -204,15 +212,15 @@ def test_a_store_that_was_not_closed_stays_so(tmp_path: Path) -> None:
 
 def test_beside_a_writer(tmp_path: Path) -> None:
     root = tmp_path / "store"
-    with opened(root) as store:
+    with opened(root, flush_interval_consume_queue=10**6) as store:
         for number in range(50):
             store.put(lq.Message("t", b"%d" % number, keys="k"))
         store.wait_dispatched()
-        # A timed flush would change times meanwhile.
         store.flush()
-        before = facts(root)
+        before = message_facts(root)
         report = rebuild(root, into=tmp_path / "new")
-        assert facts(root) == before
+        assert message_facts(root) == before
+        assert not (root / ".logquarry" / "rebuild").exists()
         assert report.is_live and report.messages == 50
         assert report.log_end == store.max_offset
         with pytest.raises(StoreUnavailable, match="open in another program"):

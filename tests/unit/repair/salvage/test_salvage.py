@@ -432,7 +432,7 @@ def bodies_and_files() -> tuple[set[bytes], dict[str, bytes]]:
     return {frame.body for frame in made.maker.frames}, files
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(harmed=st.deferred(lambda: damaged(bodies_and_files()[1])))
 def test_any_damage_leaves_a_sound_store_with_what_stands_whole(
     tmp_path: Path, harmed: dict[str, bytes]
