@@ -186,7 +186,7 @@ def test_the_producers_of_all_groups(tmp_path: Path) -> None:
 
 def test_the_progress_of_all_groups(tmp_path: Path) -> None:
     async def scenario(_: Broker, client: Client) -> None:
-        for _ in range(3):
+        for _number in range(3):
             await client.send("t")
         await _until(client, "t", 3)
         where = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 1}
