@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 import time
 from collections import deque
@@ -131,8 +132,6 @@ class Connection(asyncio.Protocol):
         self._opaque = 0
         self._asked: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._resumed: list[Callable[[], object]] = []
-        self._early = b""
-        """Bytes that came in the same record as the end of the TLS handshake."""
         self.address = ""
         self.host = _NO_HOST
         self.heard = 0.0
@@ -153,8 +152,6 @@ class Connection(asyncio.Protocol):
         self.heard = time.monotonic()
         self.is_open = True
         self._server.opened(self)
-        if self._early:
-            self.data_received(self._early)
 
     def connection_lost(self, _: Exception | None) -> None:
         """See :class:`asyncio.Protocol`."""
@@ -169,9 +166,6 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See :class:`asyncio.Protocol`."""
-        if self._transport is None:
-            self._early += data
-            return
         self.heard = time.monotonic()
         try:
             self._backlog.extend(self._reader.receive_data(data))
@@ -411,25 +405,24 @@ class Handshake(asyncio.Protocol):
             _violations.warning("too many TLS handshakes: a client is disconnected")
             transport.abort()
             return
-        # start_tls must read the first bytes of the handshake.
-        transport.pause_reading()
+        # The handshake must get the first bytes. uvloop reads on after a pause_reading here, and
+        # start_tls would then miss them. So another transport takes the socket.
+        found = transport.get_extra_info("socket")
+        taken = socket.fromfd(found.fileno(), found.family, found.type)
+        taken.setblocking(False)
+        transport.abort()
         self._server.handshakes.add(self)
-        self._server.spawn(self._shake(transport))
+        self._server.spawn(self._shake(taken))
 
-    async def _shake(self, transport: asyncio.Transport) -> None:
-        connection = Connection(self._server)
+    async def _shake(self, taken: socket.socket) -> None:
         try:
-            tls = await asyncio.get_running_loop().start_tls(
-                transport,
-                connection,
-                self._context,
-                server_side=True,
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: Connection(self._server),
+                taken,
+                ssl=self._context,
                 ssl_handshake_timeout=_HANDSHAKE_SECONDS,
             )
         except (OSError, EOFError) as error:
             _violations.warning("a TLS handshake failed: %s", error)
-            return
         finally:
             self._server.handshakes.discard(self)
-        if tls is not None and not tls.is_closing():
-            connection.connection_made(tls)

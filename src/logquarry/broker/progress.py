@@ -35,6 +35,8 @@ class Progress:
             RequestCode.GET_CONSUME_STATS: self.of_group,
             RequestCode.GET_BROKER_CONSUME_STATS: self.of_all_groups,
             RequestCode.CLONE_GROUP_OFFSET: self.clone,
+            RequestCode.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
         }
 
     def _topics(self, group: str, wanted: str = "") -> list[TopicConfig]:
@@ -72,6 +74,21 @@ class Progress:
             groups.append({group: found})
         document = {"brokerAddr": core.address, "consumeStatsList": groups, "totalDiff": lag}
         request.reply(body=fastjson.compact(document).encode())
+
+    def topics_of_group(self, request: Request) -> None:
+        """The topics in which a group has offsets."""
+        group = request.fields["group"]
+        topics = {name for name, other in self._core.tables.offsets.groups() if other == group}
+        request.reply(body=fastjson.compact({"topicList": sorted(topics)}).encode())
+
+    def subscription(self, request: Request) -> None:
+        """The subscription of the connected consumers of a group to a topic, if they have one."""
+        group, topic = request.fields["group"], request.fields["topic"]
+        document: dict[str, Any] = {"group": group, "topic": topic}
+        online = self._core.clients.consumers.get(group)
+        if online is not None and topic in online.filters:
+            document["subscriptionData"] = dict(online.filters[topic].document)
+        request.reply(body=fastjson.compact(document).encode("utf-8", "replace"))
 
     def clone(self, request: Request) -> None:
         """Copy the offsets of a group to another group, in one topic or in all its topics."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from logquarry import __version__
+from logquarry.broker.acl import TRACE_TOPIC
 from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.broker.statistics import Statistics
@@ -126,7 +127,10 @@ class Runtime:
         return {name: str(value) for name, value in numbers.items()} | dict.fromkeys(_TIMER, "0")
 
     def broker_config(self, request: Request) -> None:
-        """The broker's settings as a properties file."""
+        """The broker's settings as a properties file.
+
+        mqadmin's exportConfigs fails if one that it reads is missing.
+        """
         core, options, store = self._core, self._core.options, self._core.store.config
         settings = {
             "autoCreateSubscriptionGroup": options.create_groups,
@@ -140,10 +144,17 @@ class Runtime:
             "deleteWhen": store.delete_when,
             "enablePropertyFilter": True,
             "fileReservedTime": store.file_reserved_time,
+            "filterServerNums": 0,
             "flushDiskType": store.flush_disk_type,
             "listenPort": core.address.rpartition(":")[2],
             "maxMessageSize": store.max_message_size,
+            "messageDelayLevel": store.message_delay_level,
+            "msgTraceTopicName": TRACE_TOPIC,
+            "slaveReadEnable": False,
             "storePathRootDir": core.store.root,
+            "traceOn": True,
+            "traceTopicEnable": True,
+            "useTLS": options.tls is not None,
         }
         text = "".join(
             f"{name}={str(value).lower() if isinstance(value, bool) else value}\n"

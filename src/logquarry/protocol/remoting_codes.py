@@ -83,6 +83,8 @@ class RequestCode(IntEnum):
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
+    QUERY_TOPICS_BY_CONSUMER = 343
+    QUERY_SUBSCRIPTION_BY_CONSUMER = 345
     GET_TOPIC_CONFIG = 351
     LITE_PULL_MESSAGE = 361
 
@@ -327,8 +329,17 @@ _ROWS: Final = (
     _served(_C.ADD_WRITE_PERM_OF_BROKER, "names", "brokerName:text"),
     _served(_C.GET_ALL_PRODUCER_INFO, "broker"),
     RequestType(329, "DELETE_EXPIRED_COMMITLOG", ""),
+    _served(_C.QUERY_TOPICS_BY_CONSUMER, "broker", "group:text"),
+    _served(_C.QUERY_SUBSCRIPTION_BY_CONSUMER, "broker", "group:text topic:text"),
     _served(_C.GET_TOPIC_CONFIG, "broker", "topic:text"),
     _served(_C.LITE_PULL_MESSAGE, "broker", _PULL),
+    RequestType(370, "RECALL_MESSAGE", ""),
+    RequestType(400, "QUERY_ASSIGNMENT", ""),
+    RequestType(401, "SET_MESSAGE_REQUEST_MODE", ""),
+    RequestType(200_050, "POP_MESSAGE", ""),
+    RequestType(200_051, "ACK_MESSAGE", ""),
+    RequestType(200_052, "PEEK_MESSAGE", ""),
+    RequestType(200_053, "CHANGE_MESSAGE_INVISIBLETIME", ""),
 )
 REQUESTS: Final[Mapping[int, RequestType]] = {row.code: row for row in _ROWS}
 """The requests by their codes."""

@@ -168,6 +168,7 @@ def test_lists_of_topics_and_groups(tmp_path: Path) -> None:
         assert await update(code, name, [one, one | {"topicName": "two", "order": True}]) == 0
         topics = broker.core.tables.topics
         assert topics["one"][1:4] == (2, 3, 6) and topics["two"].order
+        wrong: Any
         for wrong in (one | {"topicName": "?"}, one | {"perm": "x"}, {}, 7):
             found = [one | {"topicName": "three"}, wrong]
             assert await update(code, name, found) == ResponseCode.SYSTEM_ERROR
@@ -197,7 +198,7 @@ def test_key_value_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert (await client.ask(code.GET_KV_CONFIG, where)).ext_fields == {"value": "broker-a:2"}
         other = where | {"key": "other"}
         assert (await client.ask(code.PUT_KV_CONFIG, other | {"value": "x"})).code == 0
-        for _ in range(2):
+        for _number in range(2):
             assert (await client.ask(code.DELETE_KV_CONFIG, other)).code == 0
         monkeypatch.setattr(key_values, "_MOST_CHARACTERS", 100)
         large = other | {"value": "x" * 60}

@@ -186,7 +186,7 @@ def test_the_producers_of_all_groups(tmp_path: Path) -> None:
 
 def test_the_progress_of_all_groups(tmp_path: Path) -> None:
     async def scenario(_: Broker, client: Client) -> None:
-        for _ in range(3):
+        for _number in range(3):
             await client.send("t")
         await _until(client, "t", 3)
         where = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 1}
@@ -196,6 +196,14 @@ def test_the_progress_of_all_groups(tmp_path: Path) -> None:
         asked = {"consumerGroup": "copy", "topic": "t", "queueId": 0}
         offset = await client.ask(RequestCode.QUERY_CONSUMER_OFFSET, asked)
         assert offset.ext_fields["offset"] == "1"
+        found = await client.ask(RequestCode.QUERY_TOPICS_BY_CONSUMER, {"group": "copy"})
+        assert document_of(found) == {"topicList": ["t"]}
+        asked = {"group": "copy", "topic": "t"}
+        code = RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER
+        assert document_of(await client.ask(code, asked)) == asked
+        await client.heartbeat(group="copy", subString="a || b")
+        subscription = document_of(await client.ask(code, asked))["subscriptionData"]
+        assert subscription["subString"] == "a || b"
         fields |= {"destGroup": "none", "topic": "other"}
         assert (await client.ask(RequestCode.CLONE_GROUP_OFFSET, fields)).code == 0
         answer = await client.ask(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
@@ -259,5 +267,21 @@ def test_the_name_server_takes_the_write_permission_away(tmp_path: Path) -> None
         port = broker.name_server.rpartition(":")[2]
         assert f"listenPort={port}\n".encode() in settings.body
         await names.close()
+
+    play(scenario, tmp_path / "s")
+
+
+def test_the_settings_that_mqadmin_exports(tmp_path: Path) -> None:
+    async def scenario(_: Broker, client: Client) -> None:
+        answer = await client.ask(RequestCode.GET_BROKER_CONFIG)
+        lines = answer.body.decode().splitlines()
+        found = dict(line.split("=", 1) for line in lines)
+        assert {
+            *("brokerClusterName", "brokerId", "brokerName", "brokerRole", "fileReservedTime"),
+            *("filterServerNums", "flushDiskType", "maxMessageSize", "messageDelayLevel"),
+            *("msgTraceTopicName", "slaveReadEnable", "traceOn", "traceTopicEnable", "useTLS"),
+            *("autoCreateTopicEnable", "autoCreateSubscriptionGroup"),
+        } <= found.keys()
+        assert found["messageDelayLevel"].startswith("1s 5s ") and found["useTLS"] == "false"
 
     play(scenario, tmp_path / "s")
