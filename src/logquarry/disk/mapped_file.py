@@ -85,20 +85,14 @@ class MappedFile(FilePlace):
         self.path = path
         self.base = base
         self.size = size
-        self.wrote = 0
-        self.flushed = 0
-        self.store_timestamp = 0
-        self.flushed_timestamp = 0
+        self.wrote = self.flushed = 0
+        self.store_timestamp = self.flushed_timestamp = 0
         self.guards_name = False
-        self._disk = disk
-        self._health = disk.health
-        self._descriptor = -1
+        self._disk, self._health = disk, disk.health
         # Committed bytes and their store time, while writes go to a pool's buffer.
-        self._committed = 0
-        self._committed_timestamp = 0
+        self._committed = self._committed_timestamp = 0
         self._sync_lock = threading.Lock()
-        self.is_locked_in_memory = False
-        self._is_made = False
+        self.is_locked_in_memory = self._is_made = False
         self._descriptor = self._open(exclusive)
         try:
             self._map = disk.map(self._descriptor, size)
@@ -189,8 +183,7 @@ class MappedFile(FilePlace):
         return at
 
     def advance(self, count: int) -> None:
-        """Advance :attr:`wrote` by ``count`` bytes, which a kernel has written into
-        :attr:`buffer`."""
+        """Advance :attr:`wrote` by ``count`` bytes that a kernel wrote into :attr:`buffer`."""
         end = self.wrote + count
         assert count >= 0 and end <= self.size
         self.keep(self.wrote, end)
@@ -229,11 +222,11 @@ class MappedFile(FilePlace):
         self._health.require_writable()
         changed = False
         for at, stale in self._written_from(position):
+            changed = True
             if self._copy is None:
                 stale[:] = 0
             else:
                 self._copy.clear(at, len(stale))
-            changed = True
         if changed:
             self._disk.sync(self._descriptor, self.path)
         return changed
@@ -253,9 +246,9 @@ class MappedFile(FilePlace):
             at = self._next_data(stop)
 
     def _bytes(self, start: int, stop: int) -> memoryview:
-        copied = None if self._copy is None else self._probed
-        part = self._view[start:stop] if copied is None else copied.window(start, stop - start)
-        return part[: stop - start]
+        if self._copy is None or self._probed is None:
+            return self._view[start:stop]
+        return self._probed.window(start, stop - start)[: stop - start]
 
     def _next_data(self, position: int) -> int | None:
         try:
@@ -352,8 +345,7 @@ class MappedFile(FilePlace):
 
     def _return_buffer(self) -> None:
         pooled = self._pooled
-        # Set the map first: another thread that reads `buffer` meanwhile gets the map or the pool's
-        # buffer.
+        # Set the map first: a thread that reads `buffer` meanwhile gets the map or the pool's one.
         self._use_buffer(None)
         self._pooled = None
         if pooled is not None and self._pool is not None:
@@ -424,10 +416,9 @@ class MappedFile(FilePlace):
         Raises:
             UnreadableFile: if the disk does not deliver them.
         """
-        if self._probed is not None:
-            self._probed.window(position, size)
-            fault = first_unreadable(self._probed.unreadable, position, size)
-            if fault is not None:
+        if (probed := self._probed) is not None:
+            probed.window(position, size)
+            if (fault := first_unreadable(probed.unreadable, position, size)) is not None:
                 text = f"{fault.length} bytes {fault.reason}"
                 raise UnreadableFile(str(self.path), fault.offset, text, kind=UNREADABLE)
 

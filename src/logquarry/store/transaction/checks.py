@@ -138,8 +138,7 @@ class _Round:
 
     Attributes:
         start: queue offset of the first half message.
-        next: queue offset of the next half message to check; all half messages before it are
-            finished.
+        next: queue offset of the next half message to check; all before it are finished.
         ops: queue offset of each half message that an op names -> queue offsets of the ops.
         old: half messages before ``start`` that ops name.
         op_start: queue offset of the first op.
