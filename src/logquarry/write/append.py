@@ -1,11 +1,11 @@
 """The writer of the commit log: puts messages and batches.
 
 Follows ``CommitLog.asyncPutMessage(s)`` of 4.9.3. :meth:`PutPath.put_common
-<logquarry.write.put_path.PutPath.put_common>` puts a common message. Messages with properties that
-the store acts on (a delay, WAIT, further queues), batches and dialect 3.1 take the longer path
+<logquarry.write.put_path.PutPath.put_common>` puts a common message. Batches, dialect 3.1, and
+messages with properties that the store acts on (a delay, WAIT, further queues) take the longer path
 through :mod:`logquarry.write.encode` and :meth:`LogAppender.append`.
 
-Guarantees: a put that raises has not put its message into the log.
+Guarantees: if a put raises, its message is not in the log.
 """
 
 from __future__ import annotations

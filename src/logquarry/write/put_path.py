@@ -138,7 +138,7 @@ class PutPath(FrameAppend):
         """Put a message in which the store changes nothing.
 
         Returns:
-            None, and nothing is changed, for any other message; then the reference puts it.
+            The result; None if the reference must put the message, and nothing is changed then.
         """
         if type(message) is not _Message or not self.takes_kernels:
             return None
