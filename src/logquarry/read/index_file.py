@@ -1,7 +1,7 @@
 """One index file: its header, its entries, and its shape (``IndexFile``).
 
 A query follows each chain at most once and only backwards, so that no damage makes it loop. A short
-file lacks the entries after its end. No bytes make a read raise.
+file lacks the entries after its end. Damaged bytes never make a read raise.
 
 If the settings lack the shape of the index (slots and entries), :func:`infer_shape` finds it. The
 size of a file, ``40 + 4 x slots + 20 x entries``, does not determine both numbers. The contents

@@ -151,7 +151,7 @@ def plan_read(
     if skip_damage and bound is not None:
         end = sound_bound(layout, bound)
         if end is not None and end < bound:
-            # Including the byte at which the log breaks: its part reports the damage.
+            # Include the byte at which the log breaks: the part with this byte reports the damage.
             extent = LogExtent(extent.start, end + 1, bound)
     start, stop = time_range(layout, selection.wanted, extent)
     if selection.start_offset is not None:
@@ -373,7 +373,7 @@ class _QueuePlanner:
         return units[(offsets >= self.extent.start) & (offsets < self.extent.stop)]
 
     def _gaps(self, units: list[Units]) -> list[LogSplit] | None:
-        """Ranges of the log within the wanted one that no queue covers.
+        """Ranges of the log within the wanted range that no queue covers.
 
         None if the messages of two entries overlap: one entry is wrong, and might hide a message
         that no queue names.
