@@ -52,7 +52,8 @@ def rocksdb_folders(layout: StoreLayout, parent: str = "") -> tuple[str, ...]:
 def require_package(layout: StoreLayout) -> None:
     """Refuse a store with queues in RocksDB if the package to read them is missing.
 
-    Raises: UsageError: if the package is missing.
+    Raises:
+        UsageError: if the package is missing.
     """
     if rocksdb_folders(layout) and not is_installed():
         raise needs_package(f"{layout.root}: its queues are")

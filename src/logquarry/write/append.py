@@ -84,9 +84,7 @@ class CommitLogWriter(LogAppender):
         if message is not None:
             require_message(message, "message")
         if self.config.is_3_1:
-            raise refusal(
-                PutStatus.MESSAGE_ILLEGAL, "dialect 3.1 knows no batches", reason="dialect"
-            )
+            raise refusal(PutStatus.MESSAGE_ILLEGAL, "dialect 3.1 has no batches", reason="dialect")
         if messages is not None and wire is None and message is None:
             encoded = encode_messages(self.encoder, self.config, messages)
         elif messages is None and wire is not None and message is not None:

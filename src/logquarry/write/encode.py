@@ -176,7 +176,8 @@ class Copies:
 def check_widths(numbers: Numbers) -> None:
     """Check that each number fits its field of the frame.
 
-    Raises: UsageError: if a number does not fit; the text names the field.
+    Raises:
+        UsageError: if a number does not fit; the text names the field.
     """
     queue_id, flag, born, reconsume_times, prepared_offset = numbers
     arguments.int32(queue_id, "queue_id")
@@ -293,7 +294,7 @@ class MessageEncoder:
         hosts = host_fields(message.born_host, store_host, message.sys_flag)
         if self._is_3_1 and hosts.flags & _V6:
             raise refusal(
-                PutStatus.MESSAGE_ILLEGAL, "dialect 3.1 knows no hosts of IPv6", reason="hosts"
+                PutStatus.MESSAGE_ILLEGAL, "dialect 3.1 has no IPv6 hosts", reason="hosts"
             )
         return hosts
 

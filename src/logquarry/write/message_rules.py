@@ -196,7 +196,7 @@ def delay_level(text: str | None) -> int:
         return 0
     level = delay.parse_int(text)
     if level is None:
-        raise refusal(PutStatus.MESSAGE_ILLEGAL, f"DELAY is no number: {text!r}", reason="delay")
+        raise refusal(PutStatus.MESSAGE_ILLEGAL, f"DELAY is not a number: {text!r}", reason="delay")
     return level
 
 

@@ -12,7 +12,7 @@ first files missing              missing_file; log_start if        record the ne
                                  nothing records the start
 checkpoint after the log's end   checkpoint_ahead                  write_checkpoint
 break in the chain of frames     the damage kinds, torn_tail       end of the log, or note_damage
-frames behind the log's end      stale_frames                      zero, set_aside
+frames after the log's end       stale_frames                      zero, set_aside
 queue without files              queue_missing                     build_queue
 queue ends before the log        queue_behind                      build_queue
 entry never written              queue_hole                        cut, build_queue
@@ -27,7 +27,7 @@ index header, order, first and   index_header, index_entry,        set_aside, bu
 last message, shape              index_ahead, index_shape
 index chain                      index_chain                       set_aside if it leads forward
 index key                        index_entry_wrong, index_gap      none: a query skips it
-keys behind the index            index_behind, index_missing       build_index
+keys after the index's end       index_behind, index_missing       build_index
 ===============================  ================================  =============================
 
 Salvage takes damage and missing files from :mod:`.log`, and gaps and harmed queue offsets from

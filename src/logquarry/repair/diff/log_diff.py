@@ -54,7 +54,7 @@ class LogDiff:
     Attributes:
         parts: the stretches that were compared.
         divergence: the first difference, None without one.
-        notes: differences that are no divergence.
+        notes: differences that are not a divergence.
     """
 
     def __init__(self, a: StoreLayout, b: StoreLayout, start: int, end: int) -> None:
@@ -265,7 +265,7 @@ def compare_queue(
 ) -> QueueDiff:
     """Compare one queue of two stores.
 
-    Entries of messages that one of the logs does not have are no difference.
+    Entries of messages that one of the logs does not have are ignored.
 
     Args:
         key: topic and queue id.
