@@ -156,7 +156,7 @@ def refusal(
     except UnsupportedStore as error:
         return error
     if found is None:
-        # Whether the index has tags is found out later, with the settings.
+        # The settings are determined later, and show whether the index has tags.
         found = find_features(layout, index=False)
     for feature in _forbidding(found, layout.config, action):
         return _error(layout.root, feature, action)

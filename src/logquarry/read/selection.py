@@ -208,7 +208,8 @@ def read_in_order(
 ) -> Iterator[Event]:
     """The events of all parts of a plan, in physical order."""
     if not plan.uses_queues:
-        # One walk over the whole range, so that no part has to search its first frame.
+        # One walk over the whole range: otherwise each part would have to search for its first
+        # frame.
         start = min((part.start for part in plan.parts if isinstance(part, LogSplit)), default=None)
         if start is None:
             return
@@ -469,7 +470,7 @@ def _is_ordered(units: Units) -> bool:
 
 
 def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]:
-    """The places that no walk reads, in ascending order."""
+    """The places outside of the parts that a walk reads, in ascending order."""
     if not walked:
         return places
     starts = np.array([split.start for split in walked], np.int64)

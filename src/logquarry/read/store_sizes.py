@@ -79,7 +79,7 @@ def _with_multi_dispatch(config: StoreConfig, layout: StoreLayout) -> StoreConfi
     if has_lmq is None and found is not None:
         has_lmq = found.has_lmq
     if has_lmq is None and config.enable_multi_dispatch is None:
-        # Without another sign, the name of such a queue decides.
+        # If nothing else shows LMQ, the queues' names decide later.
         has_lmq = layout.kept_settings.get("enable_lmq", True if is_on else None)
     return dataclasses.replace(config, enable_multi_dispatch=is_on, enable_lmq=has_lmq)
 

@@ -151,12 +151,12 @@ class Timers:
         return found
 
     def delivered(self, frame: Frame) -> int | None:
-        """The queue offset of the message that a frame delivers; it waits no longer."""
+        """Remove the message that a frame delivers, and return its queue offset."""
         topic = frame.topic.decode("utf-8", "replace")
         return self._take(_content(frame, topic, frame.queue_id), None)
 
     def remove(self, queue_offset: int) -> None:
-        """Let a message wait no longer."""
+        """Remove a message: it waits no longer."""
         found = self.waiting.pop(queue_offset)
         self.done[queue_offset] = found.slot_time
         content = self._contents.pop(queue_offset)

@@ -116,8 +116,8 @@ class IndexFileWriter:
         else:
             begun = self._put_reference(hashes, offsets, times, header.begin_timestamp)
         if before.entry_count <= 1:
-            # QUIRK: the seconds of the first entry count from the last time of the previous file,
-            # which is still the header's begin (test_replay.py: clean-restart/base).
+            # QUIRK: the seconds of the first entry count from the end of the previous file: the
+            # header still has that time as its begin (test_replay.py: clean-restart/base).
             entries = self._entries(before.entry_count, 1)
             entries["seconds"] = _seconds(times[:1], before.begin_timestamp)
         if not self.file.address:
@@ -346,7 +346,7 @@ def next_name(last: str, now_ms: int) -> str:
     if name > last and len(name) >= len(last):
         return name
     try:
-        # Parse without a time zone: with one, an hour may exist twice.
+        # Parse without a time zone: in a time zone, an hour may occur twice.
         moment = datetime.datetime.strptime(last[:-3], _NAME_FORMAT)
         if len(last) != _NAME_DIGITS:
             raise ValueError(last)

@@ -260,7 +260,8 @@ class LogAppender(PutBatchPath):
         with self._lock:
             began = self._held_since = _monotonic()
             try:
-                # A time that is no integer would stay in the log's files, and fail their flush.
+                # A time that is not an integer would be kept for the files' flush, and make it
+                # fail.
                 yield index(self.clock()), began
             finally:
                 self._held_since = 0.0

@@ -61,7 +61,7 @@ def batches_of(source: Any) -> list[pa.RecordBatch]:
             f"put_many: the {type(source).__name__} has no columns of messages: "
             f"{reason[0] if reason else error!r}"
         ) from error
-    # pandas exports an index without a name under such a name.
+    # pandas exports an unnamed index as a column __index_level_N__.
     index = [name for name in table.schema.names if re.fullmatch(r"__index_level_\d+__", name)]
     found: list[pa.RecordBatch] = (table.drop_columns(index) if index else table).to_batches()
     # A table without rows has no batches, but its columns are checked too.

@@ -192,7 +192,7 @@ class ReplicaWait:
             assert self.connected >= 0
 
     def acknowledge(self, offset: int, since: int = 0) -> None:
-        """End the waits that are covered now that a slave has the log up to an offset.
+        """Note that a slave has the log up to an offset, and end the waits for that.
 
         Args:
             offset: the physical offset.

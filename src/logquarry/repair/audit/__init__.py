@@ -30,17 +30,17 @@ index key                        index_entry_wrong, index_gap      none: a query
 keys after the index's end       index_behind, index_missing       build_index
 ===============================  ================================  =============================
 
-Salvage takes damage and missing files from :mod:`.log`, and gaps and harmed queue offsets from
-:mod:`.queue_offsets`. Rebuild takes damage and missing files.
+Salvage uses damage and missing files from :mod:`.log`, and gaps and harmed queue offsets from
+:mod:`.queue_offsets`. Rebuild uses damage and missing files.
 
 Two audits of the queues exist, because they answer different questions. :mod:`.queues` compares
 each frame with the entry at the queue offset that the frame names, for every entry of a queue:
-verify must report a harmed offset. :mod:`.first_difference` places harmed offsets first, with the
-queue as evidence, and stops at the first difference of a queue, from which on the queue is written
-again. Both use the same rules for entries, files and damage. Of 363 golden and harmed stores
-(November 2026) the two differ on the queues of 12: in 6 a recovery cuts the log before messages
-that have entries, 3 lack copies by multi-dispatch, 2 have harmed queue offsets, and 1 has other
-delay levels.
+verify must report a harmed offset. :mod:`.first_difference` first corrects harmed offsets, with the
+queue as evidence. It then stops at the first difference of a queue: from there on the recovery
+writes the queue again. Both use the same rules for entries, files and damage. Of 363 golden and
+harmed stores (November 2026) the two differ on the queues of 12: in 6 a recovery cuts the log
+before messages that have entries, 3 lack copies by multi-dispatch, 2 have harmed queue offsets, and
+1 has other delay levels.
 
 The recovery mode ``rocketmq`` uses none of this: it follows RocketMQ's own code, quirks included
 (``java_*.py`` in :mod:`logquarry.repair.recover`).

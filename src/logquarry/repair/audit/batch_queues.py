@@ -72,7 +72,8 @@ class BatchQueuesAudit:
         self._seen: dict[QueueKey, _Seen] = {}
         self._names = set(layout.batch_queue_names)
         files = layout.commit_log.files
-        # While retention removes the log's first file, it cuts the queues after that file.
+        # Retention may delete the log's first file during the audit, and the queues' entries for
+        # it.
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
     def add(self, key: QueueKey, entries: BatchEntries) -> None:

@@ -72,7 +72,7 @@ class EntryGroup:
 
     Attributes:
         kind: kind of the finding.
-        number: number of the first entry; in a queue its queue offset.
+        number: number of the first entry; in a queue, its queue offset.
         reason: the difference of the first entry in words.
         count: number of entries.
     """

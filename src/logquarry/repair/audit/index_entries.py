@@ -121,7 +121,7 @@ class EntryAudit:
 
     def _has_keys(self, run: Run, places: Int64, numbers: Int64, hashes: Int64) -> Bools:
         """Which entries have the hash of a key of their frame; ``numbers``: the frame of each."""
-        # If the index has tags, entries of tags are accepted. Missing ones are not a fault, because
+        # If the index has tags, entries of tags are accepted. A missing tag is not a fault, because
         # an older version of the broker indexed no tags.
         if self._layout.config.index_tags:
             raw, owners = index_keys(run.window, run.rows, raw=True, tags=True)
@@ -217,7 +217,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The entries of one file: position of the first, and number."""
+    """The entries of one file: position of the first entry, and number of entries."""
 
     path: str
     position: int

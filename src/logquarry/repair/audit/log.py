@@ -126,7 +126,7 @@ class LogAudit:
     Args:
         layout: the store's files.
         bounds: known bounds of the log.
-        stop: physical offset at which the reading ends; default: at the log's end.
+        stop: physical offset at which to stop reading (default: the log's end).
         is_live: whether a writer has the store open.
 
     Attributes:
@@ -208,7 +208,8 @@ class LogAudit:
                 if self._replaces_file(event):
                     self.damage.append(_lost_file(event))
             else:
-                # Not the latest time: a clock set back would make later frames stale.
+                # Do not use the latest time: if a clock was set back, later frames would seem
+                # stale.
                 self.last_timestamp = self._times(event)[1]
                 self.latest_timestamp = max(self.latest_timestamp, self.last_timestamp)
                 self.count += len(event.rows) if isinstance(event, Run) else event.count
@@ -323,7 +324,7 @@ def _lost_file(blank: BlankSpan) -> DamagedSpan:
 
 
 def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
-    """The frames at the start of a damaged span that are damaged in their bodies alone."""
+    """The frames at the start of a damaged span that have damage only in the body."""
     files = layout.commit_log
     file = files.at(span.offset)
     if file is None or not file.size:
@@ -373,7 +374,7 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
 
 
 def made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
-    """The message within which a short file of the log ends, if appended zeros made it look whole.
+    """The message that a short file of the log cuts off, if appended zeros make it look whole.
 
     No CRC covers properties: readers would get the message without their end.
 

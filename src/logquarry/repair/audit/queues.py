@@ -232,7 +232,8 @@ class QueuesAudit:
         self._names = self._find_names()
         self._other_queues = other_queues(layout)
         self.batch = BatchQueuesAudit(layout, self._other_queues.batch)
-        # While retention removes the log's first file, it cuts the queues after that file.
+        # Retention may delete the log's first file during the audit, and the queues' entries for
+        # it.
         files = layout.commit_log.files
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 

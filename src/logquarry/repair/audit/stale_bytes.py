@@ -120,7 +120,7 @@ class _Appends:
         from_buffer = len(data) - int(self._starts[number])
         nonzero = np.flatnonzero(tail)
         zeros_from = int(nonzero[-1]) + 1 if len(nonzero) else 0
-        # Position in the tail -> the latest append whose bytes end there.
+        # Position in the tail -> the latest append that ends at this position.
         reached = {0: number}
         due, best = [0], 0
         while due:

@@ -131,7 +131,7 @@ class _Wheel:
         return found if found.size == size else None
 
     def faults(self, timers: Timers) -> Iterator[TimerFault]:
-        """Faults of the slots that will be delivered; messages that no slot leads to."""
+        """The faults of slots that are not delivered yet, and messages that are in no slot."""
         faults: list[TimerFault] = []
         reached: set[int] = set()
         for time, place in sorted(self._last.items()):

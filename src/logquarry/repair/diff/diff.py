@@ -18,7 +18,7 @@ from logquarry.units import Progress
 
 
 class _Store:
-    """One of the two stores, at the moment it is opened: a writer may append to it later."""
+    """One of the two stores, as it was when it was opened: a writer may append to it later."""
 
     def __init__(self, layout: StoreLayout) -> None:
         require_log(layout)

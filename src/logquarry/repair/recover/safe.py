@@ -390,8 +390,9 @@ class _Planner:
             is_closed=self._is_closed,
             synced_timestamp=checkpoint.index_timestamp,
         )
-        # Move the last file first: after an interruption the wrong file is still there, so that the
-        # next recovery does not treat the files after it as a whole index.
+        # Move the last file first. After an interruption the wrong file is then still there.
+        # Otherwise the next recovery would treat the files after the wrong file as a complete
+        # index.
         for name, reason in reversed(found.set_aside):
             self._step(StepKind.SET_ASIDE, f"{INDEX}/{name}", None, None, reason)
         left = len(self._layout.index_files) - len(found.set_aside)

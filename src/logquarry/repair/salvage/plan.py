@@ -400,7 +400,7 @@ class _Planner:
     def _finish(self) -> None:
         plan = self._plan
         try:
-            # The queue offset of a copy is not in the field of its frame.
+            # A copy by multi-dispatch has another queue offset than the field of its frame.
             mends = not self._config.enable_multi_dispatch and not self._has_copies
             for key, notes in self._notes.items():
                 is_batch = key[0] in self._config.batch_topics

@@ -149,7 +149,7 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
         report: gets the findings.
     """
     check = TransactionCheck()
-    # Frames whose body alone is damaged count, as they do for queues.
+    # Frames with damage only in the body count, as they do for queues.
     for event in LogReader(layout, bound=end, check_crc=False).events():
         if isinstance(event, Run):
             check.take(transaction_frames(event.window, event.rows))
@@ -166,7 +166,7 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
 
 
 def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The misnamed files of the queues to which some files belong, each with the reason.
+    """The misnamed files, each with the reason, of all queues that have findings.
 
     Args:
         layout: the store's files.
