@@ -206,7 +206,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         "note",
         "the record of the settings cannot be read",
         Action.NOTHING,
-        "nothing: the next writer replaces them",
+        "nothing: the next writer replaces it",
     ),
     "checkpoint_missing": Kind(
         "note", "there is no checkpoint", Action.NOTHING, "nothing: the next writer makes one"
