@@ -18,9 +18,9 @@ from pathlib import Path
 def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
     """Candidate folders, best first; the caller takes the first that it can use.
 
-    The first is LOGQUARRY_CACHE_DIR, else logquarry/ under XDG_CACHE_HOME, else
-    ~/.cache/logquarry. It may be missing, read-only or mounted noexec. The second is a temporary
-    folder that only this user can write; it is created when the iterator reaches it.
+    The first candidate is LOGQUARRY_CACHE_DIR, else logquarry/ under XDG_CACHE_HOME, else
+    ~/.cache/logquarry. It may be missing, read-only or mounted noexec. The second candidate is a
+    temporary folder that only this user can write; it is created when the iterator reaches it.
     """
     environ = os.environ if environ is None else environ
     own, xdg = environ.get("LOGQUARRY_CACHE_DIR"), environ.get("XDG_CACHE_HOME")
@@ -55,8 +55,8 @@ def _made(folder: Path) -> bool:
 def _temporary_folder() -> Path:
     """A folder below the system's temporary folder; the same folder on each run if that is safe.
 
-    Its name is predictable and any user can write to /tmp. So a folder that another user created
-    or may write to is not used: programs are run from it.
+    Its name is predictable and any user can write to /tmp. Programs are run from the folder, so a
+    folder that another user created or may write to is not used.
     """
     parent = tempfile.gettempdir()
     if not hasattr(os, "getuid"):  # Windows

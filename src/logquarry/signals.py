@@ -1,8 +1,8 @@
 """Holds back interrupts (Ctrl-C, SIGTERM) until a point at which they are safe.
 
-An import reports exactly how many messages it has put. py4j has one connection per thread: an
-exception inside a call leaves that call's answer in the connection, and the next call then fails
-or hangs. And an export should not stop while its files are half in place.
+An import must report exactly how many messages it has put. py4j has one connection per thread: an
+exception inside a call leaves that call's answer in the connection, and the next call then fails or
+hangs. An export must not stop while only some of its files are in place.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Held:
         for number in _SIGNALS:
             handler = signal.getsignal(number)
             self._before[number] = handler
-            # Ignored signals, and those with the default action, keep their effect.
+            # Ignored signals, and signals with the default action, keep their effect.
             if callable(handler):
                 self._handlers[number] = handler
                 signal.signal(number, self._note)
 
     def release(self) -> None:
-        """Restore the previous handlers, also over handlers set meanwhile."""
+        """Restore the previous handlers, even if other handlers were set meanwhile."""
         for number, handler in self._before.items():
             if handler is not None:
                 signal.signal(number, handler)

@@ -16,8 +16,8 @@ try:
 except ImportError:
     fcntl = None
 
-# An ordinary open would block for ever on a pipe without a writer. Windows reads a file as text
-# unless O_BINARY is given.
+# Without O_NONBLOCK, opening a pipe without a writer would block for ever. Without O_BINARY,
+# Windows reads a file as text.
 READ_ONLY = (
     os.O_RDONLY
     | getattr(os, "O_NONBLOCK", 0)
