@@ -1,8 +1,8 @@
 """Compares the state table and the redo log of 3.x with the log, and plans their recovery.
 
 A table or redo log that differs from the log is set aside and rebuilt. The new table has the
-numbers of the PREPARED messages, so that their producers can end them, and all ended transactions,
-so that no number is used twice.
+numbers of the PREPARED messages, so that producers can end these transactions. It also has all
+ended transactions, so that no number is used twice.
 """
 
 from __future__ import annotations
@@ -116,11 +116,11 @@ class TransactionCheck:
                 yield reason, False
         yield from self._ended_faults(table, start)
         if (self.book.next_number or 0) > table.end:
-            # In a new table RocketMQ numbers the entries from 0 again.
+            # When RocketMQ makes a new table, it numbers the entries from 0 again.
             yield f"its entries end at {table.end}, but the log has higher numbers", True
 
     def _ended_faults(self, table: UnitFiles, log_start: int) -> Iterator[tuple[str, bool]]:
-        """Differences of the entries of ended transactions, like :meth:`table_faults`."""
+        """Wrong entries of ended transactions, in the form of :meth:`table_faults`."""
         units = table.units
         real = units["size"] != FILLER_SIZE
         ended = np.flatnonzero(
@@ -202,7 +202,7 @@ class TransactionCheck:
 
 
 def make_units(disk: Disk, root: Path, plan: UnitsPlan) -> None:
-    """Rebuild the table or the redo log, durably. The old files were set aside before.
+    """Rebuild the table or the redo log, durably. The caller has set the old files aside.
 
     Raises:
         StoreUnavailable: if the disk fails, or is full.

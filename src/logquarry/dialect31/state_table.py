@@ -62,7 +62,7 @@ class StateTableKeeper:
         # Users read while the dispatcher's thread writes, and other threads flush.
         self._lock = threading.Lock()
         self._changed: set[MappedFile] = set()
-        # Held while changed files are synced, so that retention does not delete them.
+        # Held during the sync of changed files, so that retention does not delete these files.
         self._syncing = threading.Lock()
 
     @property
@@ -99,8 +99,8 @@ class StateTableKeeper:
     def _take(self, frame: TransactionFrame) -> None:
         end = frame.physical_offset + frame.size
         with self._lock:
-            # If there was no room, the caller passes the frame again; then the table may already
-            # have it.
+            # If the disk was full, the caller passes the frame again: the table may already have
+            # the entry.
             if frame.physical_offset >= self._table_until:
                 self._tell_table(frame)
                 self._table_until = end
@@ -176,8 +176,8 @@ class StateTableKeeper:
         """Delete the leading files of the table or the redo log.
 
         Args:
-            name: STATE_TABLE or REDO_LOG. The log has already deleted the messages of the entries
-                in these files.
+            name: STATE_TABLE or REDO_LOG. The messages of the entries in these files are already
+                deleted from the log.
             last_base: base of the last file to delete.
 
         Raises:
@@ -236,7 +236,7 @@ def _last_file(files: MappedFileQueue, start: int) -> MappedFile:
 # Opening a store of dialect 3.1 for writing
 
 _READ_FILES: Final = 3
-"""RocketMQ reads this many last files of the log through the buffer when it opens a store."""
+"""RocketMQ reads this many files at the log's end through the buffer when it opens a store."""
 
 
 def open_state_table(

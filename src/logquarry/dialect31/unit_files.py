@@ -144,7 +144,7 @@ class TransactionFrame(NamedTuple):
 
     def unit(self, state: int = sys_flag.TRANSACTION_PREPARED) -> StateUnit:
         """Its entry in the state table."""
-        # Java truncates times after 2038 likewise, and no CRC covers the time.
+        # Java, too, truncates times after 2038; no CRC covers the time.
         seconds = java.to_int(self.store_timestamp // _MS)
         return StateUnit(self.physical_offset, self.size, seconds, self.group_hash, state)
 

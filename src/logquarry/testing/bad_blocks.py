@@ -1,4 +1,4 @@
-"""Files with unreadable blocks, for tests: a probe that fails as a bad disk does."""
+"""Files with unreadable blocks, for tests: a probe that fails like a bad disk."""
 
 from __future__ import annotations
 
