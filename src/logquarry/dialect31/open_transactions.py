@@ -106,8 +106,7 @@ class TransactionBook:
         return Change(number, unit, unit.state)
 
     def _number_of(self, frame: TransactionFrame) -> int:
-        """The number of a PREPARED message: that in its frame if plausible, else the next
-        number."""
+        """The number of a PREPARED message: from its frame if plausible, else the next number."""
         expected = self.next_number
         # Each missing number belongs to a message, which takes at least these bytes.
         room = (frame.physical_offset - self._known_until) // FIXED_SIZE_V1

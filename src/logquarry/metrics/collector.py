@@ -229,8 +229,7 @@ def prometheus_text(store: MessageStore, node_id: str | None = None) -> str:
 
 
 def _counts(store: MessageStore | StoreWriter) -> bool:
-    """Return whether the store counts its operations: only a store that is open for writing
-    does."""
+    """Return whether the store counts its operations: it does only if it is open for writing."""
     from logquarry.store.message_store import StoreWriter
 
     return isinstance(store, StoreWriter)

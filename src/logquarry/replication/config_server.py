@@ -75,7 +75,7 @@ REQUESTS: Final = (
 _BY_CODE: Final = {request.code.value: request for request in REQUESTS}
 
 _SETTLED_NS: Final = 2_000_000_000
-"""Milliseconds. Do not cache a younger file: it may change without a new modification time."""
+"""Nanoseconds. Do not cache a younger file: it may change without a new modification time."""
 _LARGEST_DOCUMENT: Final = LARGEST_FRAME - (1 << 12)
 """Maximum bytes of a document: the frame also needs room for a header."""
 
