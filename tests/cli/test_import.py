@@ -280,7 +280,7 @@ def test_one_bad_line_and_nothing_is_put(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if behind:
-        # In a later piece: without the check the rows before it would be put already.
+        # In a later piece: without the check, the rows before it would already be in the store.
         monkeypatch.setattr(json_lines, "CHUNK_BYTES", 1)
     source = write(tmp_path / "bad.jsonl", line(), bad, line())
     assert f"{source}: {reason}" in put_in(source, code=1).stderr

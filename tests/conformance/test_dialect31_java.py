@@ -50,7 +50,7 @@ def work(store: StoreWriter, rng: random.Random, steps: int) -> None:
         ("v3-transactions", ""),
         ("v3-transactions-unclean/log-tail-lost", ""),
         ("v3-transactions-unclean/redolog-several-files", ""),
-        # The entries before the log's first message are fillers then.
+        # Then the entries before the log's first message are fillers.
         ("v3-transactions-unclean/first-log-file-expired", "transaction/statetable"),
     ],
 )

@@ -275,7 +275,7 @@ with lq.MessageStore.open(root, config=config) as store:
     assert done.returncode == -7, (done.returncode, done.stderr)
 
 
-# The handler that was there before still gets the signals of other accesses, and each ends.
+# The earlier handler still gets the signals of other accesses, and each process ends.
 @handled
 @pytest.mark.parametrize("end", ["foreign[500_000]", "os.kill(os.getpid(), signal.SIGBUS)"])
 @pytest.mark.parametrize("replace", ["faulthandler.enable()", "faulthandler.disable()"])
@@ -373,7 +373,7 @@ try:
 def test_a_writer_never_ends_a_scan_at_a_file_that_was_cut(
     tmp_path: Path, size: int, read: str
 ) -> None:
-    """Another program cuts the log's last file: that is damage, and no torn tail."""
+    """Another program cuts the log's last file: that is damage, not a torn tail."""
     root = tmp_path / "store"
     config = lq.StoreConfig(mapped_file_size_commit_log=FILE, max_hash_slot_num=100)
     with lq.MessageStore.open(root, mode="rw", config=config) as store:

@@ -72,7 +72,7 @@ def log_blocks(frames: Frames, count: int, seed: int) -> Blocks:
 
 
 def untouched(frames: Frames, blocks: Blocks) -> dict[int, bytes]:
-    """The frames that touch none of the blocks."""
+    """The frames that lie in none of the blocks."""
     bad = {int(name.rpartition("/")[2]) // BLOCK + number for name, number in blocks}
     return {
         offset: data

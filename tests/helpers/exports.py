@@ -23,7 +23,7 @@ def exported_lines(store: Path, target: Path) -> list[Message]:
 
 
 def export_parquet(store: Path, folder: Path, **options: Any) -> Path:
-    """Write a store as Parquet the way the export's workers do, without Spark and a manifest."""
+    """Write a store as Parquet as the export's workers do, without Spark and without a manifest."""
     output = OutputFolder(folder)
     output.make("staging")
     for number, task in enumerate(plan_tasks(ReadOptions(paths=(str(store),), **options))):
@@ -50,7 +50,7 @@ def kept(messages: list[Message], *, keep_times: bool) -> list[Message]:
             time = same.pop("store_timestamp")
             is_delayed = (delay.parse_int(same["properties"].get("DELAY", "")) or 0) > 0
             if same["topic"] == delay.SCHEDULE_TOPIC and is_delayed:
-                # The time of delivery: it follows the store time.
+                # The time of delivery, which depends on the store time.
                 same["tags_code"] -= time
         found.append(same)
     return found

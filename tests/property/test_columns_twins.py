@@ -53,8 +53,8 @@ def test_all_columns_of_what_a_broker_writes(log: strategies.Log) -> None:
 @pytest.mark.parametrize("check_crc", [True, False])
 def test_flips_of_single_bits(check_crc: bool) -> None:
     log = small_log()
-    # Without the CRC two or three bits of each byte, by turns all eight. With it nearly all flips
-    # of the body leave no frame.
+    # Without the CRC, two or three bits of each byte, and all eight in turn. With the CRC, nearly
+    # all flips in the body make the frame invalid.
     step = 8 if check_crc else 3
     for base, sound in zip(log.bases(), log.files, strict=True):
         data = bytearray(sound)
@@ -270,7 +270,7 @@ def test_wrong_property_crcs(log: strategies.Log, harmed: set[int], mask: int) -
             if number % 3:
                 frame += property_crc.encode(frame)
                 if number in harmed:
-                    # Any byte before the prefix, or of the digits and the end.
+                    # Any byte before the prefix, of the digits or of the end.
                     place = number * 7 % row[SIZE] if number % 2 else -1 - number % 11
                     changed = bytearray(frame)
                     changed[place] ^= mask

@@ -84,7 +84,7 @@ def test_delays(level: str) -> None:
 
 
 def test_a_topic_that_is_no_text_is_compared_with_nothing_that_is_gone() -> None:
-    """A frame of an earlier call stood in memory that may be unmapped by now."""
+    """The memory of an earlier call's frame may be unmapped now."""
 
     def log(*topics: bytes) -> bytes:
         data = b""

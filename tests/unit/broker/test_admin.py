@@ -179,7 +179,7 @@ def test_lists_of_topics_and_groups(tmp_path: Path) -> None:
             assert await update(code, name, wrong) == ResponseCode.SYSTEM_ERROR
 
     play(scenario, tmp_path / "s")
-    # Those before an illegal topic stay.
+    # The topics before an illegal topic stay.
     written = (tmp_path / "s" / "config" / "topics.json").read_text()
     assert all(f'"{name}"' in written for name in ("one", "two", "three"))
 

@@ -62,7 +62,7 @@ def test_replies_that_wait_have_a_limit(tmp_path: Path) -> None:
         second = reply(client, bytes(200))
         asker.answer(await asker.told.get())
         assert (await second).code == 0
-        # A producer that goes ends the wait.
+        # The wait ends when the producer disconnects.
         third = reply(client, b"x")
         await asker.told.get()
         await asker.close()
@@ -82,7 +82,7 @@ def test_a_reply_under_way_is_delivered_when_the_broker_stops(tmp_path: Path) ->
         stop = asyncio.create_task(broker.stop())
         while not all(connection._is_stopped for connection in connections):
             await asyncio.sleep(0)
-        # A request that comes now is not started.
+        # A request that comes now does not start.
         late = client.post(RequestCode.GET_BROKER_CLUSTER_INFO)
         asker.answer(pushed)
         assert (await answer).code == 0
