@@ -61,7 +61,7 @@ def test_a_deleted_file_ahead_is_made_anew(
     assert first is not None
     until_there(tmp_path / f"{SIZE:020d}")
     first.append(bytes(SIZE))
-    # Asking again takes it once it is whole.
+    # A later call takes the file when it is complete.
     ahead = service.take(tmp_path / f"{SIZE:020d}", None, SIZE)
     assert ahead is not None
     (tmp_path / f"{SIZE:020d}").unlink()
@@ -101,7 +101,7 @@ def test_failures_reach_who_waits_and_are_tried_again(
     while service._requests[tmp_path / "1"].error is None and time.monotonic() < end:
         time.sleep(0.001)
     disk.failing.clear()
-    # The one ahead failed too; there is room now.
+    # The file ahead failed, too; the disk has room now.
     for name in ("1", "0"):
         file = service.take(tmp_path / name, None, SIZE)
         assert file is not None
@@ -139,7 +139,7 @@ def test_a_failed_sync_ends_it(
 
 def test_a_file_that_takes_too_long_comes_later(disk: FaultyDisk, tmp_path: Path) -> None:
     service = AllocateMappedFileService(disk, timeout_ms=20)
-    # Not started: nothing is made.
+    # The service is not started: no file is made.
     queue = MappedFileQueue(disk, tmp_path, SIZE, allocator=service)
     assert queue.last_file(create=True) is None
     assert queue.last_file() is None
@@ -170,7 +170,7 @@ def test_a_bug_in_the_service_poisons_instead_of_hanging_others(
 ) -> None:
     service = AllocateMappedFileService(disk, timeout_ms=500)
     service.start()
-    # A name that is no number is none of a queue's.
+    # A name that is not a number is not that of a queue file.
     for name in ("x", "0"):
         with pytest.raises(StoreUnavailable, match="ValueError"):
             service.take(tmp_path / name, None, SIZE)

@@ -272,7 +272,7 @@ def test_files_are_spread_over_the_folders(disk: FaultyDisk, tmp_path: Path) -> 
 
 # ------------------------------------------------------------------------------ transient, ahead
 class Ahead:
-    """Gives files that were made ahead, by a pool if there is one."""
+    """Gives files that were made ahead, by the pool if one is given."""
 
     def __init__(self, disk: FaultyDisk, pool: TransientStorePool | None = None) -> None:
         self.disk = disk

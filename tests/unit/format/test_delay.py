@@ -1,4 +1,4 @@
-"""Is the tags code what RocketMQ's dispatcher reckons, and are delay levels read as its are?"""
+"""Is the tags code what RocketMQ's dispatcher computes, and are delay levels read as there?"""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_queue_ids_that_no_queue_can_have(tmp_path: Path) -> None:
 
 
 def test_further_queues_are_refused(tmp_path: Path) -> None:
-    """Their frames contain queue offsets, which are known only under the store's lock."""
+    """Their frames contain queue offsets, which only the holder of the store's lock knows."""
     settings = config(enable_multi_dispatch=True)
     plan = plan_load(LoadPlan(path=str(tmp_path / "s"), config=settings))
     with pytest.raises(MessageRejected, match="further queues"):

@@ -1,4 +1,4 @@
-"""The index as evidence of messages that neither log nor queues have."""
+"""The index shows messages that neither log nor queues have."""
 
 from __future__ import annotations
 
