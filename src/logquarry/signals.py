@@ -18,9 +18,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Held:
-    """Signals that arrived while :func:`held` held them back."""
+    """Signals that arrived while :func:`held` held them back.
+
+    Attributes:
+        when_noted: called in the main thread when a signal is held back.
+    """
 
     def __init__(self) -> None:
+        self.when_noted: Callable[[], object] | None = None
         self._before: dict[int, Any] = {}
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._came: int | None = None
@@ -54,6 +59,8 @@ class Held:
             # A second signal is not held back.
             self._handlers[number](number, frame)
         self._came = number
+        if self.when_noted is not None:
+            self.when_noted()
 
 
 @contextmanager
