@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from logquarry.format import compression, delay, inner_batch, java, message_id, sys_flag
+from logquarry.format import batch, compression, delay, java, message_id, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 
@@ -160,12 +160,12 @@ class StoredMessage:
 
     def unwrap(self) -> tuple[StoredMessage, ...]:
         """The messages of an inner batch of RocketMQ 5, each with its own queue offset, body, flag
-        and properties (:mod:`logquarry.format.inner_batch`); else this message alone."""
-        if not inner_batch.is_inner_batch(self.frame.sys_flag):
+        and properties (:mod:`logquarry.format.batch`); else this message alone."""
+        if not batch.is_inner_batch(self.frame.sys_flag):
             return (self,)
         return tuple(
             StoredMessage(found, broker=self.broker, delay_levels_ms=self._delay_levels_ms)
-            for found in inner_batch.unwrap(self.frame)
+            for found in batch.unwrap(self.frame)
         )
 
     def content(self, *, limit: int = compression.DEFAULT_LIMIT) -> bytes:

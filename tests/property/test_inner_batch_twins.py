@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.format import batch, frame, sys_flag
-from logquarry.format.batch import BatchItem
+from logquarry.format.batch import INNER_BATCH, BatchItem, unwrap
 from logquarry.format.frame import Frame
-from logquarry.format.inner_batch import INNER_BATCH, unwrap
 from logquarry.log import columns, inner_batches
 from logquarry.log.codec import Window
 from logquarry.log.columns import Decoding

@@ -1,7 +1,7 @@
 """Takes inner batches of RocketMQ 5 apart: every bulk read gets one row per message.
 
 A run of frames with an inner batch becomes a run of frames that stand alone
-(:mod:`logquarry.format.inner_batch`), in a window of their own; filters and columns read them as
+(:mod:`logquarry.format.batch`), in a window of their own; filters and columns read them as
 they read the log. A run without an inner batch stays as it is, at the cost of reading its flags.
 """
 
@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from logquarry.format import frame
 from logquarry.format import rows as r
+from logquarry.format.batch import is_inner_batch, queue_count, unwrap
 from logquarry.format.compression import DEFAULT_LIMIT
-from logquarry.format.inner_batch import is_inner_batch, queue_count, unwrap
 from logquarry.log import codec
 from logquarry.log.codec import Rows, Window
 from logquarry.log.lost_frames import decoded

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from logquarry.format import inner_batch, java, properties, queue_entry
+from logquarry.format import batch, java, properties, queue_entry
 from logquarry.format.got_rows import (
     ASK_TAGS,
     COUNT_SHIFT,
@@ -72,7 +72,7 @@ _AT_TAGS_CODE = queue_entry.LAYOUT.offsets["tags_code"]
 _NAME_VALUE = ord(properties.NAME_VALUE_SEPARATOR)
 _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table((properties.TAGS,))
 _INT_MIN = java.INT_MIN
-_INNER_BATCH = inner_batch.INNER_BATCH
+_INNER_BATCH = batch.INNER_BATCH
 _UNITS_AHEAD = 3
 _MOST_LINES = 64
 
