@@ -12,9 +12,9 @@ Clients write 0 for magic and CRC; the store ignores both.
 Inner batches of RocketMQ 5: one frame that holds several messages.
 
 A producer sends a batch to a topic with batch queues; the broker stores it as one frame with the
-SYSFLAG bits INNER_BATCH and NEED_UNWRAP. The body is the wire form of the batch
-(:mod:`logquarry.format.batch`). Message i of the batch has the queue offset QUEUEOFFSET + i. The
-batch gives its body, properties and FLAG; the frame gives all other fields
+SYSFLAG bits INNER_BATCH and NEED_UNWRAP. The body is the wire form of the batch. Message i of the
+batch has the queue offset QUEUEOFFSET + i. The batch gives its body, properties and FLAG; the
+frame gives all other fields
 (``MessageDecoder.decodeMessage``). The property INNER_NUM is the number of messages, by which the
 queue offset advances; INNER_BASE repeats QUEUEOFFSET.
 
