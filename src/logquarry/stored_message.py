@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from logquarry.format import batch, compression, delay, java, message_id, sys_flag
+from logquarry.format import batch, compression, java, message_id, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 
-_DEFAULT_LEVELS_MS = delay.parse_levels(delay.DEFAULT_LEVELS)
+_DEFAULT_LEVELS_MS = props.parse_levels(props.DEFAULT_LEVELS)
 
 
 class StoredMessage:
@@ -149,7 +149,7 @@ class StoredMessage:
     @cached_property
     def tags_code(self) -> int:
         """The tags code in the message's queue entry."""
-        return delay.tags_code(
+        return props.tags_code(
             self.topic, self.properties, self.frame.store_timestamp, self._delay_levels_ms
         )
 

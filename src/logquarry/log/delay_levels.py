@@ -13,7 +13,8 @@ from itertools import islice
 from typing import Any, Protocol
 
 from logquarry.config import StoreConfig
-from logquarry.format import delay, frame, queue_entry
+from logquarry.format import frame, queue_entry
+from logquarry.format import properties as props
 from logquarry.log.file_sequence import FileSequence
 from logquarry.log.filesystem import FileView
 
@@ -54,12 +55,12 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
     from the first readable entries of its schedule queue, or is the default.
     """
     stated = layout.config.delay_levels_ms
-    if stated not in map(delay.parse_levels, (delay.DEFAULT_LEVELS, delay.LEVELS_3)):
+    if stated not in map(props.parse_levels, (props.DEFAULT_LEVELS, props.LEVELS_3)):
         return stated
     kept = layout.kept_settings.get("message_delay_level")
-    levels = list(stated if kept is None else delay.parse_levels(kept))
+    levels = list(stated if kept is None else props.parse_levels(kept))
     for topic, queue_id in layout.queue_names:
-        if topic != delay.SCHEDULE_TOPIC or not 0 <= queue_id < len(levels):
+        if topic != props.SCHEDULE_TOPIC or not 0 <= queue_id < len(levels):
             continue
         told = _told_by(layout, queue_id)
         if told is not None:
@@ -83,7 +84,7 @@ def _told_by(layout: Schedule, queue_id: int) -> int | None:
 
 def _delays(layout: Schedule, queue_id: int) -> Iterator[int]:
     log = layout.commit_log
-    for file in layout.queue(delay.SCHEDULE_TOPIC, queue_id).files:
+    for file in layout.queue(props.SCHEDULE_TOPIC, queue_id).files:
         try:
             view = layout.open_file(file.path)
         except FileNotFoundError:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.config import IndexKeys
-from logquarry.format import delay, index, java, sys_flag
+from logquarry.format import index, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format import request_rows as q
 from logquarry.format import rows as r
@@ -250,7 +250,7 @@ class Follower:
             found = window.decode(position, check_crc=False)
             assert isinstance(found, Frame)
             level = None
-            if found.topic == delay.SCHEDULE_TOPIC.encode():
+            if found.topic == props.SCHEDULE_TOPIC.encode():
                 level = props.decode_bytes(found.properties).get(props.DELAY)
             plain = level is None or (level.isascii() and level.isdigit())
             if found.magic != MAGIC_V1 or not plain or len(level or "") > _MOST_DIGITS:

@@ -34,7 +34,7 @@ from logquarry.disk.pages_ahead import PagesAhead
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.disk.service import Refusal, RunningFlags, Service
 from logquarry.errors import StoreError, StoreNotFound, StoreUnavailable, UsageError
-from logquarry.format import delay
+from logquarry.format import properties as props
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import is_on
@@ -293,7 +293,7 @@ class StoreEngine:
         """The next offset of each queue, with which the log's writer starts."""
         # Opening makes the schedule topic's queues (in memory); existing queues override them.
         levels = range(len(self.config.delay_levels_ms))
-        offsets = {(delay.SCHEDULE_TOPIC, level): 0 for level in levels}
+        offsets = {(props.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
         if found.recovered is not None and not found.recovered.plan.rules.is_5:
             # QUIRK: as in 4.9, queues of multi-dispatch start again at 0.

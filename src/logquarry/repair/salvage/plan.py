@@ -18,8 +18,8 @@ from logquarry.config import StoreConfig
 from logquarry.errors import CorruptStore
 from logquarry.format import sys_flag
 from logquarry.format.checkpoint import Checkpoint
-from logquarry.format.delay import parse_levels
 from logquarry.format.frame import BLANK
+from logquarry.format.properties import parse_levels
 from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns
 from logquarry.log.durable import unproved_start
