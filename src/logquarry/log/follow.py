@@ -12,7 +12,7 @@ import numpy.typing as npt
 from logquarry.config import IndexKeys
 from logquarry.format import index, java, sys_flag
 from logquarry.format import properties as props
-from logquarry.format import request_rows as q
+from logquarry.format import rows as q
 from logquarry.format import rows as r
 from logquarry.format.frame import MAGIC_V1, Frame
 from logquarry.format.rows import ASK_JAVA, POSITION
@@ -171,7 +171,7 @@ class Followed:
         requests: their dispatch requests.
         key_hashes: hashes of the index keys, in the order of the index.
         key_numbers: the number of each key's frame.
-        table: the kernel's table (:mod:`logquarry.format.request_rows`), None from the reference.
+        table: the kernel's table (:mod:`logquarry.format.rows`), None from the reference.
         queues: the kernel's queues by number: topic and queue id.
     """
 

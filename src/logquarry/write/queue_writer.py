@@ -27,7 +27,7 @@ from logquarry.format import properties as props
 from logquarry.format import queue_entry
 from logquarry.format.batch_entry import NOT_COMPACTED
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.format.request_rows import FIELD_COUNT
+from logquarry.format.rows import FIELD_COUNT
 from logquarry.log import codec, columns
 from logquarry.log.codec import Window
 from logquarry.log.columns import Decoding

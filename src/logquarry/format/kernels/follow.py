@@ -43,26 +43,24 @@ from logquarry.format.kernels.walk import (
     has_head,
 )
 from logquarry.format.native import load_i32, load_i64, load_u8, prefetch
-from logquarry.format.request_rows import (
+from logquarry.format.rows import (
+    ASK_JAVA,
     FRAME_SIZE,
     HAS_KEY,
     PHYSICAL_OFFSET,
+    PROPS_AT,
+    PROPS_LENGTH,
     QUEUE,
     QUEUE_ID,
     QUEUE_OFFSET,
-    STORE_TIMESTAMP,
-    SYS_FLAG,
-    TAGS_CODE,
-    TOPIC_ID,
-)
-from logquarry.format.rows import (
-    ASK_JAVA,
-    PROPS_AT,
-    PROPS_LENGTH,
     REACHED_STOP,
     SIZE,
+    STORE_TIMESTAMP,
+    SYS_FLAG,
     TABLE_FULL,
+    TAGS_CODE,
     TOPIC_AT,
+    TOPIC_ID,
     TOPIC_LENGTH,
 )
 
