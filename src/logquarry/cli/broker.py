@@ -16,7 +16,7 @@ from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.cli.replication import host_port, server_tls
 from logquarry.errors import UsageError
-from logquarry.signals import Held
+from logquarry.systems import Held
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -164,7 +164,7 @@ def broker(
     from logquarry.broker import BrokerOptions
     from logquarry.broker.acl import AccessControl
     from logquarry.broker.background import new_event_loop
-    from logquarry.signals import held
+    from logquarry.systems import held
 
     serves = BrokerOptions(
         host=host,

@@ -39,8 +39,8 @@ def session(master: str) -> Iterator[SparkSession]:
         )
     from pyspark import SparkContext
 
-    from logquarry.signals import held
     from logquarry.spark import get_session
+    from logquarry.systems import held
 
     # getActiveSession() is per thread; the context is per process.
     running = SparkContext._active_spark_context is not None

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from logquarry.errors import UsageError
-from logquarry.signals import held
 from logquarry.spark.errors import explain
 from logquarry.spark.worker import settle, without_traceback
+from logquarry.systems import held
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
