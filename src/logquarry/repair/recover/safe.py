@@ -20,10 +20,9 @@ from logquarry.format.checkpoint import Checkpoint
 from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
-from logquarry.log.queue_forms import queue_form
 from logquarry.log.readable import rereads
 from logquarry.log.splits import STRETCH_BYTES
-from logquarry.log.store_files import BATCH_QUEUE, CHECKPOINT, CONSUME_QUEUE, INDEX
+from logquarry.log.store_files import BATCH_QUEUE, CHECKPOINT, CONSUME_QUEUE, INDEX, queue_form
 from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_end import DamageMap
