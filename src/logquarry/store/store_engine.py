@@ -29,8 +29,7 @@ from logquarry.dialect31.state_table import scratch_of
 from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
-from logquarry.disk.log_files import log_paths
-from logquarry.disk.pages_ahead import PagesAhead
+from logquarry.disk.log_files import PagesAhead, log_paths
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.disk.service import Refusal, RunningFlags, Service
 from logquarry.errors import StoreError, StoreNotFound, StoreUnavailable, UsageError
