@@ -14,12 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.open_transactions import TransactionBook, filler, open_in
-from logquarry.dialect31.unit_files import (
+from logquarry.dialect31.open_transactions import (
     REDO_DTYPE,
     TABLE_DTYPE,
+    TransactionBook,
     TransactionFrame,
     UnitFiles,
+    filler,
+    open_in,
     read_redo,
     read_table,
 )

@@ -11,10 +11,11 @@ from logquarry.dialect31.open_transactions import (
     Change,
     OpenTransaction,
     TransactionBook,
+    TransactionFrame,
     TransactionsFound,
     filler,
+    transaction_frames,
 )
-from logquarry.dialect31.unit_files import TransactionFrame, transaction_frames
 from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue

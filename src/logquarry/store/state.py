@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.open_transactions import open_in
-from logquarry.dialect31.unit_files import read_table
+from logquarry.dialect31.open_transactions import open_in, read_table
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
 from logquarry.format import java
 from logquarry.format import properties as props

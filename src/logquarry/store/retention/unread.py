@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from logquarry.dialect31.open_transactions import open_in
-from logquarry.dialect31.unit_files import read_table
+from logquarry.dialect31.open_transactions import open_in, read_table
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
 from logquarry.documents import document
 from logquarry.format import java, timer
