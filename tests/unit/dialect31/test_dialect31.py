@@ -19,7 +19,7 @@ from logquarry.dialect31.open_transactions import (
     read_table,
 )
 from logquarry.dialect31.prepared import CheckService, PreparedTransaction, TransactionEnd
-from logquarry.dialect31.recovery import TransactionCheck
+from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.disk.service import Health
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import frame, state_table

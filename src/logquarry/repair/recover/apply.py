@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from logquarry.dialect31.recovery import make_units
+from logquarry.dialect31.state_table import make_units
 from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile
 from logquarry.disk.log_files import log_paths, open_log

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.recovery import TransactionCheck, UnitsPlan, keeps_transactions
+from logquarry.dialect31.state_table import TransactionCheck, UnitsPlan, keeps_transactions
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreUnavailable
 from logquarry.format.checkpoint import Checkpoint

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final
 
 from logquarry.dialect31.open_transactions import transaction_frames
-from logquarry.dialect31.recovery import TransactionCheck
+from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.errors import CorruptFile, UnreadableFile
 from logquarry.format import broker_config, checkpoint, fastjson, properties, queue_entry
 from logquarry.format.broker_config import FOLDERS_V1
