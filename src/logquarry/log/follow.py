@@ -19,7 +19,7 @@ from logquarry.format.rows import ASK_JAVA, POSITION
 from logquarry.log import codec, columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
-from logquarry.log.lost_frames import require_whole
+from logquarry.log.frames import require_whole
 from logquarry.log.walk import Run
 
 Int64 = npt.NDArray[np.int64]

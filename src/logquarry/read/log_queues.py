@@ -24,7 +24,7 @@ from logquarry.format import properties as props
 from logquarry.format import queue_entry, sys_flag
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.format.rows import SIZE
-from logquarry.log.inner_batches import message_counts
+from logquarry.log.frames import message_counts
 from logquarry.log.walk import Event, LogEnd, Run
 from logquarry.read.queue import NO_CODE, UNIT_DTYPE, Queue, QueueSegment, Units, has_message
 from logquarry.stored_message import StoredMessage

@@ -15,7 +15,7 @@ from logquarry.format import properties as props
 from logquarry.format import rows as r
 from logquarry.log import columns
 from logquarry.log.columns import Decoding
-from logquarry.log.inner_batches import unwrapped
+from logquarry.log.frames import unwrapped
 from logquarry.log.walk import BlankSpan, DamagedSpan, Event, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.store.message_store import MessageStore
 from logquarry.units import Progress

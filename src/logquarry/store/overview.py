@@ -230,7 +230,7 @@ def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
     """Count messages and bytes of each queue in the log. Damage is skipped."""
     from logquarry.format.rows import SIZE
     from logquarry.log import columns
-    from logquarry.log.inner_batches import message_counts
+    from logquarry.log.frames import message_counts
     from logquarry.log.walk import DamagedSpan, LogReader, Run
 
     counted = LogCount()

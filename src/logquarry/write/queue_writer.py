@@ -32,7 +32,7 @@ from logquarry.log import codec, columns
 from logquarry.log.codec import Window
 from logquarry.log.columns import Decoding
 from logquarry.log.follow import DispatchRequests, Followed
-from logquarry.log.inner_batches import queue_counts
+from logquarry.log.frames import queue_counts
 from logquarry.read.batch_queue import BATCH_DTYPE
 from logquarry.read.log_queues import QueueKey, copies_of
 from logquarry.read.queue import UNIT_DTYPE, Units

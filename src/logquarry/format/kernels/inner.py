@@ -1,4 +1,4 @@
-"""Kernels that take inner batches apart: the twins of ``logquarry.log.inner_batches``.
+"""Kernels that take inner batches apart: the twins of ``logquarry.log.frames``.
 
 :func:`measure_inner` decides which frames are taken apart and how much room their messages take;
 :func:`unwrap_frames` writes the messages, and copies all other frames.
