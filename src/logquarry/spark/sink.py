@@ -37,8 +37,7 @@ from logquarry.spark.adapter import (
     WriterCommitMessage,
     arrow_schema,
 )
-from logquarry.spark.errors import explain
-from logquarry.spark.jobs import context_of, run_tasks
+from logquarry.spark.jobs import context_of, explain, run_tasks
 from logquarry.spark.option_names import refuse_unknown
 from logquarry.spark.packaged import Packaged
 from logquarry.spark.worker import ignore_hang_ups, settle, without_traceback
