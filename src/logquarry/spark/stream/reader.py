@@ -21,8 +21,7 @@ from logquarry.spark.columns import checked, task_rows
 from logquarry.spark.option_names import FORMAT
 from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.packaged import Packaged
-from logquarry.spark.stream.planner import Limits, StreamPlanner
-from logquarry.spark.stream.unlimited import UnlimitedPlanner
+from logquarry.spark.stream.planner import Limits, StreamPlanner, UnlimitedPlanner
 from logquarry.spark.worker import without_traceback
 
 if TYPE_CHECKING:
