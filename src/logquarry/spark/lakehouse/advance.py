@@ -15,7 +15,6 @@ from logquarry.errors import UsageError
 from logquarry.log.store_names import stores_by_name
 from logquarry.log.walk import DamagedSpan
 from logquarry.spark.decode import BodyDecoder, DecodeOptions, decoder_for
-from logquarry.spark.lakehouse.runs import Run
 from logquarry.spark.lakehouse.table import (
     CommitUnknown,
     Marks,
@@ -28,6 +27,7 @@ from logquarry.spark.lakehouse.table import (
 )
 from logquarry.spark.lakehouse.write import (
     VALUE,
+    Run,
     TableResult,
     TableWriter,
     dead_letter_schema,
