@@ -28,8 +28,8 @@ from logquarry.spark.java import launch_environment
 from logquarry.spark.jobs import context_of
 from logquarry.spark.option_names import FORMAT
 from logquarry.spark.options import parse_read_options
-from logquarry.spark.packaged import Packaged
 from logquarry.spark.tasks import plan_tasks
+from logquarry.spark.worker import Packaged
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -39,8 +39,7 @@ from logquarry.spark.adapter import (
 )
 from logquarry.spark.jobs import context_of, explain, run_tasks
 from logquarry.spark.option_names import refuse_unknown
-from logquarry.spark.packaged import Packaged
-from logquarry.spark.worker import ignore_hang_ups, settle, without_traceback
+from logquarry.spark.worker import Packaged, ignore_hang_ups, settle, without_traceback
 from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.loading import Loaded
 from logquarry.units import Progress

@@ -22,9 +22,8 @@ from logquarry.spark.adapter import (
 from logquarry.spark.columns import checked, struct_of, task_rows
 from logquarry.spark.option_names import FORMAT
 from logquarry.spark.options import ReadOptions, parse_read_options
-from logquarry.spark.packaged import Packaged
 from logquarry.spark.tasks import ReadTask, open_stores, plan_tasks
-from logquarry.spark.worker import ignore_hang_ups, without_traceback
+from logquarry.spark.worker import Packaged, ignore_hang_ups, without_traceback
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -13,7 +13,7 @@ from pyspark.serializers import CloudPickleSerializer
 
 from logquarry.errors import UsageError
 from logquarry.spark import session
-from logquarry.spark.packaged import Packaged
+from logquarry.spark.worker import Packaged
 
 _MAKE: Any = CloudPickleSerializer
 PICKLER = _MAKE()

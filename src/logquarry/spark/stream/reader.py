@@ -20,9 +20,8 @@ from logquarry.spark.adapter import (
 from logquarry.spark.columns import checked, task_rows
 from logquarry.spark.option_names import FORMAT
 from logquarry.spark.options import ReadOptions, parse_read_options
-from logquarry.spark.packaged import Packaged
 from logquarry.spark.stream.planner import Limits, StreamPlanner, UnlimitedPlanner
-from logquarry.spark.worker import without_traceback
+from logquarry.spark.worker import Packaged, without_traceback
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
