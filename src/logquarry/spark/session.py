@@ -22,8 +22,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from logquarry.errors import UsageError
-from logquarry.spark.adapter import has_sources
-from logquarry.spark.columns import checked, struct_of, task_rows
+from logquarry.spark.columns import checked, has_sources, struct_of, task_rows
 from logquarry.spark.java import launch_environment
 from logquarry.spark.jobs import context_of
 from logquarry.spark.option_names import FORMAT
@@ -79,7 +78,7 @@ def get_session(
         JavaNotFound: if a new session is needed and there is no Java >= 17.
     """
     # First: without PySpark its error names the extra.
-    from logquarry.spark.adapter import has_sources  # isort: skip
+    from logquarry.spark.columns import has_sources  # isort: skip
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -116,7 +115,7 @@ def register(spark: SparkSession) -> None:
         UsageError: if this PySpark has no data sources in Python (3.5 has none), or if `spark` is
             not a session.
     """
-    from logquarry.spark.adapter import require_sources
+    from logquarry.spark.columns import require_sources
 
     require_sources()
     if not hasattr(spark, "dataSource"):

@@ -31,7 +31,7 @@ from logquarry.ingest.load import (
 )
 from logquarry.ingest.staging import LoadPlan, OnRejected, Staged, Stager, check_rows
 from logquarry.log.location import local_folder
-from logquarry.spark.adapter import (
+from logquarry.spark.columns import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
