@@ -7,7 +7,7 @@ The differences between versions of PySpark, in one place; each is found by its 
 | data sources in Python | 4.0 | batch reads by `logquarry.spark.read` with mapInArrow |
 | Arrow batches for the sink of a stream | 4.1 | 4.0: see `DataSourceStreamArrowWriter` below |
 | `to_arrow_schema(timezone=)` | 4.2 | timestamps are UTC without it |
-| limits for the batches of a stream | 4.2 | a batch takes everything: `stream/unlimited.py` |
+| limits for the batches of a stream | 4.2 | a batch takes everything: `stream/planner.py` |
 
 All other modules take PySpark's base classes from here. If this PySpark lacks a class, the name is
 an empty class, so that the modules can be imported.
