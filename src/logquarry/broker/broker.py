@@ -6,6 +6,8 @@
         print(broker.name_server)          # give this address to a RocketMQ client
 
 One event loop serves all connections. The store's calls run in a few threads (``lanes.py``).
+
+Runs a broker in a thread, for programs and tests without asyncio.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import os
 import shutil
 import socket
 import tempfile
+import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -435,3 +439,47 @@ def _ends(store: MessageStore, keys: list[tuple[str, int]]) -> dict[tuple[str, i
             # A failure in one queue must not stop the others.
             _problems.warning("%s: topic %s, queue %d: %s", store.root, topic, queue_id, error)
     return found
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """The fastest event loop that is installed: uvloop's, or asyncio's without it."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+@contextmanager
+def background(
+    path: str | PathLike[str] | None = None,
+    *,
+    options: BrokerOptions | None = None,
+    config: StoreConfig | None = None,
+    clock: Clock | None = None,
+) -> Iterator[Broker]:
+    """Run a broker in a thread while the block runs.
+
+    Other threads may use the broker's ``name_server``, ``address`` and ``store``, and nothing else
+    of it.
+
+    Args:
+        path: as for :class:`Broker`.
+        options: likewise.
+        config: likewise.
+        clock: likewise.
+    """
+    loop = new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="logquarry-broker", daemon=True)
+    thread.start()
+    try:
+        broker = Broker(path, options=options, config=config, clock=clock)
+        try:
+            asyncio.run_coroutine_threadsafe(broker.start(), loop).result()
+            yield broker
+        finally:
+            asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -163,7 +163,7 @@ def broker(
         raise UsageError("--offsets needs --read-only: otherwise the store keeps the offsets")
     from logquarry.broker import BrokerOptions
     from logquarry.broker.acl import AccessControl
-    from logquarry.broker.background import new_event_loop
+    from logquarry.broker.broker import new_event_loop
     from logquarry.systems import held
 
     serves = BrokerOptions(
