@@ -35,8 +35,7 @@ from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler
 from logquarry.broker.consumers import Consuming, Progress
 from logquarry.broker.core import Core, Lanes
-from logquarry.broker.key_values import KeyValues
-from logquarry.broker.names import Names
+from logquarry.broker.names import KeyValues, Names
 from logquarry.broker.options import BrokerOptions, is_wildcard, make_offsets_folder
 from logquarry.broker.ports import Port, listen_at_both
 from logquarry.broker.pull import Pulling
