@@ -40,11 +40,10 @@ from logquarry.broker.options import BrokerOptions, is_wildcard, make_offsets_fo
 from logquarry.broker.ports import Port, listen_at_both
 from logquarry.broker.pull import Pulling
 from logquarry.broker.queries import Queries
-from logquarry.broker.runtime import Runtime
 from logquarry.broker.send import Sending
 from logquarry.broker.send_back import Replies, Retrying
 from logquarry.broker.sparing import SparingLog, line_of
-from logquarry.broker.statistics import Statistics
+from logquarry.broker.statistics import Runtime, Statistics
 from logquarry.broker.tables import Tables
 from logquarry.broker.transactions import Transactions
 from logquarry.config import StoreConfig, settings_of
