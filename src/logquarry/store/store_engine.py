@@ -56,7 +56,7 @@ from logquarry.repair.recover.open_check import (
 from logquarry.store.load.loading import Loads, Pending, pending_load
 from logquarry.store.log_feed import LogFeed
 from logquarry.store.log_growth import LogGrowth
-from logquarry.store.retention.live import LiveRetention, RetentionService
+from logquarry.store.retention.retain import LiveRetention, RetentionService
 from logquarry.store.stats import StatsRecorder
 from logquarry.store.store_files import Housekeeping, StoreFiles
 from logquarry.units import Clock
