@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from logquarry import cache
-from logquarry.cache import cache_folder, cache_folders
+from logquarry import systems
+from logquarry.systems import cache_folder, cache_folders
 
 
 @pytest.fixture
@@ -71,15 +71,15 @@ def test_temporary_folder_of_others_is_left_alone(
     assert other.parent == temporary
     *_, again = cache_folders({"HOME": "/h"})
     assert again == other
-    cache._remove(other, os.getpid() + 1)
+    systems._remove(other, os.getpid() + 1)
     assert other.is_dir()
-    cache._remove(other, os.getpid())
+    systems._remove(other, os.getpid())
     assert not other.exists()
 
 
 def test_a_folder_of_one_process_goes_with_it(tmp_path: Path) -> None:
     (tmp_path / f"logquarry-{os.getuid()}").write_text("in the way")
-    program = "from logquarry.cache import cache_folder; print(cache_folder())"
+    program = "from logquarry.systems import cache_folder; print(cache_folder())"
     environ = os.environ | {"TMPDIR": str(tmp_path), "LOGQUARRY_CACHE_DIR": "/dev/null/x"}
     told = subprocess.run(
         [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from logquarry.signals import held
+from logquarry.systems import held
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.errors import ReplicationError, UsageError
-from logquarry.signals import Held
+from logquarry.systems import Held
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
@@ -212,8 +212,8 @@ def replicate(
     context = client_tls(tls, tls_ca, tls_cert, tls_key)
     from logquarry.config import StoreConfig
     from logquarry.replication import ConfigSync, ConfigSyncOptions, HaSlave, SlaveOptions
-    from logquarry.signals import held
     from logquarry.store.message_store import MessageStore
+    from logquarry.systems import held
 
     settings = replace(options.store_config(config) or StoreConfig(), broker_role="SLAVE")
     follows = SlaveOptions(
@@ -394,8 +394,8 @@ def serve_master(
     from logquarry.log.layout import StoreLayout
     from logquarry.protocol.ha import TransferLimits
     from logquarry.replication import ConfigServer, ConfigServerOptions, HaMaster, MasterOptions
-    from logquarry.signals import held
     from logquarry.store.message_store import MessageStore
+    from logquarry.systems import held
 
     settings = options.store_config(config) or StoreConfig()
     if settings.broker_role == "SLAVE":

@@ -20,7 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from logquarry.cache import cache_folder
+from logquarry.systems import cache_folder
 
 _BYTE = ir.IntType(8)
 

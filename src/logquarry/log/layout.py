@@ -22,10 +22,9 @@ from logquarry.format import (
     state_table,
 )
 from logquarry.log import kept_settings
-from logquarry.log.delay_levels import levels_of
-from logquarry.log.durable import LostHead, find_lost_head, read_durable
 from logquarry.log.file_sequence import FileSequence, StoreFile, StoreFolders, of_entries, size_of
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
+from logquarry.log.kept_settings import LostHead, find_lost_head, levels_of, read_durable
 from logquarry.log.location import not_a_store
 from logquarry.log.log_names import (
     LogFile,

@@ -27,8 +27,8 @@ from logquarry.format import batch_entry, index, java, queue_entry, state_table
 from logquarry.format.frame import Frame
 from logquarry.format.index import IndexShape
 from logquarry.format.rows import REACHED_STOP
-from logquarry.log.delay_levels import levels_text
 from logquarry.log.file_sequence import FileSequence, StoreFile, fits_files, shown_sizes, size_of
+from logquarry.log.kept_settings import levels_text
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import setting
 from logquarry.log.store_files import CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, INDEX

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from logquarry.cache import cache_folders
 from logquarry.errors import LogquarryError
+from logquarry.systems import cache_folders
 
 MINIMUM_VERSION = 17
 """Spark 4 needs at least this Java."""

@@ -11,20 +11,21 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from logquarry.spark.adapter import (
+from logquarry.spark.columns import (
     DataSource,
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceWriter,
     InputPartition,
+    checked,
+    struct_of,
+    task_rows,
 )
-from logquarry.spark.columns import checked, struct_of, task_rows
 from logquarry.spark.option_names import FORMAT
 from logquarry.spark.options import ReadOptions, parse_read_options
-from logquarry.spark.packaged import Packaged
 from logquarry.spark.tasks import ReadTask, open_stores, plan_tasks
-from logquarry.spark.worker import ignore_hang_ups, without_traceback
+from logquarry.spark.worker import Packaged, ignore_hang_ups, without_traceback
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

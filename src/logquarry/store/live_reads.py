@@ -22,7 +22,7 @@ from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
 from logquarry.read.live_read import LiveLog
 from logquarry.read.queue import Queue
-from logquarry.store.read_rules import get_arguments, no_queue
+from logquarry.store.log_reads import get_arguments, no_queue
 from logquarry.store.reads import StoreReads
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from logquarry.read.log_end import last_entries, log_bound, sound_bound
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import derived_queues, rocksdb_queues
 from logquarry.read.store_sizes import require_log
-from logquarry.store.read_rules import get_arguments, no_queue
+from logquarry.store.log_reads import get_arguments, no_queue
 from logquarry.store.reads import StoreReads
 from logquarry.units import now_ms
 

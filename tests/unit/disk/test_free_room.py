@@ -10,7 +10,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.disk.disk import LocalDisk
-from logquarry.disk.free_room import free_room
+from logquarry.disk.log_files import free_room
 from logquarry.store.message_store import StoreWriter
 
 SIZE = 4 << 20

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.disk import pages_ahead
+from logquarry.disk import log_files
 from logquarry.disk.disk import LocalDisk
+from logquarry.disk.log_files import PagesAhead
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
-from logquarry.disk.pages_ahead import PagesAhead
 from tests.helpers.small_store import bodies, opened
 
 LEAST = 256 << 10
@@ -35,7 +35,7 @@ class Ahead:
         self.service = PagesAhead(self.log, disk.health)
         self.loaded: list[tuple[int, int]] = []
         self.works = True
-        patched.setattr(pages_ahead, "populate", self._populate)
+        patched.setattr(log_files, "populate", self._populate)
 
     def _populate(self, address: int, size: int) -> bool:
         start = address - self.file.address

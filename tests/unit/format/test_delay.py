@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.errors import UsageError
-from logquarry.format import delay, java, properties
-from logquarry.format.delay import SCHEDULE_TOPIC
+from logquarry.format import java
+from logquarry.format import properties as props
+from logquarry.format.properties import SCHEDULE_TOPIC
 from tests.conformance.golden_facts import SOUND, Scenario
 from tests.helpers.java_vectors import vectors
 
-LEVELS = delay.parse_levels(delay.DEFAULT_LEVELS)
+LEVELS = props.parse_levels(props.DEFAULT_LEVELS)
 
 
 @pytest.mark.parametrize("name", [*SOUND, "v3-delay-unloaded"])
@@ -22,9 +23,9 @@ def test_golden_dispatch_tags_codes(golden: Path, name: str) -> None:
     scenario = Scenario(golden / name)
     levels = scenario.config.delay_levels_ms
     for message in scenario.expected:
-        found = delay.tags_code(
+        found = props.tags_code(
             message["topic"],
-            properties.decode(message["propertiesString"]),
+            props.decode(message["propertiesString"]),
             message["storeTimestamp"],
             levels,
         )
@@ -40,23 +41,23 @@ def test_the_default_levels() -> None:
     ("text", "expected"), [("", ()), ("2s", (2_000,)), (" 1d  3m ", (86_400_000, 180_000))]
 )
 def test_parse_levels(text: str, expected: tuple[int, ...]) -> None:
-    assert delay.parse_levels(text) == expected
+    assert props.parse_levels(text) == expected
 
 
 @pytest.mark.parametrize("text", ["1", "s", "1x", "1.5s", "-1s", "1s,2s", "١s", "²s"])
 def test_what_is_no_level(text: str) -> None:
     with pytest.raises(UsageError, match="delay level"):
-        delay.parse_levels(text)
+        props.parse_levels(text)
 
 
 @pytest.mark.parametrize(("text", "expected"), vectors("int"))
 def test_parse_int(text: str, expected: int | None) -> None:
-    assert delay.parse_int(text) == expected
+    assert props.parse_int(text) == expected
 
 
 @given(st.text(max_size=6) | st.integers(-(1 << 34), 1 << 34).map(str))
 def test_parse_int_raises_nothing(text: str) -> None:
-    value = delay.parse_int(text)
+    value = props.parse_int(text)
     assert value is None or java.INT_MIN <= value <= java.INT_MAX
 
 
@@ -82,9 +83,9 @@ def test_parse_int_raises_nothing(text: str) -> None:
 def test_tags_code(
     topic: str, pairs: dict[str, str], levels: tuple[int, ...], expected: int
 ) -> None:
-    assert delay.tags_code(topic, pairs, 50_000, levels) == expected
+    assert props.tags_code(topic, pairs, 50_000, levels) == expected
 
 
 def test_a_delivery_time_wraps_as_a_long_does() -> None:
-    code = delay.tags_code(SCHEDULE_TOPIC, {"DELAY": "1"}, java.LONG_MAX, LEVELS)
+    code = props.tags_code(SCHEDULE_TOPIC, {"DELAY": "1"}, java.LONG_MAX, LEVELS)
     assert code == java.LONG_MIN + 999

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from logquarry.format import batch, java, sys_flag
-from logquarry.format.batch import BatchItem
+from logquarry.format.batch import INNER_BATCH, BatchItem, is_inner_batch, queue_count, unwrap
 from logquarry.format.frame import MAGIC_V2, Frame
-from logquarry.format.inner_batch import INNER_BATCH, is_inner_batch, queue_count, unwrap
 from logquarry.stored_message import StoredMessage
 
 ITEMS = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.log.durable import LostHead, read_durable, unproved_start
+from logquarry.log.kept_settings import LostHead, read_durable, unproved_start
 from logquarry.log.layout import StoreLayout
 from tests.helpers.small_store import config, forget_start, opened
 

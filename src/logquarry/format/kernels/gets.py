@@ -9,28 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from logquarry.format import inner_batch, java, properties, queue_entry
-from logquarry.format.got_rows import (
-    ASK_TAGS,
-    COUNT_SHIFT,
-    NO_TAGS,
-    NOT_AT_HAND,
-    NOT_SOUND,
-    ROW_SIZE,
-    SAME_TAGS,
-    STATE_CRC,
-    STATE_DISK_COUNT,
-    STATE_DISK_SIZE,
-    STATE_END,
-    STATE_LOG,
-    STATE_MEMORY_COUNT,
-    STATE_MEMORY_SIZE,
-    STATE_START,
-    TAG_AT,
-    TAG_CODE,
-    TAG_LENGTH,
-    TAG_WIDTH,
-)
+from logquarry.format import batch, java, properties, queue_entry
 from logquarry.format.kernels.bytes import (
     AT_SYS_FLAG,
     BORN_V6,
@@ -56,13 +35,32 @@ from logquarry.format.native import (
     store_raw64,
 )
 from logquarry.format.rows import (
+    ASK_TAGS,
     BODY_AT,
     BODY_LENGTH,
+    COUNT_SHIFT,
+    NO_TAGS,
+    NOT_AT_HAND,
+    NOT_SOUND,
     PROPS_AT,
     PROPS_LENGTH,
     REACHED_STOP,
+    ROW_SIZE,
     ROW_WIDTH,
+    SAME_TAGS,
     SIZE,
+    STATE_CRC,
+    STATE_DISK_COUNT,
+    STATE_DISK_SIZE,
+    STATE_END,
+    STATE_LOG,
+    STATE_MEMORY_COUNT,
+    STATE_MEMORY_SIZE,
+    STATE_START,
+    TAG_AT,
+    TAG_CODE,
+    TAG_LENGTH,
+    TAG_WIDTH,
 )
 
 _UNIT = queue_entry.UNIT_SIZE
@@ -72,7 +70,7 @@ _AT_TAGS_CODE = queue_entry.LAYOUT.offsets["tags_code"]
 _NAME_VALUE = ord(properties.NAME_VALUE_SEPARATOR)
 _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table((properties.TAGS,))
 _INT_MIN = java.INT_MIN
-_INNER_BATCH = inner_batch.INNER_BATCH
+_INNER_BATCH = batch.INNER_BATCH
 _UNITS_AHEAD = 3
 _MOST_LINES = 64
 
@@ -150,7 +148,7 @@ def get_frames(
     scratch: int,
     room: int,
 ) -> int:
-    """Fill ``scratch`` with a table of rows (:mod:`logquarry.format.got_rows`) and the frames.
+    """Fill ``scratch`` with a table of rows (:mod:`logquarry.format.rows`) and the frames.
 
     Args: the address of ``count`` > 0 entries; the maximum number of messages; offsets below
     ``memory_start`` count as on disk; the addresses of the wanted tags (0: any) and of the state;

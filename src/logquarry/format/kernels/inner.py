@@ -1,4 +1,4 @@
-"""Kernels that take inner batches apart: the twins of ``logquarry.log.inner_batches``.
+"""Kernels that take inner batches apart: the twins of ``logquarry.log.frames``.
 
 :func:`measure_inner` decides which frames are taken apart and how much room their messages take;
 :func:`unwrap_frames` writes the messages, and copies all other frames.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from logquarry.format import batch, frame, inner_batch, java, sys_flag
+from logquarry.format import batch, frame, java, sys_flag
 from logquarry.format.kernels.bytes import (
     AT_BODY_LENGTH,
     AT_CRC,
@@ -40,8 +40,8 @@ from logquarry.format.rows import (
 
 _H = frame.HEAD.offsets
 _AT_SIZE, _AT_FLAG, _AT_QUEUE_OFFSET = _H["size"], _H["flag"], _H["queue_offset"]
-_INNER = inner_batch.INNER_BATCH
-_KEPT_FLAGS = ~inner_batch.OF_BATCH
+_INNER = batch.INNER_BATCH
+_KEPT_FLAGS = ~batch.OF_BATCH
 _COMPRESSED = sys_flag.COMPRESSED
 _ITEM = batch.HEAD.offsets
 _ITEM_SIZE, _ITEM_FLAG = _ITEM["size"], _ITEM["flag"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from logquarry.spark.adapter import (
+from logquarry.spark.columns import (
     DataSourceStreamReader,
     InputPartition,
     ReadAllAvailable,
@@ -15,15 +15,14 @@ from logquarry.spark.adapter import (
     ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
+    checked,
     has_admission,
+    task_rows,
 )
-from logquarry.spark.columns import checked, task_rows
 from logquarry.spark.option_names import FORMAT
 from logquarry.spark.options import ReadOptions, parse_read_options
-from logquarry.spark.packaged import Packaged
-from logquarry.spark.stream.planner import Limits, StreamPlanner
-from logquarry.spark.stream.unlimited import UnlimitedPlanner
-from logquarry.spark.worker import without_traceback
+from logquarry.spark.stream.planner import Limits, StreamPlanner, UnlimitedPlanner
+from logquarry.spark.worker import Packaged, without_traceback
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -12,10 +12,9 @@ from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreError, StoreUnavailable
 from logquarry.message import Message
 from logquarry.store.consumer.consumer import Consumer, ConsumerParts
-from logquarry.store.consumer.group import ConsumerGroup
 from logquarry.store.consumer.progress import Progress, Start
 from logquarry.store.consumer.source import Arrivals, QueueReader
-from logquarry.store.consumer.subscription import MAX_RECONSUME_TIMES, Subscription
+from logquarry.store.consumer.subscription import MAX_RECONSUME_TIMES, ConsumerGroup, Subscription
 from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)

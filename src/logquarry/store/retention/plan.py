@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from logquarry import text
-from logquarry.dialect31.unit_files import UnitFiles, read_redo, read_table
+from logquarry.dialect31.open_transactions import UnitFiles, read_redo, read_table
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.open_files import OpenFiles
 from logquarry.documents import document

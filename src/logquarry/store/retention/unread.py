@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from logquarry.dialect31.open_transactions import open_in
-from logquarry.dialect31.unit_files import read_table
+from logquarry.dialect31.open_transactions import open_in, read_table
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
 from logquarry.documents import document
-from logquarry.format import delay, java, timer
+from logquarry.format import java, timer
+from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.read.commit_log import CommitLog
@@ -83,7 +83,7 @@ def unread(
     readers = {name: offsets for name, offsets in consumed.items() if name[1] in groups}
     # Each consumer group also consumes its retry topic.
     readers = {(RETRY_PREFIX + group, group): {} for group in groups} | readers
-    readers[delay.SCHEDULE_TOPIC, DELAYED] = delivered
+    readers[props.SCHEDULE_TOPIC, DELAYED] = delivered
     by_topic: dict[str, list[int]] = defaultdict(list)
     for topic, queue_id in firsts:
         by_topic[topic].append(queue_id)
