@@ -1,4 +1,4 @@
-"""The metrics of a broker for Prometheus: those of its store, its clients and its answers."""
+"""The metrics of a broker for Prometheus, about its store, its clients and its answers."""
 
 from __future__ import annotations
 
