@@ -203,11 +203,6 @@ class Ledger:
         self._disk.remove(self.folder / INTENT)
 
 
-def staged_folder(folder: Path, load: LoadId) -> Path:
-    """Folder of the segments of a load, below a folder ``loads``."""
-    return folder / load.staged
-
-
 def read_document(path: Path) -> dict[str, Any] | None:
     """Read a JSON document that this module wrote, None if it does not exist.
 
