@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from logquarry.documents import document
+from logquarry.text import document
 
 
 @dataclass(frozen=True, slots=True)

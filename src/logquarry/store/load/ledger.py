@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.disk import Disk
-from logquarry.documents import document
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.log.store_files import INTENT, LOADS
 from logquarry.repair.recover.apply import disk_json
 from logquarry.store.load.segment import Segment
+from logquarry.text import document
 
 STAGED: Final = "staged"
 _LEDGER: Final = "ledger"

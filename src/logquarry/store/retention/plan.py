@@ -15,7 +15,6 @@ from logquarry import text
 from logquarry.dialect31.open_transactions import UnitFiles, read_redo, read_table
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.open_files import OpenFiles
-from logquarry.documents import document
 from logquarry.format.batch_entry import ENTRY_SIZE
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.file_sequence import FileSequence, StoreFile
@@ -38,6 +37,7 @@ from logquarry.store.retention.rules import (
     least_used,
 )
 from logquarry.store.retention.unread import Unread, unread
+from logquarry.text import document
 
 logger = logging.getLogger(__name__)
 

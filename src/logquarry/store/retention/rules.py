@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from logquarry import arguments
 from logquarry.disk.queue_folders import link_of
-from logquarry.documents import document
 from logquarry.errors import UsageError
 from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
+from logquarry.text import document
 
 _FIRST_STEP: Final = 1 << 20
 _GROWTH: Final = 8

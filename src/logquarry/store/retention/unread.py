@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from logquarry.dialect31.open_transactions import open_in, read_table
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
-from logquarry.documents import document
 from logquarry.format import java, timer
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
@@ -26,6 +25,7 @@ from logquarry.read.queue import Queue
 from logquarry.read.timers import QUEUE_ID, timers_of
 from logquarry.store.consumer.subscription import RETRY_PREFIX
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_by
+from logquarry.text import document
 
 DELAYED: Final = "(delayed messages that are not delivered)"
 """Replaces the consumer group if the delivery of delayed messages has not read the messages."""
