@@ -31,12 +31,13 @@ from logquarry.read.rocksdb_queue import RocksQueue, require_package
 from logquarry.store.retention.rules import (
     DiskUse,
     RetentionRules,
+    Unread,
     first_time_from,
     freed_bytes,
     last_time_in,
     least_used,
+    unread,
 )
-from logquarry.store.retention.unread import Unread, unread
 from logquarry.text import document
 
 logger = logging.getLogger(__name__)
