@@ -117,12 +117,12 @@ def decoder_for(
         UsageError: if a schema is invalid, or no JSON object is among the messages.
     """
     if options.kind == "avro":
-        from logquarry.spark.decode.avro import AvroDecoder
+        from logquarry.spark.decode.binary import AvroDecoder
 
         assert options.schema is not None
         return AvroDecoder(_text(options.schema))
     if options.kind == "protobuf":
-        from logquarry.spark.decode.protobuf import ProtobufDecoder
+        from logquarry.spark.decode.binary import ProtobufDecoder
 
         assert options.schema is not None and options.message is not None
         return ProtobufDecoder(options.schema, options.message)
