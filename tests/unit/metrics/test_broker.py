@@ -16,7 +16,7 @@ from tests.unit.metrics.test_collector import parsed
 
 def test_a_broker(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
-    from logquarry.metrics.broker import serve_metrics
+    from logquarry.metrics.collector import serve_metrics
 
     async def scenario() -> str:
         async with serving(tmp_path / "s", most_waiting_bytes=100) as (broker, client):
