@@ -1,8 +1,6 @@
 """The data source `rocketmq`: reads stores as DataFrames, as a batch or as a stream.
 
-The readers of a stream: Spark calls one in a process beside the driver, and in the workers.
-
-The data source `rocketmq`: reads stores as DataFrames, as a batch or as a stream.
+Spark calls the reader of a stream in a process beside the driver, and in the workers.
 
 Options, not filters pushed down by Spark, select the messages (see `RocketMQReader`). The readers
 decode only the columns of the schema, and check the CRC of a body only if the column `body` is
