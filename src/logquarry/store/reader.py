@@ -259,7 +259,7 @@ class BaseReader(StoreReads):
 
     def _make_consumers(self) -> Consumers:
         from logquarry.disk.config_file import offsets_in_rocksdb
-        from logquarry.store.consumer.queue_reader import consumers_of_a_reader
+        from logquarry.store.consumer.registry import consumers_of_a_reader
 
         known = offsets_in_rocksdb(self.layout)
         return consumers_of_a_reader(self, self._bulk_getter, Path(self.root), self._refuse, known)

@@ -267,7 +267,7 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         return self._engine.wait_dispatched(offset, timeout)
 
     def _make_consumers(self) -> Consumers:
-        from logquarry.store.consumer.queue_reader import consumers_of_a_writer
+        from logquarry.store.consumer.registry import consumers_of_a_writer
 
         engine = self._engine
         return consumers_of_a_writer(
