@@ -96,7 +96,7 @@ from unittest import mock
 def access(path, mode, real=os.access):
     return not str(path).endswith("format") and real(path, mode)
 with mock.patch("os.access", access):
-    import logquarry.format.native
+    import logquarry.format.kernels.bytes
 import numba
 print(numba.config.CACHE_DIR)
 """

@@ -14,13 +14,18 @@ from logquarry.format.kernels.bytes import (
     STORE_TIME_SIZE,
     STORE_V6,
     Array,
+    copy16,
+    copy_bytes,
     copy_short,
     hash_bytes,
     is_ascii,
     kernel,
+    load_i32,
+    load_i64,
+    load_raw64,
+    load_u8,
     same_bytes,
 )
-from logquarry.format.native import copy16, copy_bytes, load_i32, load_i64, load_raw64, load_u8
 from logquarry.format.rows import (
     BODY_AT,
     FROM_BODY,

@@ -15,12 +15,10 @@ from logquarry.format.kernels.bytes import (
     AT_SYS_FLAG,
     TAIL_SIZE,
     Array,
+    copy_bytes,
     copy_short,
     crc32,
     kernel,
-)
-from logquarry.format.native import (
-    copy_bytes,
     load_i32,
     load_i64,
     load_u8,
