@@ -14,10 +14,12 @@ from logquarry.format.kernels.columns import (
     gather,
     host_texts,
     intern_topics,
+    measure_inner,
     message_ids,
     offsets_of,
     spans_of,
     topic_spans,
+    unwrap_frames,
 )
 from logquarry.format.kernels.encode import (
     batch_frames,
@@ -33,7 +35,6 @@ from logquarry.format.kernels.encode import (
 from logquarry.format.kernels.entries import check_chains, group_units, index_keys, put_index_keys
 from logquarry.format.kernels.follow import follow
 from logquarry.format.kernels.gets import get_frames
-from logquarry.format.kernels.inner import measure_inner, unwrap_frames
 from logquarry.format.kernels.properties import (
     DELAY,
     KEYS,
