@@ -49,7 +49,7 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     ("Consume queue entry", (queue_entry.LAYOUT,), ""),
     (
         "Batch queue entry (5.x)",
-        (batch.LAYOUT,),
+        (batch.ENTRY,),
         "The place of an entry is not a queue offset: readers search the base.",
     ),
     (

@@ -1,4 +1,4 @@
-"""Several messages in one body: a client's batch request, and inner batches of RocketMQ 5.
+"""Batches: a client's request, inner batches of RocketMQ 5, and the entries of batch queues.
 
 The wire form of a batch: the body of a client's batch request.
 

@@ -30,9 +30,9 @@ from logquarry.read.consume_queue import ConsumeQueue, FileQueue
 from logquarry.read.queue import NO_CODE, UNIT_DTYPE, QueueSegment, StoreTime, Units
 from logquarry.read.rocksdb_queue import RocksQueue, rocksdb_queues
 
-BATCH_DTYPE: Final = batch.LAYOUT.dtype()
+BATCH_DTYPE: Final = batch.ENTRY.dtype()
 BatchEntries = npt.NDArray[np.void]
-"""Entries as on the disk: the fields of :data:`logquarry.format.batch.LAYOUT`."""
+"""Entries as on the disk: the fields of :data:`logquarry.format.batch.ENTRY`."""
 Bools = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
 

@@ -2,8 +2,7 @@
 
     base         the decoders' base class, struct types, Spark's DDL
     json         JSON; infers the types from a sample if there is no schema
-    avro         Avro datums, with the package fastavro
-    protobuf     Protobuf messages, with the package protobuf
+    binary       Avro datums, with the package fastavro; Protobuf messages, with protobuf
 
 The result for a body depends on that body alone, never on its neighbours, so decoding it again
 gives the same.
