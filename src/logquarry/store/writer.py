@@ -22,7 +22,7 @@ from logquarry.log.location import local_folder
 from logquarry.log.store_files import LOADS
 from logquarry.message import Message
 from logquarry.read.queue import Queue
-from logquarry.store.live_reads import LiveReads
+from logquarry.store.reader import LiveReads
 from logquarry.store.service_calls import ServiceCalls
 from logquarry.store.single_put import SinglePut
 from logquarry.stored_message import StoredMessage
