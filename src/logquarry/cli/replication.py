@@ -20,7 +20,7 @@ from logquarry.systems import Held
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
-    from logquarry.protocol.ha import HaTimes
+    from logquarry.protocol.ha.messages import HaTimes
     from logquarry.replication import ConfigSync, HaSlave, MasterStatus
 
 
@@ -61,7 +61,7 @@ def ha_times(settings: StoreConfig) -> HaTimes:
     Raises:
         UsageError: if the intervals are invalid.
     """
-    from logquarry.protocol.ha import HaTimes
+    from logquarry.protocol.ha.messages import HaTimes
 
     return HaTimes(
         heartbeat_ms=settings.ha_send_heartbeat_interval,
@@ -392,7 +392,7 @@ def serve_master(
     tls = server_tls(tls_cert, tls_key, tls_ca)
     from logquarry.config import StoreConfig
     from logquarry.log.layout import StoreLayout
-    from logquarry.protocol.ha import TransferLimits
+    from logquarry.protocol.ha.messages import TransferLimits
     from logquarry.replication import ConfigServer, ConfigServerOptions, HaMaster, MasterOptions
     from logquarry.store.message_store import MessageStore
     from logquarry.systems import held

@@ -1,4 +1,4 @@
-"""Several messages in one body: a client's batch request, and inner batches of RocketMQ 5.
+"""Batches: a client's request, inner batches of RocketMQ 5, and the entries of batch queues.
 
 The wire form of a batch: the body of a client's batch request.
 
@@ -21,6 +21,11 @@ queue offset advances; INNER_BASE repeats QUEUEOFFSET.
 Readers return a message of a batch as a :class:`~logquarry.format.frame.Frame` that stands alone.
 Its SYSFLAG lacks the bits of the batch and of compression. BODYCRC is the CRC of its body.
 TOTALSIZE is the size that it would have in the log. PHYSICALOFFSET is the one of the batch.
+
+The 46-byte entry of a batch queue of RocketMQ 5 (``BatchConsumeQueue``).
+
+An entry names one frame and the queue offsets of its messages: ``[base, base + count)``. Its place
+in the files is not a queue offset: readers search the base.
 """
 
 from __future__ import annotations
@@ -179,3 +184,21 @@ def queue_count(frame: Frame) -> int:
     if not (number.isascii() and number.isdigit() and len(number) <= len(str(MOST_MESSAGES))):
         return 1
     return min(max(1, int(number)), MOST_MESSAGES)
+
+
+ENTRY = Layout(
+    "batch queue entry",
+    Field("physical_offset", "q", "start of the frame in the log"),
+    Field("size", "i", "TOTALSIZE of the frame; 0: empty entry"),
+    Field("tags_code", "q", "hash of the frame's tags; 0 if only the messages inside have tags"),
+    Field("store_timestamp", "q", "STORETIMESTAMP of the frame"),
+    Field("base", "q", "msgBaseOffset: queue offset of the frame's first message"),
+    Field("count", "h", "batchSize: messages in the frame"),
+    Field("compacted_offset", "i", "offset in a compacted log; -1: none"),
+    Field("reserved", "i", "0; logquarry: number of lost messages at the start of the entry"),
+)
+ENTRY_SIZE: Final = ENTRY.size
+assert ENTRY_SIZE == 46
+DEFAULT_ENTRIES_PER_FILE: Final = 300_000
+NOT_COMPACTED: Final = -1
+"""Compacted offset of an entry that no compaction has seen."""

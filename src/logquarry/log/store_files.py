@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from logquarry.config import StoreConfig
-from logquarry.format import batch_entry, java, queue_entry
+from logquarry.format import batch, java, queue_entry
 
 COMMIT_LOG = "commitlog"
 CONSUME_QUEUE = "consumequeue"
@@ -85,6 +85,6 @@ def queue_form(config: StoreConfig, topic: str) -> QueueForm:
     """
     if topic in config.batch_topics:
         assert config.batch_queue_file_size is not None
-        return QueueForm(BATCH_QUEUE, batch_entry.ENTRY_SIZE, config.batch_queue_file_size)
+        return QueueForm(BATCH_QUEUE, batch.ENTRY_SIZE, config.batch_queue_file_size)
     assert config.queue_file_size is not None
     return QueueForm(CONSUME_QUEUE, queue_entry.UNIT_SIZE, config.queue_file_size)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from logquarry.spark.compaction import compact
     from logquarry.spark.export import export_parquet, summarize
     from logquarry.spark.lakehouse.export import export_delta, export_iceberg
+    from logquarry.spark.reading import read
     from logquarry.spark.rebuilding import rebuild_on_spark
     from logquarry.spark.repair import salvage_stores, verify_stores
-    from logquarry.spark.session import read
     from logquarry.spark.sink import load
 
 __all__ = [

@@ -25,7 +25,7 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile, StoreUnavailable
 from logquarry.format import properties as props
 from logquarry.format import queue_entry
-from logquarry.format.batch_entry import NOT_COMPACTED
+from logquarry.format.batch import NOT_COMPACTED
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.format.rows import FIELD_COUNT
 from logquarry.log import codec, columns

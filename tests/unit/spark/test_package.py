@@ -9,7 +9,7 @@ import pytest
 
 import logquarry.spark
 from logquarry.errors import UsageError
-from logquarry.spark import session
+from logquarry.spark import reading
 
 
 @pytest.mark.parametrize("name", logquarry.spark.__all__)
@@ -39,7 +39,7 @@ def test_jobs_are_imported_when_they_are_first_used() -> None:
 def test_spark_without_sources_names_the_extra_that_has_pandas(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session, "has_sources", lambda: False)
-    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    monkeypatch.setattr(reading, "has_sources", lambda: False)
+    monkeypatch.setattr(reading, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"needs the package pandas: .*logquarry\[spark\]"):
-        session.read(object(), "store")  # type: ignore[arg-type]
+        reading.read(object(), "store")  # type: ignore[arg-type]

@@ -30,6 +30,10 @@ from logquarry.format.kernels.bytes import (
     java_hash,
     java_hash_on,
     kernel,
+    load_i32,
+    load_i64,
+    load_u8,
+    prefetch,
     same_bytes,
 )
 from logquarry.format.kernels.encode import AT_QUEUE_ID, AT_QUEUE_OFFSET
@@ -42,7 +46,6 @@ from logquarry.format.kernels.walk import (
     check_frame,
     has_head,
 )
-from logquarry.format.native import load_i32, load_i64, load_u8, prefetch
 from logquarry.format.rows import (
     ASK_JAVA,
     FRAME_SIZE,

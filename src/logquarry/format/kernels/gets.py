@@ -16,24 +16,22 @@ from logquarry.format.kernels.bytes import (
     HEAD_SIZE,
     HOST_EXTRA,
     HOST_V4,
+    copy_bytes,
     is_ascii,
     is_utf8,
     kernel,
-    same_bytes,
-)
-from logquarry.format.kernels.encode import AT_QUEUE_OFFSET
-from logquarry.format.kernels.properties import name_table, next_separator, which_name
-from logquarry.format.kernels.walk import CACHE_LINE, check_frame
-from logquarry.format.native import (
-    copy_bytes,
     load_i32,
     load_i64,
     load_raw64,
     load_u8,
     prefetch,
+    same_bytes,
     store_raw32,
     store_raw64,
 )
+from logquarry.format.kernels.encode import AT_QUEUE_OFFSET
+from logquarry.format.kernels.properties import name_table, next_separator, which_name
+from logquarry.format.kernels.walk import CACHE_LINE, check_frame
 from logquarry.format.rows import (
     ASK_TAGS,
     BODY_AT,

@@ -17,9 +17,12 @@ from logquarry.format.kernels.bytes import (
     is_utf8,
     java_hash,
     kernel,
+    load_raw64,
+    load_u8,
     same_bytes,
+    store_u8,
+    trailing_zeros,
 )
-from logquarry.format.native import load_raw64, load_u8, store_u8, trailing_zeros
 from logquarry.format.rows import POSITION, PROPS_AT, PROPS_LENGTH, TOPIC_AT, TOPIC_LENGTH
 
 

@@ -19,7 +19,7 @@ from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify.verify import verify_store
 from logquarry.store.message_store import StoreWriter
-from logquarry.store.retention.unread import DELAYED, OPEN
+from logquarry.store.retention.rules import DELAYED, OPEN
 from logquarry.store.transaction.half import HALF_TOPIC
 from logquarry.testing.clock import FakeClock
 
