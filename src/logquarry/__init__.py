@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from logquarry.store.consumer.progress import OffsetEstimate
     from logquarry.store.message_store import MessageStore, StoreReader, StoreWriter
     from logquarry.store.reads import QueueOffsets
-    from logquarry.store.retention.offline import retain
     from logquarry.store.retention.plan import RetentionPlan
+    from logquarry.store.retention.retain import retain
     from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.state import StoreState
     from logquarry.store.stats import StoreStats
@@ -155,7 +155,7 @@ _HOMES = {
     "diff": "logquarry.repair.calls",
     "rebuild": "logquarry.repair.rebuild.rebuild",
     "recover": "logquarry.repair.recover.recover",
-    "retain": "logquarry.store.retention.offline",
+    "retain": "logquarry.store.retention.retain",
     "salvage": "logquarry.repair.calls",
     "verify": "logquarry.repair.calls",
 }

@@ -80,9 +80,9 @@ def description() -> str:
     if is_compiled():
         return "single puts run compiled"
     if is_switched_off():
-        return f"single puts run interpreted ({SWITCH} is off): they take about twice the time"
+        return f"single puts run interpreted ({SWITCH} is off): each takes about five times as long"
     return (
-        "single puts run interpreted: they take about twice the time. At the installation there "
-        "was no C compiler, or Python's headers (python3-dev) were missing. Install both, then "
-        "install logquarry again"
+        "single puts run interpreted: each takes about five times as long. At the installation "
+        "there was no C compiler, or Python's headers (python3-dev) were missing. Install both, "
+        "then install logquarry again"
     )

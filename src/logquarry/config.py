@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 
 from logquarry import arguments
 from logquarry.errors import UsageError
-from logquarry.format import delay
+from logquarry.format import properties as props
 from logquarry.layout_config import LayoutConfig
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
 """Bytes of a commit log file if neither files nor settings fix it (``mappedFileSizeCommitLog``)."""
 
 _MOST_MESSAGE_BYTES: Final = {"4.9": 4 << 20, "3.1": 512 << 10}
-_DELAY_LEVELS: Final = {"4.9": delay.DEFAULT_LEVELS, "3.1": delay.LEVELS_3}
+_DELAY_LEVELS: Final = {"4.9": props.DEFAULT_LEVELS, "3.1": props.LEVELS_3}
 _FLUSH_INTERVALS: Final = {"4.9": 500, "3.1": 1_000}
 """Defaults that differ between the two dialects."""
 
@@ -330,7 +330,7 @@ class StoreConfig(LayoutConfig):
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
         """Delay of each level in milliseconds, level 1 first."""
-        return delay.parse_levels(self.message_delay_level)
+        return props.parse_levels(self.message_delay_level)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> StoreConfig:

@@ -8,7 +8,7 @@
     │   └── BadFilter         invalid SQL92 filter: column and reason
     ├── SourceNotReadable     an import's source cannot be read, or is not an export (exit code 3)
     ├── BadRow                a row of an import is not a message: path, number, reason (code 1)
-    ├── JavaNotFound          no Java that Spark can run on (in spark/java.py)
+    ├── JavaNotFound          no Java that Spark can run on (in spark/session.py)
     ├── ReplicationError      a master and a slave cannot continue (exit code 4)
     │   ├── ProtocolViolation   the peer sent bytes that violate the protocol
     │   └── LogsDiverged        a slave's log is not a prefix of its master's

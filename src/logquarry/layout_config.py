@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from logquarry import arguments
 from logquarry.errors import UsageError
-from logquarry.format import batch_entry, index, java, queue_entry, state_table
+from logquarry.format import batch, index, java, queue_entry, state_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,7 @@ class LayoutConfig:
     @property
     def batch_queue_file_size(self) -> int | None:
         """Size of a batch queue file in bytes, rounded up to whole entries."""
-        return _whole_entries(self.mapper_file_size_batch_consume_queue, batch_entry.ENTRY_SIZE)
+        return _whole_entries(self.mapper_file_size_batch_consume_queue, batch.ENTRY_SIZE)
 
     @property
     def state_table_file_size(self) -> int | None:

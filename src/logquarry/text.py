@@ -2,6 +2,8 @@
 
 The content of a store is untrusted. Escape sequences in it could move the cursor, change the
 window's title or hide text. So all content passes :func:`printable` before it reaches a terminal.
+
+Makes JSON documents of objects: by default, each field of a dataclass becomes a member.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ import difflib
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Final
+from typing import Any, Final
 
 from logquarry.errors import UsageError
 
@@ -234,3 +237,28 @@ def time_ms(value: str | date) -> int:
         moment = moment.replace(tzinfo=UTC)
     whole = moment.replace(microsecond=0)
     return round(whole.timestamp()) * 1000 + math.ceil(moment.microsecond / 1000)
+
+
+def document(value: Any, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """The JSON document of an object.
+
+    Args:
+        value: the object.
+        names: attributes that become members, in order (default: the fields of the dataclass).
+    """
+    if names is None:
+        names = [field.name for field in fields(value)]
+    return {name: json_value(getattr(value, name)) for name in names}
+
+
+def json_value(value: Any) -> Any:
+    """The JSON value of an attribute; an object's own ``to_json`` takes precedence."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        return document(value)
+    if isinstance(value, Mapping):
+        return {key: json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(item) for item in value]
+    return value

@@ -13,7 +13,7 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import LocalDisk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import RunningFlags
-from logquarry.format import delay
+from logquarry.format import properties as props
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.append import CommitLogWriter
@@ -74,7 +74,7 @@ class OurLog:
         )
         # Opening a store makes the schedule topic's queues.
         levels = range(len(self.config.delay_levels_ms))
-        self.offsets: dict[QueueKey, int] = {(delay.SCHEDULE_TOPIC, i): 0 for i in levels}
+        self.offsets: dict[QueueKey, int] = {(props.SCHEDULE_TOPIC, i): 0 for i in levels}
         make = partial(
             CommitLogWriter,
             self.files,

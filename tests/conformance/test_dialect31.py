@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.unit_files import read_redo, read_table
+from logquarry.dialect31.open_transactions import read_redo, read_table
 from logquarry.errors import MessageRejected
 from logquarry.format import index
 from logquarry.format.index import HEADER

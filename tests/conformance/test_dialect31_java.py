@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from logquarry.dialect31.open_transactions import read_redo, read_table
 from logquarry.dialect31.prepared import TransactionEnd
-from logquarry.dialect31.unit_files import read_redo, read_table
 from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
 from logquarry.store.message_store import MessageStore, StoreWriter

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from logquarry.config import StoreConfig
+from logquarry.dialect31.open_transactions import read_redo, read_table
 from logquarry.dialect31.prepared import TransactionEnd
-from logquarry.dialect31.unit_files import read_redo, read_table
 from logquarry.format import state_table
 from logquarry.log.layout import StoreLayout
 from logquarry.message import Message

@@ -11,7 +11,7 @@ import pytest
 import logquarry as lq
 from logquarry.config import StoreConfig
 from logquarry.errors import UnsupportedStore, UsageError
-from logquarry.format.delay import SCHEDULE_TOPIC
+from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CONSUME_QUEUE
 from logquarry.read.consume_queue import ConsumeQueue

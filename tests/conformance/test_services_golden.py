@@ -13,7 +13,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.format import frame
-from logquarry.format.delay import SCHEDULE_TOPIC
+from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.transaction.half import HALF_TOPIC, OP_TOPIC
 from tests.conformance.golden_facts import Scenario

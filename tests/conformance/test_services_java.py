@@ -16,7 +16,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.format import broker_config, frame
-from logquarry.format.delay import SCHEDULE_TOPIC
+from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.store.half_messages import transactions
 from logquarry.store.transaction.half import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
 from tests.conformance.oracle import RUN, require_oracle

@@ -38,7 +38,7 @@ MODES = pytest.mark.parametrize(
 START = """
 import ctypes, mmap, os, shutil, sys
 import logquarry as lq
-from logquarry.log import batches, columns, codec, filters, inner_batches, json_lines, lost_pages
+from logquarry.log import batches, columns, codec, filters, frames, json_lines, lost_pages
 from logquarry.read import get_kernel
 root = sys.argv[1]
 config = lq.StoreConfig(
@@ -140,8 +140,8 @@ PLACES = [
     "objects codec.walk+",
     "objects columns.messages",
     "arrow columns.record_batch",
-    "arrow inner_batches.unwrap_rows",
-    "arrow inner_batches.unwrap_rows+",
+    "arrow frames.unwrap_rows",
+    "arrow frames.unwrap_rows+",
     "arrow filters.MessageFilter.select",
     "objects filters.MessageFilter.select+",
 ]

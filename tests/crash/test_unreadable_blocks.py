@@ -23,7 +23,7 @@ from logquarry.log.readable import BLOCK, UNREADABLE, probed_by
 from logquarry.log.walk import LogReader, Run
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store
-from logquarry.testing.bad_blocks import BadBlocks
+from logquarry.testing.disk_state import BadBlocks
 
 FILE = 1 << 20
 CONFIG = lq.StoreConfig(

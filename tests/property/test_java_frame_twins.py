@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logquarry.format import delay, frame, index, sys_flag
+from logquarry.format import frame, index, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.format.java_frame import JavaMemoryError, JavaRequest, check_message
@@ -121,7 +121,7 @@ def assert_same(data: bytes, base: int) -> None:
 def delayed(draw: st.DrawFn) -> Frame:
     """A message of the schedule topic or of another, with a DELAY of any kind."""
     made = draw(strategies.frames())
-    topic = draw(st.sampled_from((delay.SCHEDULE_TOPIC.encode(), b"t")))
+    topic = draw(st.sampled_from((props.SCHEDULE_TOPIC.encode(), b"t")))
     pairs = {"TAGS": "a", "DELAY": draw(st.sampled_from(DELAYS)), "KEYS": "k l"}
     chosen = draw(st.lists(st.sampled_from(sorted(pairs)), unique=True))
     text = props.encode({name: pairs[name] for name in chosen})
@@ -163,8 +163,8 @@ def test_what_java_does_not_take() -> None:
     """Sound frames that 4.9.3 does not accept, or accepts only sometimes."""
     for made, is_taken in (
         (Frame(b"t", magic=frame.MAGIC_V2), False),
-        (Frame(delay.SCHEDULE_TOPIC.encode(), properties=b"DELAY\x01x"), False),
-        (Frame(delay.SCHEDULE_TOPIC.encode(), properties=b"DELAY\x01+1"), True),
+        (Frame(props.SCHEDULE_TOPIC.encode(), properties=b"DELAY\x01x"), False),
+        (Frame(props.SCHEDULE_TOPIC.encode(), properties=b"DELAY\x01+1"), True),
     ):
         data = frame.encode(made)
         run, _, code = Follower((), as_java=True).follow(Window.of(data, 0), len(data))

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,7 @@ from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.cli.replication import host_port, server_tls
 from logquarry.errors import UsageError
-from logquarry.signals import Held
+from logquarry.systems import Held
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -163,8 +164,8 @@ def broker(
         raise UsageError("--offsets needs --read-only: otherwise the store keeps the offsets")
     from logquarry.broker import BrokerOptions
     from logquarry.broker.acl import AccessControl
-    from logquarry.broker.background import new_event_loop
-    from logquarry.signals import held
+    from logquarry.broker.broker import new_event_loop
+    from logquarry.systems import held
 
     serves = BrokerOptions(
         host=host,
@@ -201,7 +202,7 @@ async def _serve(
         server = None
         if metrics_at is not None:
             from logquarry.broker.options import listen_error
-            from logquarry.metrics.broker import serve_metrics
+            from logquarry.metrics.collector import serve_metrics
 
             try:
                 server = serve_metrics(running, *metrics_at)
@@ -232,9 +233,16 @@ async def _show(out: Output, waiting: Held, running: Broker) -> None:
     """Show who is connected, until an interrupt."""
     is_shown = not out.quiet and sys.stderr.isatty()
     if not is_shown:
-        while True:
-            await asyncio.sleep(0.1)
-            waiting.check()
+        # No timer: an idle broker should not use the processor.
+        noted, loop = asyncio.Event(), asyncio.get_running_loop()
+        waiting.when_noted = partial(loop.call_soon_threadsafe, noted.set)
+        try:
+            while True:
+                waiting.check()
+                await noted.wait()
+                noted.clear()
+        finally:
+            waiting.when_noted = None
     from rich.console import Console
     from rich.live import Live
 

@@ -400,7 +400,7 @@ def _write(
 ) -> tuple[int, int]:
     """Write messages as JSON lines; return the number of messages and of bytes."""
     from logquarry.cli import messages
-    from logquarry.log.lost_frames import decoded
+    from logquarry.log.frames import decoded
 
     count = length = 0
     for reader in readers:

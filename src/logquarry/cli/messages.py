@@ -129,7 +129,7 @@ def _lines(
     reader: MessageReader, out: Output, limit: int | None, hidden: frozenset[str], *, jsonl: bool
 ) -> Iterator[Iterable[str]]:
     from logquarry.log import columns
-    from logquarry.log.lost_frames import decoded
+    from logquarry.log.frames import decoded
 
     decoding = reader.decoding
 

@@ -16,8 +16,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from logquarry.errors import LogquarryError, MessageRejected, SourceNotReadable, UsageError
-from logquarry.ingest.json_lines import read_lines
-from logquarry.ingest.parquet import read_parquet
+from logquarry.ingest.readers import read_lines, read_parquet
 from logquarry.ingest.rows import Rows, Source, as_stored
 from logquarry.store.message_store import StoreWriter
 from logquarry.units import Progress

@@ -247,25 +247,6 @@ def discard_load(
             dead_letters.forget_staged(folder, load, letters if load.is_named else None)
 
 
-def finish_loads(
-    plan: LoadPlan, *, run: RunAppends = append_here, disk: Disk | None = None
-) -> bool:
-    """Complete a load of several brokers that was decided before a crash.
-
-    Returns:
-        Whether there was one.
-
-    Raises:
-        CorruptFile: as :func:`commit_load`.
-        StoreUnavailable: as :func:`commit_load`.
-    """
-    disk = disk or LocalDisk()
-    if not (plan.loads / _DECISION).is_file():
-        return False
-    with _locked(disk, plan.loads):
-        return _Decision(plan, disk).finish(run) is not None
-
-
 def _began(plan: LoadPlan, load: LoadId, disk: Disk) -> bool:
     decided = _Decision(plan, disk).load
     intent = Ledger(disk, Path(plan.path)).intent() if plan.brokers == 1 else None

@@ -452,8 +452,3 @@ def by_broker(tasks: Sequence[Staged]) -> dict[int, tuple[Segment, ...]]:
         for broker, segment in task.segments:
             found.setdefault(broker, []).append(segment)
     return {broker: tuple(segments) for broker, segments in sorted(found.items())}
-
-
-def rows_of(tasks: Sequence[Staged]) -> int:
-    """Return the number of staged rows."""
-    return sum(segment.rows for task in tasks for _, segment in task.segments)

@@ -72,7 +72,7 @@ class Window:
         end: index at which the file ends; larger than ``len(data)`` if the file continues.
         has_heads: whether frames may follow the heads of DLedger entries.
         is_unwrapped: whether the frames are not as the log has them, but messages of inner batches
-            (:mod:`logquarry.log.inner_batches`). Only its PHYSICALOFFSET places a frame then.
+            (:mod:`logquarry.log.frames`). Only its PHYSICALOFFSET places a frame then.
     """
 
     data: npt.NDArray[np.uint8]

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UnreadableFile
-from logquarry.format import batch_entry, java
-from logquarry.format.batch_entry import ENTRY_SIZE
+from logquarry.format import batch, java
+from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
@@ -30,9 +30,9 @@ from logquarry.read.consume_queue import ConsumeQueue, FileQueue
 from logquarry.read.queue import NO_CODE, UNIT_DTYPE, QueueSegment, StoreTime, Units
 from logquarry.read.rocksdb_queue import RocksQueue, rocksdb_queues
 
-BATCH_DTYPE: Final = batch_entry.LAYOUT.dtype()
+BATCH_DTYPE: Final = batch.ENTRY.dtype()
 BatchEntries = npt.NDArray[np.void]
-"""Entries as on the disk: the fields of :data:`logquarry.format.batch_entry.LAYOUT`."""
+"""Entries as on the disk: the fields of :data:`logquarry.format.batch.ENTRY`."""
 Bools = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
 

@@ -21,8 +21,8 @@ from typing import Any, Final, Literal
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
 from logquarry.format import broker_config, fastjson, property_crc, sys_flag
+from logquarry.format.broker_config import FOLDER_V2, FOLDERS_V1
 from logquarry.format.frame import MAGIC_V2, Frame
-from logquarry.format.rocksdb_config import FOLDER_V2, FOLDERS_V1
 from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout

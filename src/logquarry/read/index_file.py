@@ -47,8 +47,6 @@ _ENTRIES_A_SLOT: Final = DEFAULT_SHAPE.entries // DEFAULT_SHAPE.slots
 _ENTRY_DTYPE: Final = ENTRY.dtype()
 _SLOT_DTYPE: Final = np.dtype(">i4")
 
-Words = npt.NDArray[np.int32]
-
 
 def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     """Find the shape of an index file from its contents; None if they do not determine it.

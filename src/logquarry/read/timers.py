@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Final, NamedTuple, TypeVar
 
 from logquarry.errors import UnreadableFile
-from logquarry.format import delay, timer
 from logquarry.format import properties as props
+from logquarry.format import timer
 from logquarry.format.frame import Frame
 from logquarry.format.property_crc import PREFIX
 from logquarry.format.queue_entry import QueueEntry
@@ -91,7 +91,7 @@ def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
     values = props.decode_bytes(frame.properties)
     out = _long(values.get(props.TIMER_OUT_MS))
     topic = values.get(props.REAL_TOPIC)
-    queue_id = delay.parse_int(values.get(props.REAL_QUEUE_ID, ""))
+    queue_id = props.parse_int(values.get(props.REAL_QUEUE_ID, ""))
     if frame.topic != _TOPIC or out is None or topic is None or queue_id is None:
         return None
     return Timer(
@@ -103,7 +103,7 @@ def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
         queue_id,
         values.get(props.UNIQ_KEY),
         values.get(props.KEYS),
-        delay.parse_int(values.get(props.TIMER_ROLL_TIMES, "")) or 0,
+        props.parse_int(values.get(props.TIMER_ROLL_TIMES, "")) or 0,
         values.get(props.TIMER_DELETE_UNIQ_KEY),
         frame.store_timestamp,
     )

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from logquarry.errors import LogquarryError, ProtocolViolation, StoreUnavailable
-from logquarry.protocol.ha import (
+from logquarry.protocol.ha.connection import MasterConnection
+from logquarry.protocol.ha.messages import (
     ConnectionEnded,
     HaTimes,
     LogRange,
-    MasterConnection,
     MasterEvent,
     MasterState,
     SlaveAcknowledged,

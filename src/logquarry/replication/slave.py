@@ -27,13 +27,13 @@ from logquarry.errors import (
     StoreError,
     UsageError,
 )
-from logquarry.protocol.ha import (
+from logquarry.protocol.ha.connection import SlaveConnection
+from logquarry.protocol.ha.messages import (
     ConnectionEnded,
     DataReceived,
     HaTimes,
     HeartbeatReceived,
     MasterElsewhere,
-    SlaveConnection,
     SlaveEvent,
 )
 from logquarry.replication.replica import OVERLAP, Replica, SpoiltReplica

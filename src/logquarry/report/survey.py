@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from logquarry.format import delay
+from logquarry.format import properties as props
 from logquarry.format import rows as r
 from logquarry.log import columns
 from logquarry.log.columns import Decoding
-from logquarry.log.inner_batches import unwrapped
+from logquarry.log.frames import unwrapped
 from logquarry.log.walk import BlankSpan, DamagedSpan, Event, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.store.message_store import MessageStore
 from logquarry.units import Progress
@@ -185,7 +185,7 @@ def _add_run(found: Survey, run: Run, bins: int) -> None:
         own = ids == number
         line = found.over_time.setdefault(name, np.zeros(bins, np.int64))
         line += np.bincount(slots[own], minlength=bins)
-        if name == delay.SCHEDULE_TOPIC:
+        if name == props.SCHEDULE_TOPIC:
             levels = Counter((values["queue_id"][own] + 1).tolist())
             found.delay_levels.update(levels)
     lengths = rows[:, r.BODY_LENGTH].astype(np.int64)

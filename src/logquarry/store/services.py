@@ -24,7 +24,7 @@ from logquarry.disk.config_file import (
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Service
 from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
-from logquarry.format import delay, frame, timer
+from logquarry.format import frame, timer
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.log.batches import sound_runs
@@ -462,7 +462,7 @@ class _DueLog:
         log = _HalfLog(store)
         # Delivery reads them ten times a second. A queue above the known levels belongs to another
         # table of levels.
-        self._queue_ids = sorted({*range(len(levels)), *log.queue_ids(delay.SCHEDULE_TOPIC)})
+        self._queue_ids = sorted({*range(len(levels)), *log.queue_ids(props.SCHEDULE_TOPIC)})
         self.runs: Callable[[int], Iterator[Run]] = log.runs
         self._log = store.commit_log
         self._files = files
@@ -472,7 +472,7 @@ class _DueLog:
         return [queue_id for queue_id in self._queue_ids if queue_id >= 0]
 
     def schedule_queue(self, queue_id: int) -> Queue | None:
-        return self._store.queue(delay.SCHEDULE_TOPIC, queue_id)
+        return self._store.queue(props.SCHEDULE_TOPIC, queue_id)
 
     def message(self, offset: int, size: int) -> Frame | None:
         data = self._log.frame_at(offset, size)

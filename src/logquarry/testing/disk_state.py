@@ -9,6 +9,8 @@ multiple of 512 bytes; - a file has its old size, its new size or a size in betw
 data are zeros; - the creation, rename or removal of a name is either done or not done.
 
 A rename never loses the file: a crash may leave both names, and leaves at least one.
+
+Files with unreadable blocks, for tests: a probe that fails as a bad disk does.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import errno
 import os
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from logquarry.log.readable import BLOCK, Probe
 
 SHORT: Final = -1
 """Used instead of an errno: a write or a read does half of its work. An allocation gets half of the
@@ -297,3 +301,41 @@ def _torn(old: bytes, new: bytes, rng: random.Random) -> bytes:
         (new if choice >> number & 1 else old)[at : at + SECTOR]
         for number, at in enumerate(sectors)
     )
+
+
+_ERROR: Final = errno.EIO
+
+
+class BadBlocks(Probe):
+    """Simulates blocks that the disk cannot read.
+
+    Use it with :func:`logquarry.log.readable.probed_by`.
+
+    Args:
+        blocks: end of a path, and the number of the block of 4,096 bytes in that file.
+        has_populate: whether the system has ``MADV_POPULATE_READ``.
+    """
+
+    def __init__(self, blocks: Iterable[tuple[str, int]], *, has_populate: bool = True) -> None:
+        self._blocks = tuple(blocks)
+        self._has_populate = has_populate
+
+    def populate(self, path: str, position: int, address: int, length: int) -> bool | None:
+        """See :meth:`Probe.populate`."""
+        if not self._has_populate:
+            return None
+        return not self._fails(path, position, length)
+
+    def read(self, path: str, descriptor: int, position: int, length: int) -> bytes:
+        """See :meth:`Probe.read`."""
+        if self._fails(path, position, length):
+            raise OSError(_ERROR, os.strerror(_ERROR))
+        return super().read(path, descriptor, position, length)
+
+    def _fails(self, path: str, position: int, length: int) -> bool:
+        return any(
+            path.endswith(name)
+            and number * BLOCK < position + length
+            and position < (number + 1) * BLOCK
+            for name, number in self._blocks
+        )

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from logquarry.format import delay, frame, java, properties, sys_flag
+from logquarry.format import frame, java, sys_flag
+from logquarry.format import properties as props
 from logquarry.format.frame import BLANK, MAGIC_V1, MAGIC_V2, Frame
 from logquarry.log.store_files import COMMIT_LOG, NAME_DIGITS
 
@@ -28,19 +29,19 @@ _TOPICS = [
     "orders",
     "payments",
     "%RETRY%group",
-    delay.SCHEDULE_TOPIC,
+    props.SCHEDULE_TOPIC,
     "主题-ü",
     "😀",
     "x" * 127,
 ]
 _NAMES = [
-    properties.TAGS,
-    properties.KEYS,
-    properties.UNIQ_KEY,
-    properties.DELAY,
-    properties.WAIT,
-    properties.REAL_TOPIC,
-    properties.REAL_QUEUE_ID,
+    props.TAGS,
+    props.KEYS,
+    props.UNIQ_KEY,
+    props.DELAY,
+    props.WAIT,
+    props.REAL_TOPIC,
+    props.REAL_QUEUE_ID,
     "city",
     "ключ",
     "😀",
@@ -101,7 +102,7 @@ def properties_maps(*, max_size: int = 6) -> st.SearchStrategy[dict[str, str]]:
     text = st.text(
         st.characters(
             exclude_categories=["Cs"],
-            exclude_characters=properties.NAME_VALUE_SEPARATOR + properties.PROPERTY_SEPARATOR,
+            exclude_characters=props.NAME_VALUE_SEPARATOR + props.PROPERTY_SEPARATOR,
         ),
         min_size=1,
         max_size=6,
@@ -118,7 +119,7 @@ def property_strings() -> st.SearchStrategy[bytes]:
     """
     separators = st.sampled_from([b"\x01", b"\x02", b"\x01\x01", b"\x02\x02"])
     piece = st.one_of(separators, st.sampled_from(_ODD_PIECES), st.binary(max_size=3))
-    sane = properties_maps().map(lambda pairs: properties.encode(pairs).encode())
+    sane = properties_maps().map(lambda pairs: props.encode(pairs).encode())
     trailing = sane.map(lambda text: text + b"\x02")
     return st.one_of(sane, trailing, st.lists(piece, max_size=12).map(b"".join))
 
@@ -189,7 +190,7 @@ def plain_frames(draw: st.DrawFn, *, max_body: int = 64) -> Frame:
             max_body=max_body,
             magics=(MAGIC_V1,),
             topic=st.sampled_from([b"orders", b"payments", "主题-ü".encode()]),
-            property_string=properties_maps().map(lambda pairs: properties.encode(pairs).encode()),
+            property_string=properties_maps().map(lambda pairs: props.encode(pairs).encode()),
             flags=st.sampled_from(
                 [0, 0, 0, sys_flag.TRANSACTION_PREPARED, sys_flag.TRANSACTION_COMMIT]
             ),

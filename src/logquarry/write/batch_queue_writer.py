@@ -14,8 +14,7 @@ import numpy as np
 
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile
-from logquarry.format.batch_entry import ENTRY_SIZE
-from logquarry.format.inner_batch import MOST_MESSAGES
+from logquarry.format.batch import ENTRY_SIZE, MOST_MESSAGES
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, is_batch_written
 from logquarry.write.queue_writer import MOST_GAP, ConsumeQueueWriter, Int64, Mending, Offsets
 

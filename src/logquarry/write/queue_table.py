@@ -16,8 +16,7 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
-from logquarry.log.queue_forms import queue_form
-from logquarry.log.store_files import quarantine
+from logquarry.log.store_files import quarantine, queue_form
 from logquarry.read.live_read import LiveBatchQueue, LiveQueue
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.dispatcher import QueueWriters

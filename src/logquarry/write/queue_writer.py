@@ -25,14 +25,14 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile, StoreUnavailable
 from logquarry.format import properties as props
 from logquarry.format import queue_entry
-from logquarry.format.batch_entry import NOT_COMPACTED
+from logquarry.format.batch import NOT_COMPACTED
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.format.request_rows import FIELD_COUNT
+from logquarry.format.rows import FIELD_COUNT
 from logquarry.log import codec, columns
 from logquarry.log.codec import Window
 from logquarry.log.columns import Decoding
 from logquarry.log.follow import DispatchRequests, Followed
-from logquarry.log.inner_batches import queue_counts
+from logquarry.log.frames import queue_counts
 from logquarry.read.batch_queue import BATCH_DTYPE
 from logquarry.read.log_queues import QueueKey, copies_of
 from logquarry.read.queue import UNIT_DTYPE, Units

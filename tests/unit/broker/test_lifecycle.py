@@ -15,7 +15,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.broker import Broker, BrokerOptions, background
-from logquarry.broker.background import new_event_loop
+from logquarry.broker.broker import new_event_loop
 from logquarry.broker.connection import Connection
 from logquarry.errors import StoreError, UsageError
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, encode

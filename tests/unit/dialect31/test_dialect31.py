@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.open_transactions import TransactionBook
+from logquarry.dialect31.open_transactions import (
+    TransactionBook,
+    TransactionFrame,
+    read_redo,
+    read_table,
+)
 from logquarry.dialect31.prepared import CheckService, PreparedTransaction, TransactionEnd
-from logquarry.dialect31.recovery import TransactionCheck
-from logquarry.dialect31.unit_files import TransactionFrame, read_redo, read_table
+from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.disk.service import Health
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import frame, state_table

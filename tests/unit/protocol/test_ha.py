@@ -11,17 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.errors import ProtocolViolation, UsageError
-from logquarry.protocol import ha
-from logquarry.protocol.ha import (
+from logquarry.protocol.ha import messages as ha
+from logquarry.protocol.ha.connection import MasterConnection, SlaveConnection
+from logquarry.protocol.ha.messages import (
     ConnectionEnded,
     DataReceived,
     HeartbeatReceived,
     LogRange,
-    MasterConnection,
     MasterElsewhere,
     MasterState,
     SlaveAcknowledged,
-    SlaveConnection,
     SlaveRequested,
     SlaveState,
     TransferLimits,

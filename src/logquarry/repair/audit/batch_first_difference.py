@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.format.batch_entry import ENTRY_SIZE
+from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue, own_messages
 from logquarry.read.log_queues import QueueKey

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from logquarry.disk.open_files import OpenFiles
-from logquarry.format.batch_entry import ENTRY_SIZE
+from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import BATCH_QUEUE

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.format import java
-from logquarry.format.delay import SCHEDULE_TOPIC
 from logquarry.format.index import IndexHeader
+from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout

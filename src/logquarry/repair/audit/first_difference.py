@@ -17,7 +17,7 @@ from collections.abc import Container, Iterator, Mapping
 import numpy as np
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.recovery import TransactionCheck
+from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import Follower

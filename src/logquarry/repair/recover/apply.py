@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from logquarry.dialect31.recovery import make_units
+from logquarry.dialect31.state_table import make_units
 from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile
 from logquarry.disk.log_files import log_paths, open_log
@@ -26,7 +26,6 @@ from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.format import frame, queue_entry
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import StoreLayout
-from logquarry.log.queue_forms import queue_form
 from logquarry.log.readable import none_lost
 from logquarry.log.store_files import (
     CHECKPOINT,
@@ -37,6 +36,7 @@ from logquarry.log.store_files import (
     INDEX,
     SIDECAR,
     quarantine,
+    queue_form,
 )
 from logquarry.log.walk import DamagedSpan
 from logquarry.read.consume_queue import ConsumeQueue

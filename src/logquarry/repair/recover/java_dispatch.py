@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from logquarry.config import StoreConfig
-from logquarry.format import delay, index, java, sys_flag
+from logquarry.format import index, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.java_frame import JavaRequest, check_message
 from logquarry.format.properties import MULTI_SEPARATOR
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _QUEUED: Final = (sys_flag.TRANSACTION_NOT, sys_flag.TRANSACTION_COMMIT)
 _LONGEST_NUMBER: Final = 40
-_NEVER_COPIED: Final = ("%RETRY%", "rmq_sys_", delay.SCHEDULE_TOPIC)
+_NEVER_COPIED: Final = ("%RETRY%", "rmq_sys_", props.SCHEDULE_TOPIC)
 """Topics whose messages 5.x dispatches to their own queue alone."""
 
 

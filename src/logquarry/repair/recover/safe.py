@@ -13,17 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.recovery import TransactionCheck, UnitsPlan, keeps_transactions
+from logquarry.dialect31.state_table import TransactionCheck, UnitsPlan, keeps_transactions
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreUnavailable
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
-from logquarry.log.queue_forms import queue_form
 from logquarry.log.readable import rereads
 from logquarry.log.splits import STRETCH_BYTES
-from logquarry.log.store_files import BATCH_QUEUE, CHECKPOINT, CONSUME_QUEUE, INDEX
+from logquarry.log.store_files import BATCH_QUEUE, CHECKPOINT, CONSUME_QUEUE, INDEX, queue_form
 from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_end import DamageMap

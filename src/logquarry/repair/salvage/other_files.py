@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from logquarry.disk.disk import Disk
 from logquarry.format import timer
-from logquarry.format.rocksdb_config import FOLDER_V2, FOLDERS_V1
+from logquarry.format.broker_config import FOLDER_V2, FOLDERS_V1
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
 from logquarry.log.rocksdb import tables_in_rocksdb

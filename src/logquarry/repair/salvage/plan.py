@@ -18,12 +18,12 @@ from logquarry.config import StoreConfig
 from logquarry.errors import CorruptStore
 from logquarry.format import sys_flag
 from logquarry.format.checkpoint import Checkpoint
-from logquarry.format.delay import parse_levels
 from logquarry.format.frame import BLANK
+from logquarry.format.properties import parse_levels
 from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns
-from logquarry.log.durable import unproved_start
 from logquarry.log.follow import Follower, follow_run
+from logquarry.log.kept_settings import unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
 from logquarry.log.store_files import CHECKPOINT

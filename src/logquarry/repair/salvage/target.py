@@ -41,7 +41,7 @@ from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.salvage.other_files import carried_names
 from logquarry.repair.salvage.plan import SalvagePlan
-from logquarry.signals import held
+from logquarry.systems import held
 from logquarry.units import Progress, now_ms
 
 REPORT: Final = "salvage.json"

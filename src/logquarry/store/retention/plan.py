@@ -12,11 +12,10 @@ from typing import Any, Final
 import numpy as np
 
 from logquarry import text
-from logquarry.dialect31.unit_files import UnitFiles, read_redo, read_table
+from logquarry.dialect31.open_transactions import UnitFiles, read_redo, read_table
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.open_files import OpenFiles
-from logquarry.documents import document
-from logquarry.format.batch_entry import ENTRY_SIZE
+from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
@@ -32,12 +31,14 @@ from logquarry.read.rocksdb_queue import RocksQueue, require_package
 from logquarry.store.retention.rules import (
     DiskUse,
     RetentionRules,
+    Unread,
     first_time_from,
     freed_bytes,
     last_time_in,
     least_used,
+    unread,
 )
-from logquarry.store.retention.unread import Unread, unread
+from logquarry.text import document
 
 logger = logging.getLogger(__name__)
 
