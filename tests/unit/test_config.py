@@ -200,7 +200,7 @@ def test_unknown_names_are_warnings(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def test_no_setting_of_a_broker_is_a_typing_error(caplog: pytest.LogCaptureFixture) -> None:
-    """Many differ in a few letters from one that is used."""
+    """Many names differ in a few letters from a setting that is used."""
     names = [name for name in broker_names() if name[0].islower()]
     assert len(names) > 400
     assert check_names(names, ["mappedFileSizeCommitLog"]) == []

@@ -119,7 +119,7 @@ def test_a_module_imports_from_its_layer_and_those_above(name: str) -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    """Not lazily either, and not for types only: a cycle is one module in several files."""
+    """Neither lazily nor only for types: a cycle is one module in several files."""
     # The package names the home of each public name, and imports none of them itself.
     assert not cycles({name: imports()[name] - {"logquarry"} for name in BELOW_ROOT})
 

@@ -1,4 +1,4 @@
-"""Does a message say what RocketMQ said of it?"""
+"""Does a message have the values that RocketMQ gave it?"""
 
 from __future__ import annotations
 

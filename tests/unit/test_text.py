@@ -38,7 +38,7 @@ def test_preview() -> None:
     assert text.preview(b"x" * 101) == '"' + "x" * 100 + '"...'
     assert text.preview(bytes(range(128, 160))) == "hex " + bytes(range(128, 160)).hex()
     assert text.preview(b"\0" * 51) == "hex " + "00" * 50 + "..."
-    # A character that the cut goes through is not a bad one.
+    # A character that the cut divides does not count as invalid.
     assert "\ufffd" not in text.preview("ü".encode() * 300 + b"a")
     assert "\ufffd" not in text.preview(b"a" + "ü".encode() * 300)
 

@@ -1,6 +1,6 @@
 """Is a property string read as RocketMQ 4.9.3's own parser reads it?
 
-Is the tags code what RocketMQ's dispatcher reckons, and are delay levels read as its are?
+Is the tags code what RocketMQ's dispatcher computes, and are delay levels read as there?
 """
 
 from __future__ import annotations

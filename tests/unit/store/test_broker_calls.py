@@ -35,7 +35,7 @@ def test_topics_are_added_and_removed(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as store:
         store.put(lq.Message("t", b"x", queue_id=2))
         store.wait_dispatched()
-        # Topics of messages are there before the next flush writes the file.
+        # Topics of messages are known before the next flush writes the file.
         assert store.topic_table.configs()["t"].write_queues == 3
         store.topic_table.change({"made": TopicConfig("made", 5, 6, 4, 0, True)})
         assert store.topic_table.configs()["made"] == TopicConfig("made", 5, 6, 4, 0, True)
@@ -62,7 +62,7 @@ def test_the_frames_of_a_get_are_those_of_the_log(tmp_path: Path, count: int) ->
             store.put(lq.Message("t", b"%d" % number, tags="ab"[number % 2]))
         store.wait_dispatched()
         for tag in (None, "b", "c"):
-            # The first gets are by the reference, later ones by the kernel.
+            # The reference serves the first gets, the kernel later ones.
             for offset in range(0, 90, 1 if tag else 9):
                 result = store.get("t", 0, offset, count, tag)
                 expected = b"".join(frame.encode(m.frame) for m in result.messages)

@@ -1,6 +1,6 @@
 """What RocketMQ mishandles and this store survives: one test a row (docs/reliability.md).
 
-Rows that are about replication, timers or retention have theirs where those are.
+Rows about replication, timers or retention have their tests there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COUNT = 60
 
 
 def filled(root: Path, count: int = COUNT) -> list[bytes]:
-    """A store of some files that was closed in order: its bodies."""
+    """Make a cleanly closed store of some files; returns the bodies."""
     with opened(root) as store:
         for number in range(count):
             body = b"%03d" % number * 200
@@ -43,12 +43,12 @@ def crashed(root: Path) -> None:
 
 
 def without_mark(root: Path) -> None:
-    """As RocketMQ leaves a store: it has no durable mark."""
+    """Remove the durable offset, which RocketMQ does not write."""
     shutil.rmtree(root / ".logquarry", ignore_errors=True)
 
 
 def read_all(root: Path) -> list[bytes]:
-    """What consumers get after opening it to be written, queue by queue; and it goes on."""
+    """Open the store for writes; returns what consumers get, queue by queue, and checks puts."""
     with opened(root) as store:
         assert store.wait_dispatched(timeout=60)
         found = []
@@ -95,7 +95,7 @@ def test_01_a_sync_that_fails(tmp_path: Path) -> None:
 
 
 def test_02_files_that_are_closed_during_a_flush(tmp_path: Path) -> None:
-    """A flush says so, and moves nothing."""
+    """A flush raises an error, and its progress stays."""
     store = opened(tmp_path, flush_interval_commit_log=10**6)
     store.put(lq.Message("t", b"x"))
     before = store._engine.log.flushed_offset
@@ -150,7 +150,7 @@ def test_05_rot_in_older_files(tmp_path: Path) -> None:
 
 
 def test_06_torn_properties(tmp_path: Path) -> None:
-    """The CRC covers bodies only: what else cannot be text is told, and no reason to drop it."""
+    """The CRC covers bodies only: invalid text elsewhere is reported, and the frame is kept."""
     with opened(tmp_path) as store:
         result = store.put(lq.Message("t", b"x", properties_string="a\x01bcd"))
     flip(log_file(tmp_path, 0), result.size - 1)
@@ -163,7 +163,7 @@ def test_06_torn_properties(tmp_path: Path) -> None:
 
 
 def test_07_what_was_dropped_stays_away(tmp_path: Path) -> None:
-    """A torn message, and what is behind it, do not come back when the log has grown over them."""
+    """A torn message and later bytes do not come back when the log has grown over them."""
     filled(tmp_path)
     without_mark(tmp_path)
     crashed(tmp_path)
@@ -316,7 +316,7 @@ def test_18_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_19_a_field_that_makes_no_sense(tmp_path: Path) -> None:
-    """Framing is one thing, meaning another: such a message is a message, and so are the next."""
+    """A message with a senseless field is still a message, and so are the next messages."""
     with opened(tmp_path) as store:
         odd = lq.Message("SCHEDULE_TOPIC_XXXX", b"odd", properties_string="DELAY\x011")
         result = store.put(odd)
@@ -335,7 +335,7 @@ def test_19_a_field_that_makes_no_sense(tmp_path: Path) -> None:
 
 
 def test_rot_in_a_closed_store_that_has_lost_its_queues(tmp_path: Path) -> None:
-    """Nothing says where its log ends: what goes on behind the rot is kept."""
+    """Nothing shows where the log ends, so the messages after the rot are kept."""
     had = filled(tmp_path)
     flip(log_file(tmp_path, 0), 95)
     without_mark(tmp_path)

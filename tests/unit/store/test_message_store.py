@@ -145,7 +145,7 @@ for name in ("numba", "pyarrow", "pandas"):
 # --------------------------------------------------------------------------------- live writer
 def test_beside_a_live_writer(maker: StoreMaker, tmp_path: Path) -> None:
     def write() -> None:
-        """As a broker does it: into the files that are there, never over others."""
+        """Write as a broker does: into the existing files, never a new file over another."""
         staged = maker.write(tmp_path / "staged")
         for source in sorted(staged.rglob("*")):
             target = tmp_path / "store" / source.relative_to(staged)
@@ -212,7 +212,7 @@ def test_collisions(tmp_path: Path) -> None:
     first, second = maker.put(keys="Aa"), maker.put(keys="BB Aa Aa")
     maker.write(tmp_path)
     with MessageStore.open(tmp_path) as store:
-        # RocketMQ's answer: one for each entry of that hash.
+        # RocketMQ's answer: one message for each entry with that hash.
         found = [message.frame for message in store.query("orders", "Aa")]
         assert found == [first, second, second, second]
         exact = [message.frame for message in store.query("orders", "BB", exact=True)]
@@ -256,7 +256,7 @@ def test_queue_files_without_a_unit_are_none(maker: StoreMaker, tmp_path: Path) 
 
 
 def test_the_newest_epoch_is_the_queue(tmp_path: Path) -> None:
-    """The topic was deleted and came again: its offsets began anew."""
+    """The topic was deleted and created again: its offsets began at 0."""
     maker = StoreMaker()
     for offset in (0, 1, 2, 3, 0, 1, 1, 2, 3, 4):
         maker.put(queue_offset=offset, body=b"%d" % offset)
@@ -319,7 +319,7 @@ def test_further_queues_of_a_message(tmp_path: Path) -> None:
     maker.units.clear()
     maker.write(tmp_path)
     with MessageStore.open(tmp_path) as store:
-        # The messages show it.
+        # The messages show the setting.
         assert store.queues() == (("%LMQ%a", 0), ("copies", 2), ("orders", 2))
     with MessageStore.open(tmp_path, config=StoreConfig(enable_multi_dispatch=False)) as store:
         assert store.queues() == (("orders", 2),)

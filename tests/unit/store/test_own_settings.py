@@ -66,7 +66,7 @@ def test_a_copy_without_the_record_works_as_far_as_the_files_show(tmp_path: Path
     root = made(tmp_path / "s", lq.Message("t", b"1"))
     shutil.rmtree(root / RECORD.parent)
     found = sizes(root)
-    # Files of this size may have these two as well.
+    # Files of this size fit these two settings as well.
     assert (found.pop("max_hash_slot_num"), found.pop("max_index_num")) == (190, 762)
     assert found.items() <= SIZES.items()
     size = (root / "index").iterdir().__next__().stat().st_size
@@ -96,7 +96,7 @@ def test_a_record_that_cannot_be_read_is_a_note(tmp_path: Path, data: bytes) -> 
 
 
 def test_the_files_win_over_the_record(tmp_path: Path) -> None:
-    """Another program made the store again, in the same folder."""
+    """Another program made a new store in the same folder."""
     keyed = [lq.Message("t", b"%d" % n * 300, keys=f"k{n}") for n in range(9)]
     root = made(tmp_path / "s", *keyed)
     other: dict[str, Any] = {
@@ -151,7 +151,7 @@ def test_multi_dispatch_goes_on(tmp_path: Path) -> None:
 def test_a_message_that_only_carries_offsets_is_in_no_further_queue(
     tmp_path: Path, has_record: bool
 ) -> None:
-    """As an export of another store has it; here multi-dispatch is off."""
+    """An export of another store has such messages; multi-dispatch is off here."""
     carried = {"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "57"}
     root = made(tmp_path / "s", lq.Message("t", b"1"))
     if not has_record:
@@ -168,7 +168,7 @@ def test_a_store_without_an_index_goes_on_without_one(tmp_path: Path) -> None:
     root = made(tmp_path / "s", lq.Message("t", b"1", keys="k"), message_index_enable=False)
     with lq.MessageStore.open(root, mode="rw") as store:
         assert store.config.message_index_enable is False
-    # RocketMQ makes no folder then.
+    # RocketMQ does not make a folder then.
     shutil.rmtree(root / "index")
     shutil.rmtree(root / RECORD.parent)
     assert recover(root).steps == ()

@@ -1,4 +1,4 @@
-"""Services that are given what nobody should give them lose nothing, and stop nothing."""
+"""Services lose no message and do not stop on input that nobody should give them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_delay_level_is_a_whole_number(root: Path, clock: FakeClock) -> None:
 def test_what_was_committed_and_sent_back_commits_nothing_else(
     root: Path, clock: FakeClock
 ) -> None:
-    """A message that is sent back is of type COMMIT still, and the place that it names is 0."""
+    """A message that is sent back still has the type COMMIT, and a half message's offset of 0."""
     with opened(root, clock) as store:
         leave(store, "open")  # at 0
         with store.transaction(message(b"done")) as t:
@@ -160,7 +160,7 @@ def test_a_half_message_that_the_store_takes_no_more_is_asked_for_where_it_stand
 def test_a_block_ends_its_own_half_message_that_the_store_takes_no_more(
     root: Path, clock: FakeClock
 ) -> None:
-    """Properties that are as long as they may be have no room for what a check adds."""
+    """Properties of the maximum length have no room for those that a check adds."""
     with opened(root, clock) as store:
         t = begun_with_full_properties(store)
         clock.now += TIMEOUT

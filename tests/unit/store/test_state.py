@@ -1,4 +1,4 @@
-"""What can be known of a store, and what its topics keep: counted once, and right ever after."""
+"""A store's state and the counts of its topics: counted once, and right from then on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def put_some(store: lq.StoreWriter, rng: random.Random, count: int, sizes: int =
 
 
 def by_walk(store: lq.MessageStore) -> dict[str, TopicStats]:
-    """What the frames say."""
+    """The counts by a walk over the frames."""
     store.refresh()
     counted = count_log(store)
     found: dict[str, TopicStats] = {}
@@ -46,7 +46,7 @@ def kept(store: lq.MessageStore) -> dict[str, TopicStats]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_topics_keep(tmp_path: Path, seed: int) -> None:
-    """However it came about: puts, retentions, and asking in between or not."""
+    """After any puts and retentions, with or without earlier calls."""
     rng = random.Random(seed)
     root = tmp_path / "store"
     with StoreWriter.start(root, config=config(), clock=lambda: NOW) as store:
@@ -95,7 +95,7 @@ def test_only_what_is_new_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
         store.flush()
         store.retain(lq.RetentionRules(keep_bytes=2 * FILE), apply=True)
         store.stats()
-        # The files of queues that lost something, and the one behind them.
+        # The files of queues that lost entries, and the next file of each.
         assert 0 < sum(counted) < 200
 
 
@@ -125,7 +125,7 @@ def test_the_state_of_a_store_at_rest(tmp_path: Path) -> None:
         store.wait_dispatched()
         high = store.queue_offsets("orders", 0).max
         live = store.stats()
-        # Ages are reckoned by the store's clock.
+        # Ages are computed with the store's clock.
         assert live.state.reserve_time_ms == 0
     folder = root / "config"
     table = {"orders@group": {"0": high - 3}, "gone@other": {"0": 5}}
@@ -156,7 +156,7 @@ def test_the_state_of_a_store_at_rest(tmp_path: Path) -> None:
         state = store.stats().state
         assert state.state == "crashed"
         assert state.consumer_lag == ()
-    # Without a mark nobody knows what a crash left on the disk.
+    # Without a durable offset nobody knows what a crash left on the disk.
     shutil.rmtree(root / ".logquarry")
     with lq.MessageStore.open(root, config=config()) as store:
         assert store.stats().state.flush_behind is None
@@ -190,6 +190,6 @@ def test_messages_by_their_sizes(tmp_path: Path) -> None:
         assert (stats.get_found, stats.get_missed) == (1, 1)
         assert stats.get_found_rates.last_10_s > 0
         assert stats.get_missed_rates.last_600_s > 0
-    # What it did is still known when it was closed.
+    # The counts of the closed store remain.
     assert store.stats().put_messages == 11
     assert store.stats().state.retained == {}

@@ -1,4 +1,4 @@
-"""An open store takes messages, gives them back, and is found again as it was closed."""
+"""An open store takes messages, returns them, and opens again as it was closed."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_listener_cannot_close_the_store(store: StoreWriter) -> None:
     store.put(lq.Message("t"))
     assert done.wait(60) and len(errors) == 1
     assert store.put(lq.Message("t")).ok
-    # Nor has it ended anything.
+    # Nor has the refusal ended any thread.
     assert not consumer.is_closed
     assert store.deliver_due() == 0
 
@@ -183,7 +183,7 @@ def test_a_listener_asks_for_a_service_while_one_is_started(store: StoreWriter) 
     assert entered.wait(60)
     starting = threading.Thread(target=store.start_delivery)
     starting.start()
-    # It waits for the dispatcher, whose thread the listener has.
+    # The call waits for the dispatcher, whose thread the listener occupies.
     while not store._engine._dispatching._waiting:
         starting.join(0.01)
     go.set()
@@ -196,7 +196,7 @@ def test_a_listener_cannot_wait_for_the_dispatcher(store: StoreWriter) -> None:
     refused: list[str] = []
 
     def wait(_: MessageArrival) -> None:
-        # What it is told of counts as dispatched once all listeners are told.
+        # A message counts as dispatched when all listeners were called with it.
         try:
             store.wait_dispatched(timeout=60)
         except UsageError as error:
@@ -265,7 +265,7 @@ def test_a_failed_sync_poisons_the_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 def test_a_master_that_has_to_wait_for_a_slave(flush: str, tmp_path: Path) -> None:
-    """There is none. (RocketMQ: no connection, SLAVE_NOT_AVAILABLE.)"""
+    """No slave is connected. (RocketMQ: no connection, SLAVE_NOT_AVAILABLE.)"""
     with opened(tmp_path, broker_role="SYNC_MASTER", flush_disk_type=flush) as store:
         alone = PutStatus.SLAVE_NOT_AVAILABLE
         result = store.put(lq.Message("t"))
@@ -309,7 +309,7 @@ def test_queues_that_nobody_has_asked_for_can_be_read_on_a_bad_disk(
 
 
 def test_a_failed_sync_of_many(tmp_path: Path) -> None:
-    """What is in the log is told, although nobody knows whether it is on the disk."""
+    """The result lists the messages in the log, although they may not be on the disk."""
     disk = FaultyDisk()
     with opened(tmp_path, disk, flush_disk_type="SYNC_FLUSH") as store:
         store.put(lq.Message("t"))
@@ -421,7 +421,7 @@ def test_stats(store: StoreWriter, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_stats_of_puts_that_fail(tmp_path: Path) -> None:
-    """Whichever way they come."""
+    """By each kind of put."""
     disk = FaultyDisk()
     nonsense = lq.Message("t", queue_id=1 << 40)
     with opened(tmp_path, disk, flush_disk_type="SYNC_FLUSH") as store:
@@ -449,7 +449,7 @@ def test_the_names_in_the_folder_while_it_is_open(store: StoreWriter) -> None:
 
 
 def test_a_frame_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
-    """A reader meets it half done, and what stands behind it whole."""
+    """A reader finds it incomplete, and the frame after it complete."""
     with opened(tmp_path) as store:
         results = [store.put(lq.Message("t", b"%d" % number)) for number in range(3)]
     log = tmp_path / "commitlog" / f"{0:020d}"
@@ -458,7 +458,7 @@ def test_a_frame_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
     log.write_bytes(whole[:middle] + bytes(50) + whole[middle + 50 :])
 
     class Reader(LogReader):
-        """The writer is done with it when the reader looks further."""
+        """The writer completes the frame before the reader goes on."""
 
         def _next_sound(self, start: int) -> int | None:
             with log.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""How a writable store is opened, closed and found again, and what stands against it."""
+"""How a writable store is opened and closed, in which state it is found, and what prevents that."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_opened_again(tmp_path: Path) -> None:
         assert not reader.has_abort and not reader.is_live
         report = verify_store(reader.layout)
         assert not report.has_damage, report.findings
-        # None of them is indexed twice.
+        # No message is indexed twice.
         assert len(reader.query("t", "k", max_count=64)) == 64
         counts = Counter(m.physical_offset for m in reader.query("t", "k", max_count=64))
         assert set(counts.values()) == {1}
@@ -172,7 +172,7 @@ def test_messages_behind_the_end(tmp_path: Path) -> None:
             first.physical_offset,
             half[1].physical_offset,
         ]
-    # Without a mark, and without a message behind it, it is what some crash left.
+    # Without a durable offset and a message after it, the damage is what a crash left.
     data[half[1].physical_offset :] = bytes(len(data) - half[1].physical_offset)
     log.write_bytes(data)
     shutil.rmtree(tmp_path / "index")
@@ -240,7 +240,7 @@ def test_a_reader_has_no_method_of_a_writer(tmp_path: Path) -> None:
             for one in (reader, writer)
         ]
         assert kinds == [[True, True, False], [True, False, True]]
-        # It raises what both a typo and a closed store raise, so that hasattr() answers too.
+        # The error is that of a typing error and of a closed store, so hasattr() works, too.
         assert hasattr(writer, "put") and not hasattr(reader, "put")
         with pytest.raises(AttributeError, match='open it with mode="rw"'):
             _ = reader.put
@@ -281,7 +281,7 @@ def test_a_slave(tmp_path: Path) -> None:
         assert not slave.append_data(5, b"no")
         assert slave.wait_dispatched(timeout=60)
         assert slave.get("t", 0, 99).messages[0].body == b"99"
-    # It goes on as a master.
+    # The store goes on as a master.
     with opened(tmp_path / "slave") as store:
         assert store.put(lq.Message("t")).queue_offset == 100
 
@@ -304,7 +304,7 @@ def test_own_messages_behind_those_of_a_master(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------- others
 def test_a_second_opener_is_refused_before_it_reads(tmp_path: Path) -> None:
-    # Only what the opener does is to be seen, not the flushes of the store itself.
+    # The disk shall note only the opener's calls, not the flushes of the store itself.
     with opened(tmp_path, flush_interval_consume_queue=10**6) as store:
         store.put(lq.Message("t", keys="k"))
         store.wait_dispatched()
@@ -363,7 +363,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
         while True:
-            # The dispatcher may still tell of the room that it lacked a moment ago.
+            # The dispatcher may still raise the error of the full disk.
             try:
                 assert store.wait_dispatched(timeout=60)
                 break
@@ -387,7 +387,7 @@ def test_a_put_that_holds_the_log_too_long(tmp_path: Path) -> None:
 
 
 def test_a_file_where_a_queue_should_be(tmp_path: Path) -> None:
-    """The store takes no more until it is gone: it is named, and nothing is lost."""
+    """The store refuses puts while the file is there: the error names it, and nothing is lost."""
     with opened(tmp_path) as store:
         taken = tmp_path / "consumequeue/t"
         taken.write_bytes(b"")
@@ -405,7 +405,7 @@ def test_a_file_where_a_queue_should_be(tmp_path: Path) -> None:
 
 
 def test_opening_that_fails_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it brought into the index is on the disk before `abort` goes."""
+    """New index entries are on the disk before `abort` is removed."""
     with opened(tmp_path) as store:
         store.put(lq.Message("t", keys="k"))
     shutil.rmtree(tmp_path / "index")
@@ -439,14 +439,14 @@ def test_opening_that_fails_behind_the_engine(
         patch.setattr(services, "Services", mock.Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             opened(tmp_path / "s")
-    # Nobody holds its lock, and nothing has to be recovered.
+    # The lock is free, and nothing has to be recovered.
     assert not (tmp_path / "s" / "abort").exists()
     with opened(tmp_path / "s") as store:
         assert store.put(lq.Message("t")).ok
 
 
 def test_what_others_delete_comes_back(tmp_path: Path) -> None:
-    """A Java store that is opened on ours deletes files before the lock refuses it."""
+    """A Java store that is opened on our store deletes files before the lock refuses it."""
     with opened(tmp_path) as store:
         for number in range(150):
             store.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))
@@ -456,7 +456,7 @@ def test_what_others_delete_comes_back(tmp_path: Path) -> None:
         (tmp_path / "abort").unlink()
         queue = sorted((tmp_path / "consumequeue/t/0").iterdir())
         queue[-1].unlink()
-        # Where Java made the file that comes next.
+        # In the place of the queue's next file, which Java made.
         following = queue[-1].with_name(f"{int(queue[-1].name) + 400:020d}")
         following.write_bytes(b"\xff" * 400)
         deadline = time.monotonic() + 60
@@ -555,7 +555,7 @@ def test_a_file_where_a_folder_belongs(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["commitlog", "consumequeue/t/0"])
 def test_a_short_first_file_after_a_crash(folder: str, tmp_path: Path) -> None:
-    """The only one of its kind: nothing but the settings tells how large it should be."""
+    """It is the only log file: only the settings show how large it should be."""
     with opened(tmp_path) as store:
         store.put(lq.Message("t", b"x"))
     (path,) = (tmp_path / folder).iterdir()

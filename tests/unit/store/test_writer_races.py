@@ -30,7 +30,7 @@ def start(work: Callable[[], object]) -> threading.Thread:
 
 
 def test_two_flushes_at_once(tmp_path: Path) -> None:
-    """Each index file that is full is synced once, and closed after that."""
+    """Each full index file is synced once, and then closed."""
     disk = FaultyDisk()
     store = opened(tmp_path, disk, flush_interval_consume_queue=3_600_000)
     for number in range(450):
@@ -39,7 +39,7 @@ def test_two_flushes_at_once(tmp_path: Path) -> None:
     store._engine.log.flush()
     for queue in store._engine.queues:
         queue.flush()
-    # Only the index is left to be synced.
+    # Only the index still needs a sync.
     disk.gate.clear()
     ended = []
 
@@ -60,7 +60,7 @@ def test_two_flushes_at_once(tmp_path: Path) -> None:
 
 
 def test_a_flush_after_the_files_are_closed(tmp_path: Path) -> None:
-    """It must not take a closed file for a disk that fails: the store would not close in order."""
+    """It must not take a closed file for a failed disk: the store would not close cleanly."""
     store = opened(tmp_path)
     store.put(lq.Message("t", keys="k"))
     store.wait_dispatched()
@@ -88,7 +88,7 @@ def test_a_flush_after_the_files_are_closed(tmp_path: Path) -> None:
 def test_closing_while_a_service_puts(
     who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The put has passed the flags; were it left to wait for the log, closing would wait for it."""
+    """The put has passed the checks; if it waited for the log, the close would wait for the put."""
     monkeypatch.setattr(store_engine, "_PATIENCE_SECONDS", SECONDS)
     store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
     passed, go_on = threading.Event(), threading.Event()
@@ -129,14 +129,14 @@ def test_closing_while_a_service_puts(
 def test_a_put_between_the_bytes_of_a_master(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has passed all checks when they come: its queue offset is behind theirs, or it fails."""
+    """The put passed all checks before the bytes: its queue offset follows theirs, or it fails."""
     with opened(tmp_path / "master") as master:
         ends = [master.put(lq.Message("t", b"%d" % number)).end_offset for number in range(3)]
         log = (tmp_path / f"master/commitlog/{0:020d}").read_bytes()
     own = lq.Message("t", b"own", properties={} if way == "uncommon" else None)
     with opened(tmp_path / "copy") as store:
         writer = store._writer
-        # What comes behind the checks, before the log is held.
+        # The call between the checks and the lock of the log.
         owner, name = {
             "common": (frame_append if compiled.is_compiled() else put_path, "topic_bytes"),
             "uncommon": (writer.encoder, "encode"),
@@ -166,7 +166,7 @@ def test_a_put_between_the_bytes_of_a_master(
 def test_a_put_that_waits_for_the_disk_when_the_store_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its message is in the log by then, and closing brings it to the disk."""
+    """Its message is already in the log, and the close brings it to the disk."""
     store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
     growth = store._engine.growth
     wait = growth._wait
@@ -184,10 +184,10 @@ def test_a_put_that_waits_for_the_disk_when_the_store_is_closed(
 
 @pytest.mark.parametrize("what", ["put", "wait"])
 def test_ctrl_c_while_waiting(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves no lock taken that a thread of the store needs.
+    """It leaves no lock held that a thread of the store needs.
 
-    It comes where it hurts most: in the code of Python's conditions, which is Python, when it has
-    just taken the lock. (A hammer of real signals met that within seconds.)
+    The interrupt comes in the Python code of a condition right after it has taken the lock.
+    (Repeated real signals hit that moment within seconds.)
     """
 
     class InterruptedHere(BaseException):

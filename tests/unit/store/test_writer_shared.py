@@ -1,4 +1,4 @@
-"""A writable store among processes and threads: ends of all kinds, many writers, a reader."""
+"""A writable store with several processes and threads: kinds of ends, many writers, a reader."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_forked_child_leaves_the_store_alone(tmp_path: Path) -> None:
 
 # -------------------------------------------------------------------------------------- threads
 def many_writers(root: Path, each: int, settings: lq.StoreConfig, threads: int = 8) -> None:
-    """Threads that put, and one that reads all queues meanwhile; then a look at the files."""
+    """Threads put while one reads all queues; then the files are checked."""
     queues = 4
     offsets: list[list[tuple[int, int]]] = [[] for _ in range(threads)]
     seen: Counter[bytes] = Counter()
@@ -172,7 +172,7 @@ def test_eight_writers_and_a_reader_for_two_million_messages(tmp_path: Path) -> 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("waits", [False, True])
 def test_interrupted_puts(waits: bool, tmp_path: Path) -> None:
-    """Ctrl-C comes anywhere, and a program may go on after it."""
+    """Ctrl-C comes at any point, and a program may go on after it."""
 
     class InterruptedHere(BaseException):
         pass
@@ -180,7 +180,7 @@ def test_interrupted_puts(waits: bool, tmp_path: Path) -> None:
     def interrupt(number: int, frame: object) -> None:
         raise InterruptedHere
 
-    # Not the alarm of pytest's timeout.
+    # Another signal than the alarm of pytest's timeout.
     before = signal.signal(signal.SIGVTALRM, interrupt)
     rng = random.Random(1)
     acked = interrupted = 0
@@ -193,8 +193,8 @@ def test_interrupted_puts(waits: bool, tmp_path: Path) -> None:
     try:
         while interrupted < 80:
             try:
-                # Once more after a while: Hypothesis has a callback in the collector, which
-                # swallows what comes while it runs.
+                # A second signal follows: Hypothesis has a callback in the garbage collector, which
+                # swallows signals.
                 signal.setitimer(signal.ITIMER_VIRTUAL, rng.uniform(0.0003, 0.003), 0.1)
                 while True:
                     store.put(lq.Message("t", bytes(40), keys="k"))
@@ -213,7 +213,7 @@ def test_interrupted_puts(waits: bool, tmp_path: Path) -> None:
     with lq.MessageStore.open(tmp_path) as reader:
         assert not reader.has_abort
         offsets = [message.queue_offset for message in reader.scan()]
-        # One that was interrupted may be in the log all the same.
+        # The message of an interrupted put may still be in the log.
         assert acked <= len(offsets) <= acked + interrupted
         assert offsets == list(range(len(offsets)))
         assert reader.queue_offsets("t", 0) == (0, len(offsets))
@@ -221,7 +221,7 @@ def test_interrupted_puts(waits: bool, tmp_path: Path) -> None:
 
 
 def test_closing_while_others_put(tmp_path: Path) -> None:
-    """What was acknowledged is there, and what was refused is not."""
+    """Acknowledged messages are there, and refused ones are not."""
     store = opened(tmp_path)
     acked: list[bytes] = []
     change = threading.Lock()
@@ -250,7 +250,7 @@ def test_closing_while_others_put(tmp_path: Path) -> None:
 
 
 def test_closing_while_others_flush_and_read(tmp_path: Path) -> None:
-    """Each gets an answer or is refused, and the store is closed in order."""
+    """Each call gets an answer or a refusal, and the store is cleanly closed."""
     for round_ in range(12):
         store = opened(tmp_path, max_index_num=5, flush_interval_consume_queue=1)
         store.put_many([lq.Message("t", keys=f"k{n}") for n in range(30)])
@@ -263,7 +263,7 @@ def test_closing_while_others_flush_and_read(tmp_path: Path) -> None:
                     act()
 
         def read(store: lq.MessageStore = store, count: int = count) -> None:
-            # The queue's last file is the one that is closed first.
+            # The queue's last file is closed first.
             found = store.get("t", 0, count - 1)
             assert (found.status, len(found.messages)) == (GetMessageStatus.FOUND, 1)
 
@@ -278,7 +278,7 @@ def test_closing_while_others_flush_and_read(tmp_path: Path) -> None:
 
 
 def test_several_flush(tmp_path: Path) -> None:
-    """Small index files fill all the time, and each thread finds the same ones to be synced."""
+    """Small index files fill all the time, and each thread finds the same files to sync."""
     with opened(tmp_path, max_index_num=5, flush_interval_consume_queue=1) as store:
         stop = threading.Event()
 

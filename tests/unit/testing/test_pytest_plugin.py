@@ -25,7 +25,7 @@ def test_it(logquarry_broker, logquarry_clock):
 
 def test_the_fixture(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TEST)
-    # Also where the package is installed, and pytest would load the plugin by its entry point.
+    # Also if the package is installed, so that pytest would load the plugin by its entry point.
     plugin = ("-p", "no:logquarry", "-p", "logquarry.testing.pytest_plugin")
     result = pytester.runpytest_inprocess(*plugin, "-q")
     result.assert_outcomes(passed=1)

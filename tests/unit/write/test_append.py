@@ -146,7 +146,7 @@ def test_multi_dispatch_over_a_files_end(tmp_path: Path) -> None:
         b"INNER_MULTI_QUEUE_OFFSET\x01" + n in f.properties
         for n, f in zip((b"9,0", b"10,1"), log.frames()[1:], strict=True)
     ] == [True, True]
-    # One that is not dispatched names its places, and takes none.
+    # A message that is not dispatched names its queues, and takes no place in them.
     rollback = Message("t", properties=properties, sys_flag=sys_flag.TRANSACTION_ROLLBACK)
     log.writer.put(rollback)
     assert log.offsets["b", 2] == 2 and log.offsets["%LMQ%a", 0] == 11

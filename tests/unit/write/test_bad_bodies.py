@@ -1,4 +1,4 @@
-"""A body that does not decompress: the same verdict from whoever reads it."""
+"""A body that does not decompress: all readers give the same verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log's frames come into queues and index, in order, once, and as they appear."""
+"""The log's frames come into queues and index in order, once, and at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOW = 1_700_000_000_000
 
 
 class Store:
-    """A log with what follows it."""
+    """A log with its dispatcher, queues and index."""
 
     def __init__(self, root: Path, **settings: Any) -> None:
         self.root = root
@@ -121,7 +121,7 @@ def test_once_more_from_the_start(store: Store) -> None:
     before, keys = store.queue("t"), store.keys
     store.dispatcher_from(0).dispatch_until()
     assert store.queue("t") == before
-    # The last one is indexed again, as in RocketMQ.
+    # The last message is indexed again, as in RocketMQ.
     assert store.keys == keys + 1
 
 
@@ -226,7 +226,7 @@ def test_in_the_background(store: Store) -> None:
         store.writer.put(Message("t"))
     finally:
         assert service.stop()
-    # What came last is dispatched too.
+    # The last messages are dispatched, too.
     assert len(store.queue("t")) == 201
     assert not service.wait_dispatched(1 << 40)
 

@@ -1,4 +1,4 @@
-"""What the store makes of a message before it is in the log, and what it does not take."""
+"""How the store encodes a message, and which messages it refuses."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_properties_are_counted_twice() -> None:
     assert rejected(characters) == ("MESSAGE_ILLEGAL", "properties")
     in_bytes = Message("t", properties_string="é" * 16384)
     assert rejected(in_bytes) == ("PROPERTIES_SIZE_EXCEEDED", "properties")
-    # Two UTF-16 units and four bytes each.
+    # Each has two UTF-16 units and four bytes.
     pairs = Message("t", properties_string="\U0001f600" * 16384)
     assert rejected(pairs) == ("MESSAGE_ILLEGAL", "properties")
 

@@ -1,4 +1,4 @@
-"""Batches: what the store makes of them before they are in the log."""
+"""How the store encodes batches."""
 
 from __future__ import annotations
 

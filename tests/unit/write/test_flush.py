@@ -134,7 +134,7 @@ def test_a_sync_that_hangs_is_a_timeout_and_no_loss(
     assert future.result(60) is False
     disk.gate.set()
     until(lambda: queue.flushed_offset == 4)
-    # On a busy machine some more may take longer than the 30 ms.
+    # On a busy machine, more calls may take longer than the 30 ms.
     until(lambda: service.request(put(queue, b"fast")).result(60))
     assert service.stop()
     queue.close()
@@ -143,7 +143,7 @@ def test_a_sync_that_hangs_is_a_timeout_and_no_loss(
 def test_timeouts_by_the_clock(disk: FaultyDisk, queue: MappedFileQueue) -> None:
     clock = FakeClock()
     service = GroupCommitService(queue, disk.health, timeout_ms=5_000, clock=clock)
-    # Not started: nobody syncs.
+    # The service is not started: nobody syncs.
     assert service.expire() is None
     first = service.request(put(queue, b"one"))
     clock.now += 2_000
@@ -200,7 +200,7 @@ def test_a_request_that_comes_late_for_what_is_on_the_disk(
 def test_a_request_that_times_out_just_when_it_is_synced(
     disk: FaultyDisk, queue: MappedFileQueue
 ) -> None:
-    """One of the two tells the owner."""
+    """Either the timeout or the sync settles the request."""
     clock = FakeClock()
     service = GroupCommitService(queue, disk.health, timeout_ms=5, clock=clock)
     told = []

@@ -1,4 +1,4 @@
-"""Keys put in many at once give the file that one after the other gives."""
+"""Many keys at once give the same file as single keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_index(folder: Path, shape: IndexShape = SHAPE) -> IndexWriter:
 
 
 def put(writer: IndexWriter, messages: list[tuple[int, int, list[str]]]) -> None:
-    """Put in messages of one call: physical offset, store time, keys."""
+    """Index the messages of one call: physical offset, store time, keys."""
     keyed = [(number, key) for number, (_, _, keys) in enumerate(messages) for key in keys]
     writer.put(
         np.array([offset for offset, _, _ in messages], np.int64),

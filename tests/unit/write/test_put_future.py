@@ -154,14 +154,14 @@ def test_a_coroutine_that_gives_up_leaves_the_put_as_it_is() -> None:
 
     asyncio.run(gives_up())
     assert not future.done()
-    # Its loop is closed by now.
+    # Its loop is closed already.
     future.set_result(RESULT)
     assert future.result() is RESULT
 
 
 @pytest.mark.timeout(120)
 def test_no_wait_lasts_for_ever() -> None:
-    """Settled by one thread at any moment of another's beginning to wait."""
+    """One thread settles the future at any moment of another thread's call."""
     rounds = 3_000
     futures = [PutFuture.pending() for _ in range(rounds)]
     called: list[PutFuture] = []
@@ -184,5 +184,5 @@ def test_no_wait_lasts_for_ever() -> None:
     end = time.monotonic() + 20
     while len(called) < rounds // 2 and time.monotonic() < end:
         time.sleep(0.001)
-    # Each of them once.
+    # Each callback once.
     assert sorted(map(id, called)) == sorted(map(id, futures[::2]))

@@ -1,4 +1,4 @@
-"""Bulk puts: what ends them, what they say, and who else gets in."""
+"""Bulk puts: what ends them, their results, and other threads' puts in between."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_columns_of_no_use(log: Log, name: str) -> None:
 
 @pytest.mark.parametrize("delay_level", [0, 1])
 def test_columns_of_unusual_types(log: Log, delay_level: int) -> None:
-    """The same to what takes columns and to what takes single messages, as delayed ones are."""
+    """The fast path for columns and the path for single messages (here delayed ones) agree."""
     pairs = pa.array([[(b"city", "Zürich".encode())]], pa.map_(pa.binary(), pa.binary()))
     columns = {
         "topic": pa.array([b"t"]),

@@ -121,6 +121,6 @@ def test_the_time_in_the_page_cache(store: lq.StoreWriter) -> None:
         store.put_many([lq.Message("t"), message] * 50),
     ):
         assert 0 < result.page_cache_ms <= result.elapsed_ms
-    # Compiled, a batch counts the kernel's ticks.
+    # In the compiled module, a batch counts the kernel's ticks.
     batch = store.put_batch([lq.Message("t")])
     assert 0 <= batch.page_cache_ms <= batch.elapsed_ms

@@ -62,7 +62,7 @@ def test_what_is_there_already_is_passed_over(files: MappedFileQueue) -> None:
     append(writer, [0, 1, 2])
     assert append(writer, [0, 1, 2, 3, 4]) == 2
     assert append(writer, [1]) == 0
-    # Told by its place in the log, whatever queue offset it has.
+    # The writer knows the message by its physical offset, whatever queue offset it has.
     assert append(writer, [5], first_physical=400) == 0
     assert len(units(files)) == 5
 
@@ -84,7 +84,7 @@ def test_a_gap_within_a_run_is_refused(files: MappedFileQueue) -> None:
 
 
 def test_a_new_epoch_is_passed_over(files: MappedFileQueue) -> None:
-    # The topic came again, and its queue was not deleted. Java appends the 0 behind the 2.
+    # The topic was created again, and its queue was not deleted. Java appends the 0 after the 2.
     writer = ConsumeQueueWriter(files)
     append(writer, [0, 1, 2])
     assert append(writer, [0, 1], first_physical=300) == 0

@@ -1,4 +1,4 @@
-"""Puts that wait for a slave: in time, too late, never, and together with the disk."""
+"""Puts that wait for a slave: it is in time, too late or silent; also with a wait for the disk."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_time_is_over_for_those_who_came_first() -> None:
 
 @given(st.lists(st.one_of(st.integers(1, 40), st.just(None)), max_size=60))
 def test_nothing_is_kept_of_those_who_were_told(steps: list[int | None]) -> None:
-    """Offsets are asked for; None lets a second go by."""
+    """Each number is an offset to wait for; None lets a second pass."""
     time = Time()
     waiting = replicas(time)
     futures: list[tuple[int, ThreadWait]] = []
@@ -118,13 +118,13 @@ def test_who_began_behind_it_has_not_got_it() -> None:
     assert not first.done() and second.result(0) is True
     assert waiting.acknowledged == 900
     assert not asked(waiting, 450).done() and asked(waiting, 700).result(0) is True
-    # Another slave, which is behind that one, has it.
+    # Another slave, which is further behind, has it.
     waiting.acknowledge(400, 100)
     assert first.result(0) is True
 
 
 def test_a_word_counts_for_those_who_are_about_to_ask() -> None:
-    """A message is in the log before its put asks: its slave may be quicker."""
+    """A slave may acknowledge a message before its put begins to wait."""
     waiting = replicas()
     waiting.acknowledge(1_000, 1_000)  # where another slave begins
     waiting.acknowledge(900, 100)
@@ -135,7 +135,7 @@ def test_a_word_counts_for_those_who_are_about_to_ask() -> None:
     st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.integers(0, 12)), max_size=40),
 )
 def test_nobody_is_told_of_what_no_slave_got(steps: list[tuple[bool, int, int]]) -> None:
-    """A step is an acknowledgement of what stands between two offsets, or one more that waits."""
+    """A step is an acknowledgement of the bytes between two offsets, or one more waiting put."""
     waiting = replicas()
     got: list[tuple[int, int]] = []
     open_ones: list[tuple[int, ThreadWait]] = []
@@ -255,7 +255,7 @@ def test_a_thread_waits_for_both() -> None:
 
 
 class GoesWhenTold:
-    """A slave's connection that breaks as soon as the log has grown."""
+    """A slave's connection that ends as soon as the log has grown."""
 
     def __init__(self, waiting: ReplicaWait) -> None:
         self.waiting = waiting
@@ -322,6 +322,6 @@ def test_the_statuses_of_a_store(flush: str, tmp_path: Path) -> None:
         waits = store.put_async(lq.Message("u"))
         slaves.acknowledge(store.max_offset - 1)
         future = store.put_async(lq.Message("u"))
-    # The slave's word cannot come any more.
+    # The slave's acknowledgement cannot come any more.
     assert waits.result(0).status is ALONE
     assert future.result(0).status is LATE_SLAVE

@@ -59,7 +59,8 @@ def test_slots_chain_their_entries(made: Path, tmp_path: Path) -> None:
     check = read_check(layout)
     assert (check.queue_offset, check.master_queue_offset, check.log_end) == (5, 5, 0)
     found = entries(root)
-    # Of the two with one slot the second names the first; the last two wait too long for the wheel.
+    # Two messages share a slot, and the second names the first; the last two are due after the
+    # wheel's range.
     assert [one[1] for one in found] == [-1, 0, -1, -1, -1]
     assert [one[2] for one in found] == [1, 1, 1, 3, 3]
     delays = [one[4] // HOUR_MS for one in found]

@@ -1,4 +1,4 @@
-"""Topics that get messages stand in ``config/topics.json``; all else in the file stays."""
+"""Topics that get messages are listed in ``config/topics.json``; the rest of the file stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage where a log ends, and what a recovered store makes of it when it is opened."""
+"""Damage at a log's end, and what opening a recovered store does about it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREPARED = 4
 
 
 def written(root: Path) -> list[int]:
-    """A store of two files and some of the log, closed; where each message stands, and the end."""
+    """A closed store with more than two log files: the messages' offsets, and the end."""
     with opened(root) as store:
         places = [
             store.put(lq.Message("t", b"%03d" % number * 200, keys=f"k{number}")).physical_offset
@@ -42,7 +42,7 @@ def overwrite(root: Path, start: int, stop: int, byte: bytes = b"\0") -> None:
 @pytest.mark.parametrize("queues", ["there", "lost"])
 @pytest.mark.parametrize("first", [0, 5, 21, 58])
 def test_damage_up_to_the_end(tmp_path: Path, first: int, queues: str, byte: bytes) -> None:
-    """Below the mark it is damage, whatever stands there: no offset is given to another message."""
+    """Any bad bytes before the durable offset are damage: no other message gets their offsets."""
     places = written(tmp_path)
     overwrite(tmp_path, places[first], places[-1], byte)
     if queues == "lost":
@@ -63,7 +63,7 @@ def test_damage_up_to_the_end(tmp_path: Path, first: int, queues: str, byte: byt
 
 
 def test_two_breaks_behind_the_last_queued_message(tmp_path: Path) -> None:
-    """A message of no queue stands between them, so that the dispatcher has to pass both."""
+    """Between the breaks is a message of no queue, so the dispatcher has to pass both."""
     with opened(tmp_path) as store:
         for number in range(3):
             store.put(lq.Message("t", b"%d" % number))
@@ -91,7 +91,7 @@ def test_a_queue_of_a_closed_store_knows_further_than_the_mark() -> None:
 
 @pytest.mark.parametrize("later", [-1_000, 1])
 def test_a_blank_behind_a_break_tells_nothing(tmp_path: Path, later: int) -> None:
-    """A blank that stands for a lost file makes older frames behind it no part of the log."""
+    """After a blank in place of a lost file, older frames do not belong to the log."""
     size, time = 4_096, 1_700_000_000_000
     with StoreBuilder(tmp_path, file_size=size) as builder:
         while builder.offset < 2 * size:
@@ -131,7 +131,7 @@ def test_notes_of_damage_that_cannot_be_read(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("has_mark", [True, False])
 @pytest.mark.parametrize("is_last", [True, False])
 def test_a_file_that_ends_within_properties(tmp_path: Path, is_last: bool, has_mark: bool) -> None:
-    """No CRC covers them: the zeros that the file gets must not stand for the rest of them."""
+    """No CRC covers properties: the zeros that fill the file must not count as the rest of them."""
     live = tmp_path / "live"
     places = written(live)
     (live / "abort").touch()

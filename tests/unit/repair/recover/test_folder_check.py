@@ -1,4 +1,4 @@
-"""What is no file where a file belongs, and files with two names: told before any change."""
+"""Not a file in a file's place, or one file with two names: refused before any change."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def test_it_is_no_file(store: Path, name: str, harm: Callable[[Path], None], ope
         shutil.copy(store / name, kept)
     harm(store / name)
     before = facts(store)
-    # A link to nothing is no `abort`, so that there is nothing to recover: none can be made.
+    # A link to nothing does not count as `abort`, so there is nothing to recover; nor can one be
+    # made.
     says = "" if opens and not (store / "abort").exists() else "it is .*Nothing was changed"
     with pytest.raises(StoreUnavailable, match=rf"/{name}: {says}"):
         if opens:
@@ -133,7 +134,7 @@ def soft(path: Path, to: Path) -> None:
 def test_one_file_has_two_names(
     store: Path, name: str, other: str, link: Callable[[Path, Path], None], opens: bool
 ) -> None:
-    """What is cut off in one of them would be gone from the other, too."""
+    """Bytes that are cut off from one name's file would be gone from the other, too."""
     kept = (store / name).read_bytes()
     (store / name).unlink()
     link(store / name, store / other)
@@ -152,7 +153,7 @@ def test_one_file_has_two_names(
 
 @pytest.mark.parametrize(("name", "other"), [(QUEUE, "consumequeue/t/1")])
 def test_one_queue_has_two_names(store: Path, name: str, other: str) -> None:
-    """To be mended by turns: either queue's units are wrong for the other one."""
+    """Each recovery would mend one of them: the entries of one queue are wrong for the other."""
     shutil.rmtree(store / name)
     (store / name).symlink_to(store / other)
     with pytest.raises(StoreUnavailable, match="another name of"):

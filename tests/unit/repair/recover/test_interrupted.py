@@ -1,6 +1,6 @@
-"""A safe recovery that ends at any of its disk's calls: the next one comes to the same.
+"""A safe recovery that ends at any call of its disk: the next recovery has the same result.
 
-What is known of a store when its recovery begins must be known when it begins again.
+What the first recovery could know about the store, the second must know, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def tree(root: Path) -> frozenset[tuple[str, bytes | None]]:
 
 
 def comes_to(root: Path, tmp_path: Path, view: Callable[[Path], list[bytes]]) -> list[bytes]:
-    """What a recovery leaves, and leaves as well if it was interrupted once, at any call.
+    """The result of a recovery, which it also has after one interrupt at any call.
 
     Two interrupts that leave the same files need one recovery.
     """
@@ -82,7 +82,7 @@ def rot(root: Path, position: int) -> None:
 
 
 def test_the_durable_mark_is_good_throughout(tmp_path: Path) -> None:
-    """Without it what stands behind the damage, where the clock was set back, would be stale."""
+    """Without it, messages after the damage would count as stale where the clock was set back."""
     now = NOW
     with StoreWriter.start(tmp_path / "live", config=config(), clock=lambda: now) as store:
         for number in range(COUNT):
@@ -98,13 +98,13 @@ def test_the_durable_mark_is_good_throughout(tmp_path: Path) -> None:
 
 
 def test_stale_messages_of_a_closed_store_stay_dropped(tmp_path: Path) -> None:
-    """That it was closed tells them, and an interrupted recovery leaves ``abort`` behind."""
+    """The clean shutdown shows that they are stale; an interrupted recovery leaves ``abort``."""
     root = tmp_path / "closed"
     with opened(root) as store:
         for number in range(COUNT):
             store.put(lq.Message("t", b"body %d" % number))
         at = [message.physical_offset for message in store.scan()]
-    # As RocketMQ leaves a store that it has cut, and whose queues it has written since.
+    # As RocketMQ leaves a store after it has cut the log and written the queues.
     shutil.rmtree(root / ".logquarry")
     rot(root, at[10])
     queue = root / "consumequeue" / "t" / "0" / f"{0:020d}"
@@ -127,7 +127,7 @@ def test_a_file_that_is_too_long_is_there_throughout(tmp_path: Path, which: int)
 
 
 def test_a_lost_file_stays_known(tmp_path: Path) -> None:
-    """The units of its messages stay, so that later queue offsets and their readers do."""
+    """The entries of its messages stay, so that later messages keep their queue offsets."""
     root = tmp_path / "lost"
     with opened(root) as store:
         for number in range(COUNT):
@@ -147,7 +147,7 @@ def test_a_lost_file_stays_known(tmp_path: Path) -> None:
 
 
 def test_units_of_lost_messages_stay_known(tmp_path: Path) -> None:
-    """Where their queue is cut in front of them only they say where the message stood."""
+    """The queue is cut before these entries, and only they show where the message was."""
     root = tmp_path / "harmed"
     with opened(root) as store:
         for number in range(COUNT):

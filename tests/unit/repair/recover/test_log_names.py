@@ -56,7 +56,7 @@ def test_a_renamed_file_gets_its_name_back(
 
 @pytest.mark.parametrize("step", [20, SIZE // 2, SIZE, 3 * SIZE])
 def test_all_files_renamed_alike(tmp_path: Path, step: int) -> None:
-    """Then their names agree with one another, and only the messages say otherwise."""
+    """Then the names agree with each other, and only the messages contradict them."""
     root = tmp_path / "store"
     names = written(root)
     wanted = log_of(root)
@@ -93,7 +93,7 @@ def test_what_is_none_of_the_log_is_set_aside(tmp_path: Path, content: str, name
 
 
 def test_one_rotten_offset_is_no_renamed_file(tmp_path: Path) -> None:
-    """Also where the offset names the beginning of a file that is not there."""
+    """Also if the offset is that of a missing file's begin."""
     names = written(tmp_path)
     path = tmp_path / "commitlog" / names[1]
     data = bytearray(path.read_bytes())
@@ -104,7 +104,7 @@ def test_one_rotten_offset_is_no_renamed_file(tmp_path: Path) -> None:
 
 
 def test_another_size_than_the_settings_say(tmp_path: Path) -> None:
-    """Messages stand where the names say, and so it is the size that is wrong."""
+    """The messages are where the names say, so the size is wrong."""
     written(tmp_path)
     settings = config(mapped_file_size_commit_log=3 * SIZE)
     before = facts(tmp_path)
@@ -119,10 +119,10 @@ def test_another_size_than_the_settings_say(tmp_path: Path) -> None:
 def test_a_name_that_is_no_number(
     tmp_path: Path, number: int | None, name: str, opens: bool
 ) -> None:
-    """Also of a log that has no other file: it is not gone, and nothing is written in its place."""
+    """Also if the log has no other file: it does not count as lost, and nothing replaces it."""
     root = tmp_path / "store"
     names = written(root)
-    # A closed store without its first file is one whose oldest messages have expired.
+    # In a closed store without its first file, the oldest messages have expired.
     (root / "abort").touch()
     folder = root / "commitlog"
     loss = None
@@ -130,7 +130,7 @@ def test_a_name_that_is_no_number(
         number = 0
         for other in names[1:]:
             (folder / other).unlink()
-        # Only what the other files had is lost, whatever name the first one gets.
+        # Only the messages of the other files are lost, whatever name the first file gets.
         expected = lq.recover(root, config=config()).loss
         assert expected is not None
         loss = expected.bytes
@@ -153,7 +153,7 @@ def test_a_copy_under_another_name_is_let_alone(tmp_path: Path) -> None:
 
 
 def test_an_old_copy_of_an_expired_file_is_let_alone(tmp_path: Path) -> None:
-    """But not one that continues the log at its start: it may be the first file, renamed."""
+    """But not a file that continues the log at its start: it may be the first file, renamed."""
     root = tmp_path / "store"
     names = written(root)
     folder = root / "commitlog"

@@ -52,7 +52,7 @@ def test_one_bit(number: int, bit: int, queues: str, tmp_path: Path) -> None:
 
 
 def test_a_topic_that_came_again(tmp_path: Path) -> None:
-    """Its offsets begin at 0 once more, and only those of its new life count."""
+    """Its offsets begin at 0 again, and only those of its new life count."""
     with opened(tmp_path) as store:
         for number in range(10):
             store.put(lq.Message("t", b"old %d" % number))

@@ -1,4 +1,4 @@
-"""Parts of a store are links to other disks, where no file is renamed to from elsewhere."""
+"""Parts of a store are links to other disks, so a file cannot be renamed from or to them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ManyDisks(LocalDisk):
 
 
 def harmed(root: Path) -> dict[str, bytes]:
-    """A store of which files of each part have to go; their content, by where it is kept."""
+    """A store in which each part has files to remove; their content, by its place in quarantine."""
     with opened(root) as store:
         for number in range(COUNT):
             store.put(lq.Message("t", b"%03d" % number * 200, keys=f"k{number}"))
@@ -96,7 +96,7 @@ def test_a_lost_file_gets_a_blank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rest", [b"", b"half of it"])
 def test_no_room_for_the_copy(tmp_path: Path, rest: bytes) -> None:
-    """What was to go stays where it is, and the next recovery begins anew."""
+    """The files stay where they are, and the next recovery starts from the beginning."""
     root, disk = tmp_path / "store", ManyDisks()
     stranger = root / "commitlog" / f"{7:020d}"
     harmed(root)
@@ -119,7 +119,7 @@ def test_no_room_for_the_copy(tmp_path: Path, rest: bytes) -> None:
 
 
 def test_real_disks(tmp_path: Path) -> None:
-    """Where this machine has a second one."""
+    """Only on a machine with a second disk."""
     other = Path("/dev/shm")
     if not os.access(other, os.W_OK) or other.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is one disk only")

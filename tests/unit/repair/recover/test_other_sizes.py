@@ -1,4 +1,4 @@
-"""Settings with the sizes of another store: nothing is cut to them."""
+"""Settings with the sizes of another store: no file is cut to these sizes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def written(root: Path, count: int = COUNT) -> None:
 @pytest.mark.parametrize("count", [COUNT, 18])
 @pytest.mark.parametrize("size", [1_024, 4_096, 8_192])
 def test_files_of_the_log_that_are_larger(tmp_path: Path, count: int, size: int) -> None:
-    """Also where the log has one file only."""
+    """Also if the log has only one file."""
     root = tmp_path / "store"
     written(root, count)
     shutil.rmtree(root / "consumequeue" / "t" / "1")
@@ -50,7 +50,7 @@ def test_files_of_the_log_that_are_larger(tmp_path: Path, count: int, size: int)
 
 @pytest.mark.parametrize("size", [1_024, 8_192, 32_768, 1 << 20])
 def test_rebuild_and_salvage_refuse_other_sizes_of_log_files(tmp_path: Path, size: int) -> None:
-    """Else a rebuild would leave the messages out of the queues that lie behind the size."""
+    """Otherwise a rebuild would leave the messages after the wrong size out of the queues."""
     root = tmp_path / "store"
     written(root)
     before = facts(root)
@@ -91,7 +91,7 @@ def test_a_file_that_is_torn_says_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1 << 20, 1 << 40])
 def test_a_file_that_is_longer_without_messages(tmp_path: Path, size: int) -> None:
-    """Zeros, of which a terabyte is not read."""
+    """The rest is a terabyte of zeros, which is not read."""
     root = tmp_path / "store"
     written(root)
     os.truncate(root / "commitlog" / f"{0:020d}", size)

@@ -1,4 +1,4 @@
-"""``logquarry.recover``: what it touches, whom it refuses, and what an interrupt leaves."""
+"""``logquarry.recover``: what it changes, which stores it refuses, and what an interrupt leaves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNT = 60
 
 
 def crashed(tmp_path: Path, *, torn: bool = True) -> Path:
-    """What a writer leaves that was killed, with half a message at the end."""
+    """The store of a killed writer, with half a message at the end."""
     with opened(tmp_path / "live") as store:
         for number in range(COUNT):
             store.put(lq.Message("t", b"%d" % number * 50, queue_id=number % 2, keys=f"k{number}"))
@@ -108,7 +108,7 @@ def test_damage_is_noted_once(tmp_path: Path) -> None:
 
 
 def test_a_file_that_has_only_its_second_name_comes_back(tmp_path: Path) -> None:
-    """A Java store that was opened beside the writer deleted it, and then the writer was killed."""
+    """A Java broker beside the writer deleted the file; then the writer was killed."""
     root = crashed(tmp_path, torn=False)
     (second,) = (root / ".logquarry" / "names" / "commitlog").iterdir()
     (root / "commitlog" / second.name).unlink()
@@ -146,7 +146,7 @@ def test_whoever_is_interrupted_begins_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harmed", [None, 0, 2])
 def test_delay_levels_are_those_that_the_store_tells(tmp_path: Path, harmed: int | None) -> None:
-    """Else the times of delivery in its schedule queues would be taken for wrong, and made so."""
+    """Otherwise right delivery times in the schedule queues would be replaced by wrong ones."""
     with opened(tmp_path, message_delay_level="7s 9s 11m") as store:
         for number in range(12):
             store.put(lq.Message("t", b"later", delay_level=1 + number % 3, keys="k"))
@@ -166,7 +166,7 @@ def test_delay_levels_are_those_that_the_store_tells(tmp_path: Path, harmed: int
 @pytest.mark.parametrize("bit", [0, 1, 3, 33, 47, 62, 63])
 @pytest.mark.parametrize("has_queue", [True, False])
 def test_a_harmed_queue_offset_costs_nothing(tmp_path: Path, bit: int, has_queue: bool) -> None:
-    """No CRC covers it. The queue knows better; and fillers up to there would fill any disk."""
+    """The queue has the right offset; fillers up to the wrong offset would fill any disk."""
     with opened(tmp_path) as store:
         for number in range(20):
             store.put(lq.Message("t", b"%d" % number, keys="k"))
@@ -190,7 +190,7 @@ def test_a_harmed_queue_offset_costs_nothing(tmp_path: Path, bit: int, has_queue
 
 
 def test_a_topic_that_names_no_folder_needs_nothing(tmp_path: Path) -> None:
-    """A log that somebody else wrote may have any; it gets no queue, and lacks none."""
+    """A log of another program may have such topics; they get no queue, and lack none."""
     with StoreBuilder(tmp_path, file_size=16_384, queue_file_size=400) as builder:
         for topic in ("t", "x/../y", "t"):
             builder.put(topic, b"body")
@@ -244,7 +244,7 @@ def test_a_topic_that_must_not_name_a_folder_needs_no_recovery(tmp_path: Path) -
 
 
 def test_a_log_file_with_a_name_far_away_is_not_reached(tmp_path: Path) -> None:
-    """The files between would fill any disk."""
+    """The files up to there would fill any disk."""
     with opened(tmp_path) as store:
         store.put(lq.Message("t", b"1", keys="k"))
     log = tmp_path / "commitlog"
@@ -256,7 +256,7 @@ def test_a_log_file_with_a_name_far_away_is_not_reached(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [1, 401, 1 << 60])
 def test_a_queue_file_of_another_name_is_seen(tmp_path: Path, name: int) -> None:
-    """Also one whose name is no offset of a unit, which readers pass over."""
+    """Also a file whose name is not the offset of an entry; readers ignore it."""
     with opened(tmp_path) as store:
         for number in range(50):
             store.put(lq.Message("t", b"%d" % number, keys="k"))
@@ -301,7 +301,7 @@ def test_a_topic_of_the_name_of_the_logs_folder(tmp_path: Path) -> None:
 
 
 def test_as_rocketmq_does_abort_comes_first_too(tmp_path: Path) -> None:
-    """A store that was closed in order says so no more once a queue of it may be torn."""
+    """A cleanly closed store must not count as such while one of its queues may be torn."""
     root = tmp_path / "closed"
     with opened(root) as store:
         for number in range(COUNT):
@@ -316,7 +316,7 @@ def test_as_rocketmq_does_abort_comes_first_too(tmp_path: Path) -> None:
         if number is None:
             lq.recover(copy, mode="rocketmq", apply=True, disk=whole, config=config())
             continue
-        # The last call is the sync behind the removal of `abort`.
+        # The last call is the sync after the removal of `abort`.
         if number == len(whole.order) - 1:
             break
         with pytest.raises(KeyboardInterrupt):

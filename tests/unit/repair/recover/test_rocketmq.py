@@ -52,7 +52,7 @@ def patch(root: Path, maker: StoreMaker, number: int, at: int, data: bytes) -> N
 
 
 def refused(root: Path, reason: str, config: StoreConfig = CONFIG) -> None:
-    """It is refused, with the reason, by the plan and by opening; the log stays as it is."""
+    """Plan and opening refuse the store with the reason; the log stays as it is."""
     before = content(root)
     plan = plan_rocketmq(root, config)
     assert plan.refused is not None
@@ -195,7 +195,7 @@ def test_dispatching_goes_on_where_lengths_lead(tmp_path: Path) -> None:
     for _ in range(30):
         maker.put()
     maker.write(tmp_path)
-    # Only dispatching meets it: recovery begins three files further on.
+    # Only the dispatcher meets it: recovery begins three files later.
     for number in range(1, 5):
         (tmp_path / "commitlog" / f"{number << 16:020d}").write_bytes(bytes(1 << 16))
     bad = maker.frames[10]
@@ -207,7 +207,7 @@ def test_dispatching_goes_on_where_lengths_lead(tmp_path: Path) -> None:
     config = StoreConfig(**SIZES | {"mapped_file_size_commit_log": 1 << 16})
     plan = plan_rocketmq(tmp_path, config)
     assert plan.refused is None
-    # The log ends at the first file that was read, the third-last of five, at once.
+    # The log ends right in the first file that is read, the third-last of five.
     assert plan.log_end == 2 << 16
     with lq.MessageStore.open(tmp_path, mode="rw", config=config) as store:
         queue = store.queue("orders", 0)
@@ -227,7 +227,7 @@ def test_nothing_to_do_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_queues_and_index_made_anew_are_those_that_were_lost(tmp_path: Path) -> None:
-    """More messages than one run of the scan takes, over files of the log, queues and index."""
+    """More messages than one run of the scan takes, in several files of log, queues and index."""
     sizes: dict[str, Any] = {
         "mapped_file_size_commit_log": 1 << 20,
         "mapped_file_size_consume_queue": 40_000,
@@ -262,7 +262,7 @@ def test_a_store_that_is_not_there_is_made(tmp_path: Path) -> None:
 
 
 class _NotingDisk(LocalDisk):
-    """Notes what is opened and renamed."""
+    """Notes the opened and renamed files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,10 +278,10 @@ class _NotingDisk(LocalDisk):
 
 
 def test_abort_is_made_before_anything_is_changed(tmp_path: Path) -> None:
-    """And the store counts as closed in order for what is done to it then."""
+    """The recovery then still treats the store as cleanly closed."""
     maker = made(tmp_path)
     patch(tmp_path, maker, 50, 4, b"rot.")
-    # The last file goes, and queues are cut.
+    # The last file is removed, and queues are cut.
     disk = _NotingDisk()
     plan = plan_rocketmq(tmp_path, CONFIG)
     with StoreWriter.start(tmp_path, config=CONFIG, disk=disk, accept_loss=1 << 20):
@@ -305,7 +305,7 @@ def test_a_store_that_is_refused_stays_as_it_was(tmp_path: Path, was_closed: boo
 
 
 def test_notes_of_damage_go_with_the_log_that_they_were_of(tmp_path: Path) -> None:
-    """Beside the mark that is made then they would make readers pass over sound messages."""
+    """With the new durable offset they would make readers skip sound messages."""
     made(tmp_path)
     note = tmp_path / ".logquarry" / "damage.json"
     note.parent.mkdir()
@@ -321,11 +321,11 @@ def test_notes_of_damage_go_with_the_log_that_they_were_of(tmp_path: Path) -> No
 def test_what_a_dead_process_left_in_the_page_cache_is_on_the_disk_then(
     tmp_path: Path, way: str
 ) -> None:
-    """A store that is said to be in order, or a mark of how far its log is, must not be wrong."""
+    """A clean state and a durable offset must only stand for bytes on the disk."""
     live = tmp_path / "live"
     live.mkdir()
     disk, config = FaultyDisk(live), dataclasses.replace(CONFIG, recovery="safe")
-    # Nothing is flushed while it is open.
+    # Nothing is flushed while the store is open.
     slow: dict[str, Any] = {
         "flush_interval_commit_log": 60_000,
         "flush_commit_log_thorough_interval": 600_000,

@@ -1,4 +1,4 @@
-"""What a salvage keeps of a frame, where it puts it, and what it says of the rest."""
+"""What a salvage keeps of a frame, where it puts it, and what it reports about the rest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMMIT, ROLLBACK, PREPARED = 8, 12, 4
 
 
 def saved(root: Path, into: Path | None, *, include_stale: bool = False, **sizes: Any) -> Salvaged:
-    """A salvage, after which the source is as it was and the new store is sound."""
+    """Salvage a store, and check that the source is unchanged and the new store sound."""
     before = facts(root)
     layout = StoreLayout.open(root, lq.StoreConfig(**sizes))
     found = salvage(layout, into, include_stale=include_stale)
@@ -41,7 +41,7 @@ def saved(root: Path, into: Path | None, *, include_stale: bool = False, **sizes
     if into is not None:
         report = verify_store(StoreLayout.open(into, found.plan.config))
         found_kinds = {f.kind for f in report.findings if f.severity == "damage"}
-        # What no CRC covers is kept as it is, and told.
+        # Fields that no CRC covers are kept as they are, and reported.
         assert found_kinds <= {"suspect_text"}, report.findings
         assert report.counts["messages"] == found.plan.messages
         assert json.loads((into / ".logquarry/salvage.json").read_text()) == found.to_json() | {
@@ -56,7 +56,7 @@ def messages(root: Path) -> list[lq.StoredMessage]:
 
 
 def content(message: lq.StoredMessage) -> tuple[object, ...]:
-    """All that a salvage must not change."""
+    """The fields that a salvage must not change."""
     return (
         message.topic,
         message.queue_id,
@@ -75,7 +75,7 @@ def content(message: lq.StoredMessage) -> tuple[object, ...]:
 
 
 def harm(root: Path, *places: int, size: int = 4096) -> None:
-    """Turn one bit of the log at each of these places."""
+    """Flip one bit of the log at each of these places."""
     for place in places:
         path = root / f"commitlog/{place - place % size:020d}"
         data = bytearray(path.read_bytes())
@@ -161,7 +161,7 @@ def test_without_queues_the_frame_tells_which_message_was_lost(made: Made, tmp_p
 
 
 def test_a_lost_message_leaves_a_unit_and_no_file_at_0(made: Made, tmp_path: Path) -> None:
-    """RocketMQ passes over all of the first file behind such a unit, if it begins at 0."""
+    """RocketMQ skips the rest of the first file after such an entry, if the file begins at 0."""
     lost = made.maker.frames[30]
     harm(made.root, lost.physical_offset + 95)
     saved(made.root, tmp_path / "new", **SIZES)
@@ -293,7 +293,7 @@ def test_a_topic_that_was_made_anew_keeps_both_lives(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bit", [3, 40, 62])
 @pytest.mark.parametrize("which", [4, 9])
 def test_a_rotten_queue_offset_is_set_right(tmp_path: Path, bit: int, which: int) -> None:
-    """It is under no CRC. Taken at its word it would ask for units by the billion."""
+    """No CRC covers it. A queue up to the wrong offset would need billions of entries."""
     maker = StoreMaker()
     for number in range(10):
         maker.put(body=b"%d" % number)
@@ -305,14 +305,14 @@ def test_a_rotten_queue_offset_is_set_right(tmp_path: Path, bit: int, which: int
     data[place] ^= 1 << bit % 8
     path.write_bytes(data)
     if which == 9 and bit == 3:
-        return  # 9 became 1: a new life of the topic, as far as anybody can tell.
+        return  # 9 became 1, which looks like a new life of the topic.
     found = saved(root, tmp_path / "new")
     assert found.plan.rotten_offsets == 1
     assert [m.queue_offset for m in messages(tmp_path / "new")] == list(range(10))
 
 
 def stale_store(tmp_path: Path) -> tuple[Path, StoreMaker]:
-    """A log of ten messages, that a recovery has cut behind the sixth: queues say so."""
+    """A log of ten messages that a recovery has cut after the sixth, as the queues show."""
     maker = StoreMaker()
     for number in range(10):
         maker.put(body=b"%d" % number)
@@ -365,7 +365,7 @@ def test_topics_that_are_no_names_and_no_text_are_kept(tmp_path: Path) -> None:
         "consumequeue",
         "index",
     ]
-    # A name that gets no queue is no topic of the list.
+    # A name that gets no queue is not in the list of topics.
     topics = json.loads((tmp_path / "new/config/topics.json").read_text())["topicConfigTable"]
     assert list(topics) == ["orders"]
 
@@ -421,7 +421,7 @@ def test_a_live_store_is_refused(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------- any damage
 @cache
 def bodies_and_files() -> tuple[set[bytes], dict[str, bytes]]:
-    """Bodies and files of a store, made once: all examples start from the same bytes."""
+    """Bodies and files of a store, made once: all examples start with the same bytes."""
     with TemporaryDirectory() as folder:
         made = make(Path(folder) / "store")
         files = {

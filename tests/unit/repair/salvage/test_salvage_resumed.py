@@ -1,4 +1,4 @@
-"""Salvages that were cut off are begun anew or ended, and nothing that is not theirs is removed."""
+"""Interrupted salvages start again or finish, and remove only their own files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def begun(store: Path, into: Path, renames: int = 0) -> bool:
-    """A salvage that is killed after so many renames; whether it was."""
+    """Start a salvage that is killed after some renames; returns whether it was."""
     try:
         with patch.object(SalvageTarget, "discard"):
             salvage(StoreLayout.open(store), into, disk=DyingDisk(renames))
@@ -109,7 +109,7 @@ def test_an_interrupted_salvage_keeps_what_others_made(store: Path, tmp_path: Pa
 def test_all_of_it_was_out(store: Path, tmp_path: Path) -> None:
     into = tmp_path / "new"
     salvage(StoreLayout.open(store), into)
-    # Killed before the last call; a broker that knows nothing of us has begun to write there.
+    # The salvage was killed before its last call, and then a broker began to write there.
     (into / ".salvage").mkdir()
     (into / "commitlog/00000000000000009999").write_bytes(b"of the broker")
     before = facts(into)

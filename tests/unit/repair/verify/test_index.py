@@ -1,4 +1,4 @@
-"""Index entries held to the keys of their messages."""
+"""Index entries compared with the keys of their messages."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_keys_that_are_not_in_the_index_are_a_note(tmp_path: Path) -> None:
     for number in range(9):
         maker.put(keys=f"key{number}")
         if number in (3, 4):
-            # The maker indexes what it is given as keys.
+            # The maker indexes the given keys.
             maker.put(properties=b"KEYS\x01lost and gone gone\x02UNIQ_KEY\x01one")
     (finding,) = check(maker.write(tmp_path))
     assert (finding.severity, finding.kind, finding.offset) == ("note", "index_gap", 0)
@@ -159,7 +159,7 @@ def test_keys_that_are_not_in_the_index_are_a_note(tmp_path: Path) -> None:
 def test_messages_that_need_no_entry(tmp_path: Path, flag: int, properties: bytes) -> None:
     maker = StoreMaker()
     maker.put(keys="first")
-    # 3.x did not index COMMIT, and nothing tells its stores from others.
+    # 3.x did not index COMMIT messages, and nothing shows that a store is of 3.x.
     maker.put(sys_flag=flag, properties=properties, tags="k" if b"TAGS" in properties else "")
     maker.put(keys="last")
     assert check(maker.write(tmp_path)) == []

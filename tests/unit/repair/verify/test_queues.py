@@ -1,4 +1,4 @@
-"""Queue units that stand where their messages are not: renamed, copied and lost files."""
+"""Queue entries at wrong queue offsets: renamed, copied and lost files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_queue_files_under_the_names_of_later_ones_are_found(one_log_file: Path)
     folder = queue_folder(one_log_file)
     for position in (800, 400, 0):
         (folder / name(position)).rename(folder / name(position + 2000))
-    # All units are there, each at a sound frame, and at the queue offset of none.
+    # All entries are there and name sound frames, but none is at its frame's queue offset.
     assert in_queue(check(one_log_file)) == [
         ("queue_head_missing", name(0), 0, 1000),
         ("queue_misplaced", name(2000), 0, 1000),
@@ -78,7 +78,7 @@ def test_the_only_file_of_a_queue_under_another_name_is_found(tmp_path: Path) ->
 def test_a_copy_of_a_queue_file_at_its_end_is_found(one_log_file: Path) -> None:
     folder = queue_folder(one_log_file)
     folder.joinpath(name(800)).write_bytes(folder.joinpath(name(800)).read_bytes()[:200] * 2)
-    # The messages of units 40 to 49 stand at 50 to 59 once more.
+    # The messages of entries 40 to 49 are also at 50 to 59.
     assert in_queue(check(one_log_file)) == [("queue_misplaced", name(800), 200, 200)]
 
 
@@ -92,7 +92,7 @@ def test_a_file_of_another_queue_is_found(one_log_file: Path) -> None:
 def test_each_stretch_of_misplaced_units_is_told_once(one_log_file: Path) -> None:
     folder = queue_folder(one_log_file)
     data = (folder / name(0)).read_bytes()
-    # Units 0 to 2 stand at 50 to 52, 13 and 14 at 53 and 54: moved by other distances.
+    # Entries 0 to 2 are at 50 to 52, 13 and 14 at 53 and 54: moved by different distances.
     poke(folder / name(800), 200, data[:60] + data[260:300])
     assert in_queue(check(one_log_file)) == [
         ("queue_misplaced", name(800), 200, 60),
@@ -132,7 +132,7 @@ def test_a_queue_that_lost_its_first_file_is_found(tmp_path: Path) -> None:
             if message.queue_id == 0 and message.queue_offset < 20
             if message.physical_offset >= kept
         ]
-    # What is left of the log's first file may be on its way out, and the queue before it.
+    # The rest of the log's first file may be about to expire, after the queue's.
     expected = ("queue_head_missing", name(0), early[0] * 20, len(early) * 20)
     assert early and in_queue(check(store)) == [expected]
 
@@ -161,14 +161,14 @@ def test_copies_by_multi_dispatch_are_in_their_places(tmp_path: Path) -> None:
     for copies in (("%LMQ%a", 0), ("copies", 0), ("others", 0)):
         maker.units[copies][0] = unit
     found = damage(check(maker.write(tmp_path / "store")))
-    # Only the queue that the message does not name has no business with it.
+    # Only the queue that the message does not name must not have it.
     assert [(f.kind, f.file.split("/")[1]) for f in found] == [("queue_misplaced", "others")]
     where = f"entry 0 points to the message at {last.physical_offset}"
     assert found[0].reason == f"{where}, which belongs to another queue"
 
 
 def test_a_message_may_be_put_into_the_schedule_topic(tmp_path: Path) -> None:
-    """Without a DELAY its tags code is that of any other."""
+    """Without a DELAY, its tags code is computed as in any topic."""
     store = tmp_path / "store"
     with StoreBuilder(store, file_size=4096, queue_file_size=400) as builder:
         for properties in ("", "TAGS\x01a", "TAGS\x01polygenelubricants"):

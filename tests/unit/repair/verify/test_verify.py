@@ -107,7 +107,7 @@ def middle_file_gone(root: Path) -> None:
         (empty_last_file, ["empty_file"]),
         (short_checkpoint, ["checkpoint_short"]),
         (bad_config, ["bad_config"]),
-        # Units for messages in the lost file are told with the file, not one by one.
+        # The finding of the lost file covers its entries, which have no findings of their own.
         (middle_file_gone, ["missing_file", "queue_in_damage", "queue_in_damage"]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -147,7 +147,7 @@ def test_beside_a_live_writer_a_torn_tail_is_a_note(store: Path) -> None:
     (store / "abort").touch()
     (store / "lock").write_bytes(b"lock")
     assert check(store).has_damage
-    # A lock of this very process counts too, as it is taken on an open file description.
+    # A lock of this process counts, too: it belongs to an open file description.
     descriptor = os.open(store / "lock", os.O_RDWR)
     try:
         request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)

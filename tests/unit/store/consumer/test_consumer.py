@@ -1,4 +1,4 @@
-"""Consumers: what comes, in which order, what counts as handled, and where a group goes on."""
+"""Consumers: which messages come, which count as handled, and where a group goes on."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_all_of_all_queues_in_their_order(store: StoreWriter) -> None:
 
 @pytest.mark.parametrize("tags", ["a", "a || c", "b || none", "none", "*"])
 def test_tags(store: StoreWriter, tags: str) -> None:
-    # More than one read, so that what comes of a read is all of it.
+    # More messages than one read takes: all messages of each read must come.
     fill(store, 2 * MOST_AT_ONCE + 50)
     wanted = {"a": "a", "a || c": "ac", "b || none": "b", "none": "", "*": "abc"}[tags]
     with store.consumer("g", "t", tags=tags, timeout=0) as consumer:
         expected = [n for n in range(2 * MOST_AT_ONCE + 50) if "abc"[n % 3] in wanted]
         assert numbers(consumer) == expected
-    # What was passed over is handled too.
+    # Skipped messages count as handled, too.
     assert saved(store)["t", "g"] == {0: 2 * MOST_AT_ONCE + 50}
 
 
@@ -109,7 +109,7 @@ def test_names(store: StoreWriter, group: str, topics: list[str], why: str) -> N
 
 
 def test_much_that_nobody_wants(store: StoreWriter) -> None:
-    """Looks that find nothing are no reason to wait, and leave others their turn."""
+    """Reads that find nothing do not make the consumer wait, and leave other queues their turn."""
     with mock.patch.object(consumer_module, "_MOST_READS", 2):
         fill(store, 5 * MOST_AT_ONCE)
         last = str(5 * MOST_AT_ONCE - 1)
@@ -136,7 +136,7 @@ def test_damage_is_told_and_can_be_passed(tmp_path: Path) -> None:
             with pytest.raises(CorruptFrame, match="offset 4 of queue 0") as caught:
                 numbers(_noting(consumer, found))
             assert caught.value.offset == place
-            # Others are read, and it is told again as long as nobody passes it.
+            # Other queues are read, and the damage is reported again until someone skips it.
             with pytest.raises(CorruptFrame):
                 numbers(_noting(consumer, found))
             consumer.seek("t", 0, 5)
@@ -181,11 +181,11 @@ def test_starts(store: StoreWriter) -> None:
 def test_start_is_for_groups_without_offsets(store: StoreWriter) -> None:
     fill(store, 10)
     store.consumer("g", "t", start="latest").close()
-    # It has seen nothing, and still is where it began.
+    # It has read nothing, and is still where it began.
     fill(store, 5)
     with store.consumer("g", "t", start="latest", timeout=0) as consumer:
         assert numbers(consumer) == [0, 1, 2, 3, 4]
-    # A queue that came later was passed by nobody.
+    # Nobody has skipped a queue that came later.
     store.put(lq.Message("t", b"7", queue_id=1))
     store.wait_dispatched()
     with store.consumer("g", "t", start="latest", timeout=0) as consumer:
@@ -298,7 +298,7 @@ def test_offsets_that_a_queue_does_not_have(
 ) -> None:
     fill(store, 10)
     with store.consumer("g", "t", timeout=0) as consumer:
-        # As RocketMQ: a queue that begins at 0 may be another one of that name.
+        # As in RocketMQ: a queue that begins at 0 may be a new queue of that name.
         consumer.seek("t", 0, 99)
         assert numbers(consumer) == list(range(10))
     assert "no message at offset 99" in caplog.text
@@ -346,7 +346,7 @@ def test_offsets_are_written_while_consuming(tmp_path: Path) -> None:
 
 def test_the_log_is_on_the_disk_before_the_offsets(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    # No other thread syncs meanwhile.
+    # No other thread syncs in the meantime.
     with opened(tmp_path / "s", disk, flush_interval_commit_log=10**6) as store:
         fill(store, 10)
         consumer = store.consumer("g", "t", timeout=0)
@@ -366,7 +366,7 @@ def test_offsets_that_cannot_be_written(tmp_path: Path) -> None:
             disk.failing["rename"] = EIO
             with pytest.raises(StoreUnavailable):
                 consumer.commit()
-            # It is committed all the same, and written when that can be done.
+            # The offset is committed nevertheless, and written as soon as possible.
             assert int(next(consumer).body) == 1
             disk.failing.clear()
         assert saved(store)["t", "g"] == {0: 1}

@@ -1,4 +1,4 @@
-"""Several consumers of a group: each queue is one's at a time, and each message comes."""
+"""Several consumers of a group: each queue belongs to one at a time, and each message comes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_queues_change_hands_between_messages(store: StoreWriter) -> None:
     assert queues_of(first) == [[0, 1, 2, 3]]
     found = [next(first) for _ in range(5)]
     second = store.consumer("g", "t", timeout=0)
-    # Nobody takes away what another is at.
+    # No consumer takes a queue that another one is reading.
     assert queues_of(first, second) == [[0, 1, 2, 3], []]
     assert second.poll() == []
     found.append(next(first))
@@ -121,7 +121,7 @@ def test_groups_do_not_share(store: StoreWriter) -> None:
 
 
 def test_members_that_come_and_go(store: StoreWriter) -> None:
-    """Each message comes to one of the threads; all doubles are those that nobody had handled."""
+    """Each message comes to one of the threads; it comes again only if nobody had handled it."""
     queues, count = 5, 4_000
     handled: Counter[int] = Counter()
     owners: dict[int, int] = {}
@@ -144,7 +144,7 @@ def test_members_that_come_and_go(store: StoreWriter) -> None:
                         del owners[message.queue_id]
                     left -= 1
                     if not left:
-                        # The last one counts as handled.
+                        # The last message counts as handled.
                         consumer.commit()
                         break
 

@@ -1,4 +1,4 @@
-"""Offset files that are torn, rotten or gone: estimated and told, never silently begun anew."""
+"""Torn, rotten or lost offset files: offsets are estimated and reported, never silently reset."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_file_that_says_nothing(root: Path, caplog: pytest.LogCaptureFixture) 
         assert numbers(consumer) == list(range(SAVED - BEFORE, 100))
     assert "its offset was lost" in caplog.text
     assert saved(store)[("t", "g")] == {0: 100}
-    # The file that could not be read is kept, and still tells of groups that come later.
+    # The unreadable file is kept, and still shows the offsets of groups that come later.
     (aside,) = (root / ".logquarry/quarantine/config").iterdir()
     assert aside.read_bytes().endswith(b"{\0\0\0")
 
@@ -81,7 +81,7 @@ def test_a_torn_file(root: Path) -> None:
     file(root).write_text(text[:cut])
     touch(file(root))
     with opened(root) as store:
-        # What stands there whole is taken as it stands.
+        # Complete parts of the file are used as they are.
         with store.consumer("g", ["t", "u"], start="latest", timeout=0) as consumer:
             found = {estimate.topic: estimate.offset for estimate in consumer.estimates}
             assert found == {"t": 58, "u": 59}
@@ -101,7 +101,7 @@ def test_a_group_that_comes_after_the_file_was_written_anew(root: Path) -> None:
         with store.consumer("other", "t", start="latest", timeout=0) as consumer:
             assert [estimate.offset for estimate in consumer.estimates] == [SAVED - BEFORE]
             assert numbers(consumer) == list(range(SAVED - BEFORE, 100))
-        # This one has never been at u, and is not lost there.
+        # This group has never read u, and has lost no offset there.
         with store.consumer("other", "u", start="earliest", timeout=0) as consumer:
             assert consumer.estimates == () and numbers(consumer) == list(range(100))
 

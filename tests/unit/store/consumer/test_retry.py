@@ -1,4 +1,4 @@
-"""What consumers send back: as RocketMQ's broker puts it, until it is a dead letter."""
+"""Messages that consumers send back: put as by RocketMQ's broker, until they are dead letters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def small_store(tmp_path: Path) -> Iterator[StoreWriter]:
 
 
 def fields(message: StoredMessage) -> tuple[object, ...]:
-    """What sending back fixes."""
+    """The fields that sending back determines."""
     return (
         message.topic,
         message.queue_id,
@@ -47,7 +47,7 @@ def fields(message: StoredMessage) -> tuple[object, ...]:
 
 
 def test_the_broker_put_the_same(golden: Path, tmp_path: Path) -> None:
-    """Each message of the golden store that its consumers sent back, sent back again by us."""
+    """Send back again each message that the consumers of the golden store sent back."""
     with lq.MessageStore.open(golden / "real-broker/store") as original:
         times: dict[tuple[str, int], StoredMessage] = {}
         broker: list[StoredMessage] = []
@@ -65,7 +65,7 @@ def test_the_broker_put_the_same(golden: Path, tmp_path: Path) -> None:
         for expected in broker:
             origin = expected.properties["ORIGIN_MESSAGE_ID"]
             consumed = times[origin, expected.reconsume_times - 1]
-            # The consumer asked for level 1, and for no more than two further times.
+            # The consumer asked for level 1, and for at most two more deliveries.
             result = store.put(sent_back(consumed, "cg_main", 1, 2))
             assert fields(store.message_at(result.physical_offset)) == fields(expected)
 
@@ -124,7 +124,7 @@ def test_a_message_comes_again_until_it_is_dead(tmp_path: Path) -> None:
 
 
 def test_what_was_sent_back_is_not_passed_by(store: StoreWriter) -> None:
-    """A group that begins at the end still gets what it once sent back."""
+    """A group that begins at the end still gets the messages that it once sent back."""
     put = store.put(Message("t", b"x"))
     message = sent_back(store.message_at(put.physical_offset), "g", None, 16)
     store.put(message._replace(properties_string="RETRY_TOPIC\x01t"))

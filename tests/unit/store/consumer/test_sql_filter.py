@@ -1,4 +1,4 @@
-"""SQL92 filters: RocketMQ's own answers, clear errors, and nothing else on any text."""
+"""SQL92 filters: on any text, they give RocketMQ's answers or clear errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VECTORS = Path(__file__).parents[3] / "data" / "sql92_vectors.jsonl"
 
 
 def answer(sql: str, properties: dict[str, str]) -> bool | None:
-    """Whether a message matches; None where the filter is refused."""
+    """Whether a message matches; None if the filter is refused."""
     try:
         return parse(sql).matches(properties)
     except BadFilter:
@@ -70,7 +70,7 @@ def test_an_error_names_the_column(sql: str, column: int, reason: str) -> None:
 
 
 def test_what_is_taken_beyond_rocketmq() -> None:
-    # It takes 0.0 for less than the least number.
+    # RocketMQ takes 0.0 for less than the least number.
     assert parse("a > 0.0").matches({"a": "0.5"})
 
 
@@ -87,7 +87,7 @@ def test_the_tree_is_bounded_too() -> None:
         parse("a" + " = a" * 5_000)
     with pytest.raises(BadFilter, match="deep"):
         parse("a" + " IS NULL" * 5_000)
-    # Many conditions side by side are no deeper than two.
+    # Many conditions side by side are as deep as two.
     assert parse(" OR ".join(f"a = '{number}'" for number in range(3_000))).matches({"a": "2999"})
 
 
@@ -109,5 +109,5 @@ def test_any_text_is_a_filter_or_a_bad_one(sql: str, properties: dict[str, str])
         return
     matches = found.matches(properties)
     assert isinstance(matches, bool)
-    # What is true is not so the other way round too.
+    # A condition and its negation are not both true.
     assert not (matches and parse(f"NOT ({sql}\n)").matches(properties))

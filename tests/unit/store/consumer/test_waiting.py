@@ -1,4 +1,4 @@
-"""Consumers that wait for what comes, also of a store that others write, and what ends them."""
+"""Consumers that wait for messages, also in a store with another writer, and what ends them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_async(store: StoreWriter) -> None:
             async for message in consumer:
                 found.append(int(message.body))
                 if len(found) == 300:
-                    # What is asked for next was handled.
+                    # With the next call, the message counts as handled.
                     break
             async for message in consumer:
                 found.append(int(message.body))
@@ -119,7 +119,7 @@ def test_a_store_that_is_closing_makes_no_consumers(
     close = store._services.close
 
     def closing() -> None:
-        # Its thread would write offsets for ever.
+        # Its thread would write offsets without end.
         with pytest.raises(StoreUnavailable):
             store.consumer("g", "t")
         close()
@@ -201,7 +201,7 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
             lq.MessageStore.open(tmp_path / "s") as reader,
             reader.consumer("g", "t", timeout=0) as consumer,
         ):
-            # It goes on where the group is, and what it commits is forgotten.
+            # It goes on where the group is, and its commits are not kept.
             assert numbers(consumer) == [4, 5, 6, 7, 8, 9]
             consumer.commit()
             assert consumer.poll() == []

@@ -1,4 +1,4 @@
-"""What of a store expires, and what stays whole when it goes."""
+"""Which parts of a store expire, and what stays whole then."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Clock:
 
 
 def put_all(store: lq.StoreWriter, clock: Clock, count: int = COUNT) -> None:
-    """Messages a second apart, in two topics; those of a third end soon."""
+    """Put a message each second, in two topics; those of a third topic end soon."""
     for number in range(count):
         clock.now += STEP
         topic = "early" if number < 20 else "t" if number % 3 else "u"
@@ -76,7 +76,7 @@ def messages(root: Path) -> list[Message]:
 
 
 def queued(root: Path) -> dict[tuple[str, int], list[bytes]]:
-    """What a consumer gets of each queue from its min offset on."""
+    """The messages that a consumer gets from each queue from its min offset on."""
     found: dict[tuple[str, int], list[bytes]] = {}
     with lq.MessageStore.open(root, config=config()) as store:
         for key in store.queues():
@@ -96,7 +96,7 @@ def retain(root: Path, *, now: int = END, apply: bool = False, **rules: Any) -> 
 
 
 def check_cut(root: Path, before: list[Message], plan: lq.RetentionPlan) -> None:
-    """All messages from the new begin on are there, by every way, and nothing is damaged."""
+    """Check that every way to read gives all messages from the new begin on, without damage."""
     after = messages(root)
     assert after == [one for one in before if one[0] >= plan.new_min_offset]
     kept: dict[tuple[str, int], list[bytes]] = {}
@@ -136,9 +136,9 @@ def test_by_age_of_the_last_message(store_root: Path) -> None:
         plan = retain(store_root, older_than_ms=limit)
         assert [file.base // FILE for file in plan.log] == bases[: which + 1]
         assert [file.last_timestamp for file in plan.log] == [last[b] for b in bases[: which + 1]]
-        # A millisecond younger, and it stays.
+        # A file that is a millisecond younger stays.
         assert len(retain(store_root, older_than_ms=limit + 1).log) == which
-    # Never the last file, however old.
+    # The last file never expires.
     plan = retain(store_root, older_than_ms=0, now=END + 10**12, apply=True)
     assert len(plan.log) == len(bases) - 1
     assert plan.stays_because == "it is the log's last file"
@@ -166,7 +166,7 @@ def test_bytes_that_stay(store_root: Path) -> None:
     end = retain(store_root, keep_bytes=0).max_offset
     for keep in (0, 1, FILE, 3 * FILE + 5, 10 * FILE, 1 << 40):
         plan = retain(store_root, keep_bytes=keep)
-        # As many files as can go, and not one more.
+        # All files that can expire, and no others.
         assert plan.new_min_offset == max(0, min(end - keep, end - 1) // FILE * FILE)
 
 
@@ -196,7 +196,7 @@ def test_as_long_as_the_disk_is_too_full(store_root: Path, monkeypatch: pytest.M
     freed = (store_root / "commitlog" / f"{0:020d}").stat().st_blocks * 512
     full_disk(monkeypatch, 80 * freed, 20 * freed)
     plan = retain(store_root, max_disk_ratio=0.775)
-    # 80, 79 and 78 percent are too much, and 77 is not.
+    # 80, 79 and 78 percent are too full, and 77 percent is not.
     assert len(plan.log) == 3
     assert plan.stays_because.endswith("the disk is 77.0% full; 77.5% are allowed")
     assert not retain(store_root, max_disk_ratio=0.8).log
@@ -209,7 +209,7 @@ def test_as_long_as_the_disk_is_too_full(store_root: Path, monkeypatch: pytest.M
 def test_nothing_goes_in_vain(
     store_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that a backup has by another name frees nothing."""
+    """Deleting a file that a backup has by another name frees no room."""
     full_disk(monkeypatch, 80, 20)
     os.link(store_root / "commitlog" / f"{0:020d}", tmp_path / "backup")
     plan = retain(store_root, max_disk_ratio=0.5)
@@ -263,7 +263,7 @@ def test_messages_and_readers_are_told(store_root: Path) -> None:
     unread = {(one.group, one.topic, one.queue_id): one.messages for one in plan.unread}
     assert unread == {
         ("slow", "t", 0): sum(one[1:3] == ("t", 0) and one[3] >= 5 for one in went),
-        # Of a topic in which the group has an offset it reads all queues.
+        # The group reads all queues of a topic in which it has an offset.
         ("new", "u", 0): sum(one[1:3] == ("u", 0) for one in went),
         ("new", "u", 1): sum(one[1:3] == ("u", 1) for one in went),
     }
@@ -278,7 +278,7 @@ def test_what_stays_is_whole(store_root: Path, age: int) -> None:
     assert not any((store_root / file.path).exists() for file in plan.files)
     again = retain(store_root, older_than_ms=age)
     assert not again.files
-    # A queue whose messages have all gone goes on from where it was.
+    # A queue whose messages have all expired continues at its end.
     with StoreWriter.start(store_root, config=config()) as store:
         result = store.put(lq.Message("early", b"late"))
         assert result.queue_offset == 10
@@ -298,7 +298,7 @@ def test_a_crash_later_brings_nothing_back(store_root: Path) -> None:
 
 
 def test_an_interrupt_anywhere(store_root: Path, tmp_path: Path) -> None:
-    """The next retention comes to the same, and in between it is a store that was closed."""
+    """The next retention has the same result; before it, the store counts as cleanly closed."""
     rules = lq.RetentionRules(older_than_ms=100_000)
     before = messages(store_root)
     disk = StoppedDisk()
@@ -403,7 +403,7 @@ def test_while_it_is_written(tmp_path: Path) -> None:
         scanning = store.scan()
         first = next(scanning)
         before = [message.physical_offset for message in store.scan()]
-        # What is not on the disk yet does not go.
+        # Messages that are not on the disk yet stay.
         store.flush()
         plan = store.retain(rules)
         assert plan.log
@@ -440,7 +440,7 @@ def test_a_closed_store_deletes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_load_that_is_going_on_stays(tmp_path: Path) -> None:
-    """What finishes it after a crash looks for its first message where it began."""
+    """After a crash, the load's first message is searched for where the load began."""
     root, clock = tmp_path / "store", Clock()
     rules = lq.RetentionRules(keep_bytes=0)
     with live(root, clock) as store:
@@ -454,7 +454,7 @@ def test_a_load_that_is_going_on_stays(tmp_path: Path) -> None:
 
 
 def test_looking_opens_no_queue(store_root: Path) -> None:
-    """A broker has thousands of them, and each file that is open to be written keeps a map."""
+    """A broker has thousands of queues, and each file that is open for writes keeps a map."""
     with live(store_root, Clock()) as store:
         assert store.stats().state.retained["t"].messages > 100
         assert store.retain(lq.RetentionRules(keep_bytes=0)).queues
@@ -473,7 +473,7 @@ def service_of(store: StoreWriter) -> RetentionService | None:
 
 
 def test_it_is_asked_for(tmp_path: Path) -> None:
-    """A store deletes what expires by itself only with ``clean_expired_files``."""
+    """A store deletes expired files by itself only with ``clean_expired_files``."""
     hour = datetime.fromtimestamp(END / 1_000, UTC).astimezone().hour
     settings: dict[str, Any] = {"file_reserved_time": 0, "delete_when": f"{hour:02d}"}
     root, clock = tmp_path / "store", Clock()
@@ -489,7 +489,7 @@ def test_it_is_asked_for(tmp_path: Path) -> None:
         assert store.min_offset == 3 * FILE
         service.run_once()
         assert store.min_offset == 6 * FILE
-        # Not in any hour but this one, on a disk that has room.
+        # Only in this hour, on a disk that has room.
         service._use = lambda _: DiskUse(1, 9)
         clock.now += 3_600_000
         service.run_once()
@@ -538,7 +538,7 @@ def test_another_process_keeps_what_it_reads(store_root: Path) -> None:
 
 
 def test_views_of_a_deleted_file_stay_good(store_root: Path) -> None:
-    """A local window is the map itself: the file's blocks stay as long as somebody holds it."""
+    """A local window is the map itself: the file's blocks stay while it is held."""
     layout = StoreLayout.open(store_root, config())
     view = layout.open_file(f"commitlog/{0:020d}")
     window = view.window(0, FILE)

@@ -1,4 +1,4 @@
-"""What may go, and when: times, ratios, hours."""
+"""Which files may be deleted, and when: times, ratios, hours."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_is_due() -> None:
     assert due(0.5, 3) is None
     assert due(0.5, 4) == RetentionRules(older_than_ms=1_000, most_files=10)
     assert due(0.8, 3) == RetentionRules(older_than_ms=1_000, max_disk_ratio=0.75, most_files=10)
-    # What has not expired goes only by force, and only from a disk that is really full.
+    # Unexpired files are deleted only by force, and only from a really full disk.
     assert due(0.9, 3) == due(0.8, 3)
     assert due(0.84, 3, forcibly=True) == due(0.8, 3)
     assert due(0.9, 3, forcibly=True) == RetentionRules(max_disk_ratio=0.85, most_files=10)
@@ -130,7 +130,7 @@ def test_settings_that_cannot_be_meant(settings: dict[str, Any]) -> None:
 
 
 def test_nothing_is_deleted_unasked() -> None:
-    """A broker.conf that tells how long files are reserved does not ask us to delete them."""
+    """A broker.conf with a time to keep files does not ask us to delete them."""
     config = StoreConfig.from_mapping({"fileReservedTime": "48", "deleteWhen": "05"})
     assert (config.file_reserved_time, config.delete_when) == (48, "05")
     assert not config.clean_expired_files

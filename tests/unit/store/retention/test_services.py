@@ -1,4 +1,4 @@
-"""What retention says of messages that services wait for, and what it does to 3.x's files."""
+"""What retention says about messages that services wait for, and what it does to 3.x's files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def config(**more: object) -> lq.StoreConfig:
 
 
 def fill(store: StoreWriter) -> None:
-    """What all before it expires behind."""
+    """Put messages after which all earlier ones expire."""
     for _ in range(6):
         store.put(lq.Message("filler", bytes(2_000)))
     store.wait_dispatched()
@@ -62,7 +62,7 @@ def test_delayed_messages_that_nobody_has_delivered_yet(tmp_path: Path) -> None:
         clock.advance(2_000)
         assert store.deliver_due() == 1
         assert told(store) == {late}
-        # They go, as in RocketMQ; delivery goes on behind them.
+        # They are deleted, as in RocketMQ; delivery goes on after them.
         store.retain(ALL, apply=True)
         store.put(lq.Message("t", b"last", delay_level=5))
         clock.advance(120_000)
@@ -84,7 +84,7 @@ def test_half_messages_that_are_open(tmp_path: Path) -> None:
         assert told(store) == {(HALF_TOPIC, 0, OPEN, 1, 2)}
         assert store.stats().state.half_messages == {"t": 2}
         clock.advance(10_000)
-        # Put back at the end, they are not among what goes.
+        # The checker has put them back at the end, so they are not deleted.
         assert store.check_transactions(lambda _: "unknown").unknown == 2
         store.wait_dispatched()
         assert not told(store)
@@ -122,7 +122,7 @@ def old() -> lq.StoreConfig:
 
 
 def in_order(_: Path) -> None:
-    """It was closed in order."""
+    """Leave the store cleanly closed."""
 
 
 def crashed(root: Path) -> None:
@@ -164,7 +164,7 @@ def test_transactions_of_3x(
     layout = StoreLayout.open(root, old())
     for found in (read_table(layout), read_redo(layout)):
         assert found.fault is None and found.first > 0
-        # No more than it takes: the first file that stays has a unit of a message that does.
+        # Not too many files: the first remaining file has the entry of a remaining message.
         first = found.units["physical_offset"][: 5 if found.units.dtype.itemsize == 24 else 7]
         assert int(first.max()) >= plan.new_min_offset
     end = max(int(offset) for offset in read_redo(layout).units["physical_offset"])
@@ -181,6 +181,6 @@ def test_transactions_of_3x(
         with pytest.raises(UsageError):
             transactions.commit(min(gone))
     quarantine = root / ".logquarry" / "quarantine" / "transaction"
-    # Nothing of it had to be made anew, not even after a crash.
+    # Nothing had to be rebuilt, not even after a crash.
     assert not quarantine.exists()
     assert not verify_store(StoreLayout.open(root, old())).has_damage

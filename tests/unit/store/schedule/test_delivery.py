@@ -92,7 +92,7 @@ class FakeLog:
 
 
 class Sink:
-    """Takes what is delivered; refuses or fails when told to."""
+    """Takes delivered messages; refuses or fails on request."""
 
     def __init__(self) -> None:
         self.taken: list[Message] = []
@@ -179,7 +179,7 @@ def test_a_jump_ahead_delivers_all_of_it_in_the_order_of_the_times(tmp_path: Pat
 
 
 def test_a_queue_without_a_level_is_delivered_at_the_time_it_says(tmp_path: Path) -> None:
-    """The table of levels was cut since: RocketMQ would never look there again."""
+    """The table of levels is shorter now: RocketMQ would never read that queue again."""
     log, sink = FakeLog(4), Sink()
     log.put(4, b"late", NOW + 30_000)
     delivering = delivery(log, sink, tmp_path, LEVELS[:2])

@@ -1,4 +1,4 @@
-"""Do stores deliver each message once, and save how far that came, whatever happens?"""
+"""Do stores deliver each message once, and save their progress, whatever happens?"""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_progress_goes_on_after_a_restart(tmp_path: Path) -> None:
 def test_what_was_delivered_since_the_last_save_is_in_the_log(
     tmp_path: Path, same: bool, lost: str
 ) -> None:
-    """As a crash leaves it: files as they were saved, and a log that is further on."""
+    """As after a crash: saved files, and a log with later messages."""
     clock, root = FakeClock(NOW), tmp_path / "store"
     mark, saved = root / ".logquarry" / MARK_FILE, tmp_path / "saved"
     with opened(root, clock) as store:
@@ -192,7 +192,7 @@ def test_what_was_delivered_since_the_last_save_is_in_the_log(
         again = store.deliver_due()
         found = delivered_of(store)
     if lost == "mark":
-        # Then nothing tells what was noted from what was not, for messages without a UNIQ_KEY.
+        # Then nothing shows which messages without a UNIQ_KEY were noted.
         assert again == 30 - 7
     else:
         assert again == 30 - 18
@@ -273,7 +273,7 @@ def test_a_full_disk_ends_no_thread(tmp_path: Path) -> None:
 
 
 def test_progress_is_saved_behind_the_log_only(tmp_path: Path) -> None:
-    """A power cut takes no delivery that the file says was made."""
+    """A power cut does not lose a delivery that the file has noted."""
     clock, disk = FakeClock(NOW), FaultyDisk()
     with opened(tmp_path, clock, disk) as store:
         put_delayed(store, 9)

@@ -113,7 +113,7 @@ def test_a_new_writer_delivers_the_rest(tmp_path: Path, is_killed: bool, saves: 
     root = tmp_path / "a"
     store = opened(root, clock)
     for second in range(30):
-        # Not in the order of their times.
+        # The order is not that of their times.
         at = NOW + 1_000 * (2 + second * 7 % 30)
         store.put(lq.Message("t", f"{second:02}".encode(), deliver_at=at))
     clock.now += 12_000

@@ -1,4 +1,4 @@
-"""Is each transaction that nobody ended asked for, and ended once, whatever happens?"""
+"""Is each open transaction checked, and ended once, whatever happens?"""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_listener_that_fails_decides_nothing(root: Path, clock: FakeClock) -> 
 
 
 def test_young_ones_keep_those_behind_them_waiting(root: Path, clock: FakeClock) -> None:
-    """As RocketMQ has it: the born time counts, and the queue's order."""
+    """As in RocketMQ: the born time counts, and the queue's order."""
     with opened(root, clock) as store:
         leave(store, "old")
         leave(store, "young", born_timestamp=NOW + 3_000)
@@ -211,7 +211,7 @@ def test_a_crash_between_commit_and_note_commits_once(root: Path, clock: FakeClo
 
 
 def test_a_crash_behind_a_put_back_asks_once(root: Path, clock: FakeClock) -> None:
-    """Progress was not saved: both the half message and its successor are open."""
+    """Progress was not saved: both the half message and its copy are open."""
     with opened(root, clock) as store:
         leave(store, "a", "b", "c")
         clock.advance(TIMEOUT)
