@@ -44,7 +44,7 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Blank",
         (frame.BLANK,),
-        "A blank is the last item of a file. The bytes behind these 8 are undefined.",
+        "A blank is the last item of a file. The bytes after these 8 are undefined.",
     ),
     ("Consume queue entry", (queue_entry.LAYOUT,), ""),
     (

@@ -18,13 +18,14 @@
 
 Replication is in `logquarry.replication`, Spark in `logquarry.spark`, a faulty disk and a model of
 a store for your own tests in `logquarry.testing`. Each name is imported when it is first used, so
-that a quick command stays quick.
+that small commands start fast.
 """
 
 import os
 
-# A type checker takes this name for true. The command line handles Ctrl-C only after this module:
-# importing typing would take longer than the rest of it, and __future__ as long.
+# A type checker treats this name as true. The command line handles Ctrl-C only after this module is
+# imported, so it must be short: importing typing would take longer than the rest of it, and
+# __future__ as long.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def __getattr__(name: str) -> "Any":
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(home), name)
-    # From now on it is a normal attribute: a call of __getattr__ takes longer than a put.
+    # From now on the name is a normal attribute: a call of __getattr__ takes longer than a put.
     globals()[name] = found
     return found
 

@@ -34,7 +34,8 @@ MODULES: Final = (
     "protocol.remoting_header",
     "protocol.remoting",
 )
-"""The compiled modules, below ``logquarry``. The C code of a module uses only modules before it."""
+"""The compiled modules, below ``logquarry``. The C code of a module uses only modules that are
+listed before it."""
 
 _NAMES: Final = frozenset(f"logquarry.{name}" for name in MODULES)
 
@@ -61,7 +62,7 @@ def is_switched_off(switch: str = SWITCH) -> bool:
 
 
 def obey_switch() -> None:
-    """Let the next imports find the sources if compiled modules are switched off."""
+    """If compiled modules are switched off, make the next imports find the sources."""
     if is_switched_off():
         sys.meta_path.insert(0, _Sources())
 
@@ -79,9 +80,9 @@ def description() -> str:
     if is_compiled():
         return "single puts run compiled"
     if is_switched_off():
-        return f"single puts run interpreted ({SWITCH} is off): they take about twice the time"
+        return f"single puts run interpreted ({SWITCH} is off): each takes about five times as long"
     return (
-        "single puts run interpreted: they take about twice the time. At the installation there "
-        "was no C compiler, or Python's headers (python3-dev) were missing. Install both, then "
-        "install logquarry again"
+        "single puts run interpreted: each takes about five times as long. At the installation "
+        "there was no C compiler, or Python's headers (python3-dev) were missing. Install both, "
+        "then install logquarry again"
     )

@@ -73,12 +73,12 @@ class StoredMessage:
 
     @property
     def store_timestamp(self) -> int:
-        """Time at which the store stored it, in milliseconds since 1970."""
+        """Time at which the store stored the message, in milliseconds since 1970."""
         return self.frame.store_timestamp
 
     @property
     def born_timestamp(self) -> int:
-        """Time at which the producer created it, in milliseconds since 1970."""
+        """Time at which the producer created the message, in milliseconds since 1970."""
         return self.frame.born_timestamp
 
     @cached_property

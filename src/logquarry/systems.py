@@ -10,9 +10,9 @@ A cache folder may be deleted at any time; the next run then takes a moment long
 
 Holds back interrupts (Ctrl-C, SIGTERM) until a point at which they are safe.
 
-An import reports exactly how many messages it has put. py4j has one connection per thread: an
-exception inside a call leaves that call's answer in the connection, and the next call then fails
-or hangs. And an export should not stop while its files are half in place.
+An import must report exactly how many messages it has put. py4j has one connection per thread: an
+exception inside a call leaves that call's answer in the connection, and the next call then fails or
+hangs. An export must not stop while only some of its files are in place.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ try:
 except ImportError:
     fcntl = None
 
-# An ordinary open would block for ever on a pipe without a writer. Windows reads a file as text
-# unless O_BINARY is given.
+# Without O_NONBLOCK, opening a pipe without a writer would block for ever. Without O_BINARY,
+# Windows reads a file as text.
 READ_ONLY = (
     os.O_RDONLY
     | getattr(os, "O_NONBLOCK", 0)
@@ -110,9 +110,9 @@ def require_writing(place: str | os.PathLike[str]) -> None:
 def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
     """Candidate folders, best first; the caller takes the first that it can use.
 
-    The first is LOGQUARRY_CACHE_DIR, else logquarry/ under XDG_CACHE_HOME, else
-    ~/.cache/logquarry. It may be missing, read-only or mounted noexec. The second is a temporary
-    folder that only this user can write; it is created when the iterator reaches it.
+    The first candidate is LOGQUARRY_CACHE_DIR, else logquarry/ under XDG_CACHE_HOME, else
+    ~/.cache/logquarry. It may be missing, read-only or mounted noexec. The second candidate is a
+    temporary folder that only this user can write; it is created when the iterator reaches it.
     """
     environ = os.environ if environ is None else environ
     own, xdg = environ.get("LOGQUARRY_CACHE_DIR"), environ.get("XDG_CACHE_HOME")
@@ -147,8 +147,8 @@ def _made(folder: Path) -> bool:
 def _temporary_folder() -> Path:
     """A folder below the system's temporary folder; the same folder on each run if that is safe.
 
-    Its name is predictable and any user can write to /tmp. So a folder that another user created
-    or may write to is not used: programs are run from it.
+    Its name is predictable and any user can write to /tmp. Programs are run from the folder, so a
+    folder that another user created or may write to is not used.
     """
     parent = tempfile.gettempdir()
     if not hasattr(os, "getuid"):  # Windows
@@ -182,9 +182,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Held:
-    """Signals that arrived while :func:`held` held them back."""
+    """Signals that arrived while :func:`held` held them back.
+
+    Attributes:
+        when_noted: called in the main thread when a signal is held back.
+    """
 
     def __init__(self) -> None:
+        self.when_noted: Callable[[], object] | None = None
         self._before: dict[int, Any] = {}
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._came: int | None = None
@@ -196,13 +201,13 @@ class Held:
         for number in _SIGNALS:
             handler = signal.getsignal(number)
             self._before[number] = handler
-            # Ignored signals, and those with the default action, keep their effect.
+            # Ignored signals, and signals with the default action, keep their effect.
             if callable(handler):
                 self._handlers[number] = handler
                 signal.signal(number, self._note)
 
     def release(self) -> None:
-        """Restore the previous handlers, also over handlers set meanwhile."""
+        """Restore the previous handlers, even if other handlers were set meanwhile."""
         for number, handler in self._before.items():
             if handler is not None:
                 signal.signal(number, handler)
@@ -218,6 +223,8 @@ class Held:
             # A second signal is not held back.
             self._handlers[number](number, frame)
         self._came = number
+        if self.when_noted is not None:
+            self.when_noted()
 
 
 @contextmanager

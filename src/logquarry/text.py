@@ -1,7 +1,7 @@
-"""Formats sizes, times and messages for people, and parses the sizes and times that they type.
+"""Formats sizes, times and messages for users, and parses the sizes and times that users type.
 
 The content of a store is untrusted. Escape sequences in it could move the cursor, change the
-window's title or hide text. So all of it passes :func:`printable` before it reaches a terminal.
+window's title or hide text. So all content passes :func:`printable` before it reaches a terminal.
 
 Makes JSON documents of objects: by default, each field of a dataclass becomes a member.
 """
@@ -76,7 +76,7 @@ def nearest(name: str, names: Iterable[str], least: float = 0.6) -> str | None:
     Args:
         name: what the user gave.
         names: what exists.
-        least: similarity that it must have, 0 to 1.
+        least: minimum similarity, 0 to 1.
     """
     spelling = {one.casefold(): one for one in names}
     found = difflib.get_close_matches(name.casefold(), spelling, 1, least)
@@ -136,7 +136,7 @@ def preview(body: bytes, most: int = 100) -> str:
     if not body:
         return "(empty)"
     head = body[: 4 * most]
-    # The cut may split a character, which is then no invalid byte.
+    # The cut may split a character; its first bytes must not count as invalid.
     whole = len(head) == len(body)
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(head, final=whole)
     odd = sum(not (c.isprintable() or c in "\r\n\t") or c == "\ufffd" for c in text[:most])
@@ -222,7 +222,7 @@ def time_ms(value: str | date) -> int:
     A time without a zone is UTC. A date is its midnight. Fractions of a millisecond are rounded up.
 
     Raises:
-        UsageError: if a text is neither.
+        UsageError: if a text is neither of the two.
     """
     if isinstance(value, str):
         if re.fullmatch(r"-?\d{1,18}", value, re.ASCII):

@@ -309,7 +309,7 @@ class Outcome:
 
 
 class Moment(NamedTuple):
-    """A moment of a recovery; ``is_done`` behind its end."""
+    """A moment of a recovery; ``is_done`` after its end."""
 
     number: int
     call: str
@@ -342,7 +342,7 @@ class Recovery:
     """Whether it leaves a report."""
 
     def crashes(self, rng: random.Random, count: int, folder: Path) -> Iterator[list[str]]:
-        """What is wrong after power cuts, a half of them behind its end."""
+        """What is wrong after power cuts, a half of them after its end."""
         for number in range(count):
             last = self.moments[-1]
             moment = last if number % 2 else rng.choice(self.moments)

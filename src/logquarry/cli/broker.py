@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -232,9 +233,16 @@ async def _show(out: Output, waiting: Held, running: Broker) -> None:
     """Show who is connected, until an interrupt."""
     is_shown = not out.quiet and sys.stderr.isatty()
     if not is_shown:
-        while True:
-            await asyncio.sleep(0.1)
-            waiting.check()
+        # No timer: an idle broker should not use the processor.
+        noted, loop = asyncio.Event(), asyncio.get_running_loop()
+        waiting.when_noted = partial(loop.call_soon_threadsafe, noted.set)
+        try:
+            while True:
+                waiting.check()
+                await noted.wait()
+                noted.clear()
+        finally:
+            waiting.when_noted = None
     from rich.console import Console
     from rich.live import Live
 

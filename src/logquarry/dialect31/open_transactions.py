@@ -7,8 +7,9 @@ Open transactions of 3.x, from the log's frames or from the state table and redo
 The QUEUEOFFSET of a PREPARED message is the number of its state table entry, if that number is
 plausible: producers send the number when they end the transaction. A COMMIT or ROLLBACK names a
 PREPARED message by its physical offset and ends its transaction if the producer group is the same;
-the first one counts. (RocketMQ checks only the entry whose number the COMMIT or ROLLBACK names, and
-so ignores each one that names a transaction whose entry it has renumbered.)
+only the first COMMIT or ROLLBACK counts. (RocketMQ checks only the entry whose number the COMMIT or
+ROLLBACK names. If RocketMQ has renumbered the entry of a transaction, it ignores the end of that
+transaction.)
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class TransactionFrame(NamedTuple):
 
     def unit(self, state: int = sys_flag.TRANSACTION_PREPARED) -> StateUnit:
         """Its entry in the state table."""
-        # Java truncates times after 2038 likewise, and no CRC covers the time.
+        # Java, too, truncates times after 2038; no CRC covers the time.
         seconds = java.to_int(self.store_timestamp // _MS)
         return StateUnit(self.physical_offset, self.size, seconds, self.group_hash, state)
 
@@ -215,7 +216,7 @@ def frames_between(reader: LogReader, start: int, stop: int) -> Iterator[Transac
 
 MOST_LOST: Final = 1 << 20
 """Maximum number of PREPARED messages that may be missing before one message. No CRC covers the
-number, and each missing message takes an entry."""
+number, so it may be wrong, and each missing message takes an entry."""
 
 
 class OpenTransaction(NamedTuple):
@@ -251,7 +252,7 @@ class Change(NamedTuple):
 
 
 class TransactionBook:
-    """Tracks the open transactions along the log.
+    """Tracks the open transactions during a walk over the log.
 
     Args:
         next_number: the number of the next entry; None if any number is valid.
@@ -284,7 +285,7 @@ class TransactionBook:
         return Change(number, unit, unit.state)
 
     def _number_of(self, frame: TransactionFrame) -> int:
-        """The number of a PREPARED message: its own if plausible, else the next one."""
+        """The number of a PREPARED message: from its frame if plausible, else the next number."""
         expected = self.next_number
         # Each missing number belongs to a message, which takes at least these bytes.
         room = (frame.physical_offset - self._known_until) // FIXED_SIZE_V1
@@ -304,7 +305,7 @@ class TransactionBook:
 def filler(before: StateUnit) -> StateUnit:
     """An entry for a message that the log has lost, to fill the table before another entry.
 
-    It is never used, and RocketMQ treats its transaction as ended.
+    No message uses the filler, and RocketMQ treats its transaction as ended.
     """
     return StateUnit(
         before.physical_offset,
@@ -318,8 +319,8 @@ def filler(before: StateUnit) -> StateUnit:
 # --------------------------------------------------------------------------------------------------
 # State table and redo log of a store that was shut down cleanly
 #
-# They are compared with the last files of the log, and with each other. If they differ, the store
-# needs a recovery, which reads the whole log.
+# Table and redo log are compared with the last files of the log, and with each other. If they
+# differ, the store needs a recovery, which reads the whole log.
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +416,7 @@ def _differs_from_redo(
 
 
 def _foreign_unit(table: UnitFiles, frames: list[TransactionFrame], start: int) -> str | None:
-    """The first entry that fits no PREPARED message, or is missing; None if there is none."""
+    """The first entry that fits no PREPARED message, or is missing; None if all entries fit."""
     units = table.units
     mine = {frame.unit()[:4] for frame in frames if frame.is_prepared}
     for at in np.flatnonzero(units["physical_offset"] >= start).tolist():

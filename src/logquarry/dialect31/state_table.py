@@ -5,8 +5,8 @@ Writes the state table and redo log of 3.x, from the transactions that are dispa
 Compares the state table and the redo log of 3.x with the log, and plans their recovery.
 
 A table or redo log that differs from the log is set aside and rebuilt. The new table has the
-numbers of the PREPARED messages, so that their producers can end them, and all ended transactions,
-so that no number is used twice.
+numbers of the PREPARED messages, so that producers can end these transactions. It also has all
+ended transactions, so that no number is used twice.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class StateTableKeeper:
         # Users read while the dispatcher's thread writes, and other threads flush.
         self._lock = threading.Lock()
         self._changed: set[MappedFile] = set()
-        # Held while changed files are synced, so that retention does not delete them.
+        # Held during the sync of changed files, so that retention does not delete these files.
         self._syncing = threading.Lock()
 
     @property
@@ -120,8 +120,8 @@ class StateTableKeeper:
     def _take(self, frame: TransactionFrame) -> None:
         end = frame.physical_offset + frame.size
         with self._lock:
-            # If there was no room, the caller passes the frame again; then the table may already
-            # have it.
+            # If the disk was full, the caller passes the frame again: the table may already have
+            # the entry.
             if frame.physical_offset >= self._table_until:
                 self._tell_table(frame)
                 self._table_until = end
@@ -197,8 +197,8 @@ class StateTableKeeper:
         """Delete the leading files of the table or the redo log.
 
         Args:
-            name: STATE_TABLE or REDO_LOG. The log has already deleted the messages of the entries
-                in these files.
+            name: STATE_TABLE or REDO_LOG. The messages of the entries in these files are already
+                deleted from the log.
             last_base: base of the last file to delete.
 
         Raises:
@@ -257,7 +257,7 @@ def _last_file(files: MappedFileQueue, start: int) -> MappedFile:
 # Opening a store of dialect 3.1 for writing
 
 _READ_FILES: Final = 3
-"""RocketMQ reads this many last files of the log through the buffer when it opens a store."""
+"""RocketMQ reads this many files at the log's end through the buffer when it opens a store."""
 
 
 def open_state_table(
@@ -378,11 +378,11 @@ class TransactionCheck:
                 yield reason, False
         yield from self._ended_faults(table, start)
         if (self.book.next_number or 0) > table.end:
-            # In a new table RocketMQ numbers the entries from 0 again.
+            # When RocketMQ makes a new table, it numbers the entries from 0 again.
             yield f"its entries end at {table.end}, but the log has higher numbers", True
 
     def _ended_faults(self, table: UnitFiles, log_start: int) -> Iterator[tuple[str, bool]]:
-        """Differences of the entries of ended transactions, like :meth:`table_faults`."""
+        """Wrong entries of ended transactions, in the form of :meth:`table_faults`."""
         units = table.units
         real = units["size"] != FILLER_SIZE
         ended = np.flatnonzero(
@@ -464,7 +464,7 @@ class TransactionCheck:
 
 
 def make_units(disk: Disk, root: Path, plan: UnitsPlan) -> None:
-    """Rebuild the table or the redo log, durably. The old files were set aside before.
+    """Rebuild the table or the redo log, durably. The caller has set the old files aside.
 
     Raises:
         StoreUnavailable: if the disk fails, or is full.

@@ -1,7 +1,7 @@
 """Dead letters of a load: rows that no store accepts, with the reasons, as Parquet files.
 
-A load stages its files and moves them into place when it commits. Their names contain the load, so
-a repeated load replaces its files.
+A load stages its files and moves them into place when it commits. The file names contain the load's
+identity, so a repeated load replaces its files.
 """
 
 from __future__ import annotations

@@ -184,15 +184,15 @@ _READ: Final = (
     *("store_host", "sys_flag", "flag", "body_crc", "reconsume_times"),
     *("prepared_transaction_offset", "tags", "keys", "uniq_key", "properties", "body", _EXACT),
 )
-"""The columns that a message keeps, or that are checked against the message."""
+"""The columns that become fields of a message, or that are compared with the message."""
 
 
 def read_parquet(file: SourceFile) -> Iterator[Rows]:
     """Yield the messages of a file in batches.
 
     Raises:
-        SourceNotReadable: if the file is damaged, has other columns than an export, or another
-            number of rows than the manifest states.
+        SourceNotReadable: if the file is damaged, if its columns are not those of an export, or if
+            the manifest states another number of rows.
     """
     try:
         with pq.ParquetFile(file.path) as opened:

@@ -7,7 +7,7 @@
 
     REGISTRY.register(StoreCollector(store))
 
-The collector computes them at each scrape; it needs no thread and keeps no state.
+The collector computes the metrics at each scrape; it needs no thread and keeps no state.
 
 The metrics of a broker for Prometheus: those of its store, its clients and its answers.
 """
@@ -232,7 +232,7 @@ def prometheus_text(store: MessageStore, node_id: str | None = None) -> str:
 
 
 def _counts(store: MessageStore | StoreWriter) -> bool:
-    """Return whether the store counts its operations: it does if it is open for writing."""
+    """Return whether the store counts its operations: it does only if it is open for writing."""
     from logquarry.store.message_store import StoreWriter
 
     return isinstance(store, StoreWriter)

@@ -5,8 +5,8 @@ per queue offset. An entry for several messages is repeated, so all offsets of a
 its frame (:func:`logquarry.read.get_message.get_message` picks the message). Files are searched by
 the first queue offset of their first entry.
 
-No bytes make a read raise. Entries that were never written, and entries whose queue offsets are
-below the end of an earlier entry, are skipped.
+Damaged bytes never make a read raise. A read skips entries that were never written, and entries
+whose queue offsets are below the end of an earlier entry.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_batch_written(entries: BatchEntries) -> Bools:
 
 
 def own_messages(entries: BatchEntries) -> BatchEntries:
-    """Entries without the queue offsets of lost messages that they begin with.
+    """Entries shortened at their start by the queue offsets of lost messages.
 
     See :func:`logquarry.write.batch_queue_writer.without_gaps`.
     """
@@ -64,7 +64,7 @@ def own_messages(entries: BatchEntries) -> BatchEntries:
 
 
 def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
-    """The frames that units name: the index of the first unit of each, and its number of units.
+    """For each frame that units name: the index of its first unit, and its number of units.
 
     Args:
         places: physical offset of each unit.
@@ -92,7 +92,7 @@ class Spans:
 
     @classmethod
     def of(cls, entries: BatchEntries) -> Spans:
-        """The spans of entries; unwritten and overlapping ones are left out."""
+        """The spans of entries; unwritten and overlapping entries are left out."""
         entries = own_messages(entries[is_batch_written(entries)])
         entries = entries[entries["count"] > 0]
         starts = entries["base"].astype(np.int64)
@@ -109,7 +109,7 @@ class Spans:
         return cls(entries, starts, stops)
 
     def units(self, first: int, last: int) -> Iterator[tuple[int, Units]]:
-        """One unit per queue offset of the entries ``[first, last)``, one run between two gaps."""
+        """One unit per queue offset of the entries ``[first, last)``; a gap begins a new run."""
         starts, stops = self.starts[first:last], self.stops[first:last]
         filled = np.cumsum(stops - starts) // _MOST_UNITS
         cuts = np.flatnonzero((starts[1:] != stops[:-1]) | (np.diff(filled) != 0)) + 1
@@ -219,8 +219,8 @@ class BatchQueue(FileQueue):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The first offset of the first frame stored at ``timestamp`` or later; after the last
-        frame's time that of the last frame (``getOffsetInQueueByTime``)."""
+        """The first offset of the first frame stored at ``timestamp`` or later, or of the last
+        frame (``getOffsetInQueueByTime``)."""
         found = 0
         for index in range(len(self.files)):
             spans = self._of_file(index)
@@ -263,7 +263,7 @@ class BatchQueue(FileQueue):
         found = self._spans.get(index)
         if found is None:
             if len(self._spans) >= _MOST_KEPT:
-                # Replaced, never emptied: other threads may read a live queue.
+                # The cache is replaced, never emptied: other threads may read a live queue.
                 self._spans = {}
             found = self._spans[index] = Spans.of(self._written(index))
         return found
@@ -285,7 +285,7 @@ class BatchQueue(FileQueue):
         return self._all(index, count if index == tail else None)
 
     def _all(self, index: int, most: int | None = None) -> BatchEntries:
-        """The whole entries of one file within its room, at most some of them."""
+        """The complete entries of one file within its room, at most ``most`` of them."""
         file = self.files[index]
         room = self._room_of(index)
         if most is not None:
@@ -325,7 +325,7 @@ def open_queue(
 def unreadable_queues(layout: StoreLayout) -> Mapping[tuple[str, int], str]:
     """The queues with unreadable bytes in a file, each with the file, the offset and the reason.
 
-    Reads all entries of these queues. A queue in RocksDB has no file to leave out.
+    This reads all entries of these queues. Queues in RocksDB have no such files.
     """
     found = {}
     files = OpenFiles(layout, is_strict=True)

@@ -59,7 +59,7 @@ def runs(
 ) -> Iterator[Run]:
     """The messages before ``stop_offset`` that may pass a filter, in physical order.
 
-    The messages of an inner batch are rows of their own, in an unwrapped window.
+    Each message of an inner batch is a separate row, in an unwrapped window.
     """
     batches.check_policy(on_damage)
     if damage is not None:

@@ -65,7 +65,7 @@ class CommitLog:
         self._hot_file: StoreFile | None = None
 
     def refresh(self) -> None:
-        """Forget the log's end and release the bytes at hand. The caller refreshes the layout."""
+        """Forget the log's end and release the last view. The caller refreshes the layout."""
         self._end = None
         self._hot = (0, 0, _NO_BYTES)
 
@@ -154,7 +154,7 @@ class CommitLog:
         return hot
 
     def _bytes(self, path: str, position: int, length: int) -> memoryview:
-        """Bytes of a file, with FILL in place of the unreadable ones."""
+        """Bytes of a file; FILL replaces unreadable bytes."""
         start, data = self._reader.window(path, position, length)
         return data[position - start : position - start + length]
 
@@ -267,13 +267,13 @@ class CommitLog:
 
     # --------------------------------------------------------------------------------- log's end
     def _chain_point(self, entry: QueueEntry) -> int | None:
-        """Where the message of an entry ends; None if the whole message is not there."""
+        """Where the message of an entry ends; None if the log does not have the whole message."""
         outcome = self.outcome_at(entry.physical_offset)
         sound = isinstance(outcome, Frame) and outcome.size == entry.size
         return entry.physical_offset + entry.size if sound else None
 
     def _follow(self, position: int) -> int:
-        """Follow the chain of frames: its end, or a place on the way if it is long."""
+        """Follow the chain of frames to its end, or part of the way if it is long."""
         for _ in range(_LONGEST_CHAIN):
             outcome = self.outcome_at(position)
             if isinstance(outcome, Damage):

@@ -5,8 +5,9 @@ The broker keeps the newest message of each key of such a topic in ``compaction/
     compactionLog/TOPIC/QUEUE/   frames, with offsets of this log as PHYSICALOFFSET
     compactionCq/TOPIC/QUEUE/    entries of batch queues; a file has the name of its log file
 
-A get answers from these files, also for messages whose frames in ``commitlog/`` have expired. The
-messages after the last one there are still complete in ``commitlog/``, and come from the queue.
+A get answers from these files, also for messages whose frames in ``commitlog/`` have expired.
+Messages after the last one in these files are still complete in ``commitlog/``: a get finds them
+through the consume queue.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class CompactedLog(CommitLog):
 
     @property
     def max_offset(self) -> int:
-        """The end of its last file."""
+        """The end of the last file."""
         return self._sequence.end
 
 
@@ -116,8 +117,8 @@ class CompactedGets:
         end = compacted.max_offset
         if offset >= end:
             return None
-        # The broker continues with the next entry, however far away it is. Before the first entry
-        # it continues with the first.
+        # The broker continues with the next entry, however far away it is. If the offset is before
+        # the first entry, the broker continues with the first entry.
         offset = max(offset, compacted.min_offset)
         while True:
             found = get_message(

@@ -36,8 +36,8 @@ class FileQueue(Queue):
         queue_id: its number, as the folder is named.
         log_min_offset: physical offset of the log's first byte (default: as listed in the layout).
         files: reads them (default: a new :class:`OpenFiles`).
-        with_stale: whether a consume queue includes the entries behind the end at which the last
-            recovery cut the log (:attr:`StoreLayout.cut_end`).
+        with_stale: whether a consume queue includes entries of messages after the end at which the
+            last recovery cut the log (:attr:`StoreLayout.cut_end`).
 
     Attributes:
         entry_size: bytes of an entry.
@@ -85,7 +85,7 @@ class FileQueue(Queue):
         """List the queue's files."""
 
     def _use(self, sequence: FileSequence) -> None:
-        # A name that is no multiple of an entry's size does not determine queue offsets.
+        # A file name that is not a multiple of an entry's size does not determine queue offsets.
         files = tuple(file for file in sequence.files if file.base % self.entry_size == 0)
         self.sequence = FileSequence(files, sequence.file_size)
         self._tail: tuple[int, int] | None = None
@@ -134,7 +134,7 @@ class FileQueue(Queue):
 
     @abstractmethod
     def _written_prefix(self, index: int, start: int) -> int:
-        """Number of entries of a file before the first unwritten one; ``start`` are known."""
+        """Number of entries of a file before the first unwritten one; at least ``start``."""
 
     def _room_of(self, index: int) -> int:
         """Bytes of a file before the next file begins."""
@@ -223,7 +223,7 @@ class ConsumeQueue(FileQueue):
         return (index, written) if written else (max(0, len(self.files) - 3), 0)
 
     def _written(self, index: int) -> int:
-        """Written entries of a file; each file before the last one that has any is full."""
+        """Number of written entries of a file; a file before the last one with entries is full."""
         tail, count = self._tail_position()
         if index == tail:
             return count
@@ -260,7 +260,7 @@ class ConsumeQueue(FileQueue):
         return 0 if view is None else max(0, min(self._room_of(index), view.size)) // UNIT_SIZE
 
     def _read_units(self, index: int, start: int, stop: int) -> Units:
-        """Some entries of one file; fewer if the file ends before."""
+        """Some entries of one file; fewer if the file is shorter."""
         if start >= stop:
             return np.empty(0, UNIT_DTYPE)
         path = self.files[index].path

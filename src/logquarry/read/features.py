@@ -242,7 +242,7 @@ class _Finder:
         self._other_log = layout.other_log
 
     def find(self, *, index: bool) -> StoreFeatures:
-        """All features; without ``index`` those that it does not show."""
+        """All features; without ``index``, only the features that need no look into the index."""
         kinds = self.queue_kinds()
         self._rocksdb()
         if index:
@@ -276,13 +276,14 @@ class _Finder:
         """The kinds, and the features that they imply."""
         kinds: dict[str, QueueKind] = {}
         kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
-        # Between the renames of an interrupted rebuild the store itself has none.
+        # Between the renames of an interrupted rebuild, only the rebuild's folder has queues in
+        # RocksDB.
         found = rocksdb_folders(self._layout) or rocksdb_folders(self._layout, f"{REBUILD}/")
         in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in found)
         if in_rocksdb:
             where = "RocksDB and in files" if kinds else "RocksDB"
             self._add(ROCKSDB_QUEUES, in_rocksdb, f"the queues are in {where}")
-            # The topics with files as well are those of rocksdbCQDoubleWriteEnable.
+            # Topics that also have files were written with rocksdbCQDoubleWriteEnable.
             kinds.update({topic: "rocksdb" for topic in self._topics if topic not in kinds})
         elif setting(self._config, "storeType") == "defaultRocksDB":
             self._add(ROCKSDB_QUEUES, ("storeType",), "the queues are in RocksDB")

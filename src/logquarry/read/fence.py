@@ -156,7 +156,7 @@ def refusal(
     except UnsupportedStore as error:
         return error
     if found is None:
-        # The settings show later whether the index has tags.
+        # The settings are determined later, and show whether the index has tags.
         found = find_features(layout, index=False)
     for feature in _forbidding(found, layout.config, action):
         return _error(layout.root, feature, action)
@@ -179,11 +179,11 @@ def refusal(
 
 @dataclass(frozen=True, slots=True)
 class OtherQueues:
-    """The queues of a store that are no files of 20-byte entries.
+    """The queues of a store that are not in files of 20-byte entries.
 
     Attributes:
         batch: topics with batch queues.
-        has_rocksdb: whether queues are in RocksDB; which topics have any is not known then.
+        has_rocksdb: whether queues are in RocksDB; their topics are not known here.
     """
 
     batch: frozenset[str]
@@ -194,7 +194,7 @@ class OtherQueues:
 
 
 def other_queues(layout: StoreLayout) -> OtherQueues:
-    """The queues of a store that are no files of 20-byte entries. Reads names and topics.json."""
+    """The queues of a store that are not in files of 20-byte entries, by names and topics.json."""
     kinds, has_rocksdb = find_queue_kinds(layout)
     return OtherQueues(
         frozenset(topic for topic, kind in kinds.items() if kind == "batch"), has_rocksdb
@@ -236,7 +236,7 @@ def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterabl
     """
     for topic in topics:
         require_queue(layout, others, topic)
-    # A group would begin at a wrong offset.
+    # Otherwise a group would begin at a wrong offset.
     if rocksdb_config(layout) is not None and not is_installed():
         raise needs_package(f"{layout.root}: the offsets of its consumer groups are")
 

@@ -44,7 +44,7 @@ _REFERENCE_GETS: Final = 64
 """Gets by the reference before the kernels are loaded, which takes half a second."""
 _MOST_TAGS: Final = 1 << 10
 _CHECK_EVERY: Final = 0.001
-"""Seconds between two checks that no file was truncated: a check costs as much as a get."""
+"""Seconds between two checks for truncated files: a check costs as much as a get."""
 _KERNELS: Final = "logquarry.format.kernels"
 _NONE: Final = java.LONG_MIN
 _new_result = tuple.__new__

@@ -48,7 +48,7 @@ class GetMessageStatus(Enum):
     """The offset is the queue's end: no new message."""
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
-    """Never returned: a get of an unknown queue makes an empty one in memory."""
+    """Never returned: a get of an unknown queue makes an empty queue in memory."""
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
@@ -184,8 +184,8 @@ def get_message(
         if removed_below is not None and physical_offset < removed_below:
             continue
         most, most_size = on_disk if physical_offset < in_memory_from else in_memory
-        # QUIRK: the sum with a filler's size overflows in Java, and so is below any limit.
-        # The messages of an inner batch share their frame.
+        # QUIRK: the sum with a filler's size overflows in Java, so it is below any limit. The
+        # messages of an inner batch share their frame.
         added = 0 if unit_size == FILLER_SIZE or physical_offset == last_place else unit_size
         grown = size + added
         if messages and (len(messages) >= most or grown > most_size):
@@ -196,8 +196,7 @@ def get_message(
                 status = GetMessageStatus.NO_MATCHED_MESSAGE
             continue
         if unit_size <= 0 or physical_offset < 0 or unit_size == FILLER_SIZE:
-            # An entry in the middle of a queue that was never written, or that replaces a message
-            # which the log has lost.
+            # An entry that was never written, or that replaces a message which the log has lost.
             continue
         data = log.frame_at(physical_offset, unit_size)
         found: StoredMessage | Damage | None = None
@@ -237,7 +236,7 @@ def get_message(
 
 
 class _InnerReader:
-    """Reads the message of an entry; of an inner batch, the one of the entry's queue offset."""
+    """Reads the message of an entry; of an inner batch, the message at the entry's queue offset."""
 
     def __init__(self, read: Callable[[bytes, int], StoredMessage | Damage | None]) -> None:
         self._read = read
@@ -253,7 +252,7 @@ class _InnerReader:
                 return found
             batch = found.unwrap()
             if len(batch) == 1 and is_inner_batch(batch[0].sys_flag):
-                # Its body is no batch: it is one message, also for clients.
+                # Its body is not a batch: the frame is one message, also for clients.
                 return found
             self._place, self._batch = physical_offset, batch
         first, count = self._batch[0].queue_offset, len(self._batch)

@@ -79,8 +79,8 @@ class Index:
         for file in reversed(self.files):
             if file.is_time_matched(begin, end):
                 file.select_offsets(found, topic, key, max_count, begin, end)
-            # QUIRK: a file without keys begins at 0, and hides older files from a query with a
-            # begin.
+            # QUIRK: a file without keys has begin time 0. A query with a begin time stops there,
+            # and finds nothing in older files.
             if file.header.begin_timestamp < begin or len(found) >= max_count:
                 break
         return found
@@ -135,7 +135,8 @@ def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
             if len(data) == index.ENTRY.size:
                 entry = index.decode_entry(data, 0)
                 hashes[entry.physical_offset].add(entry.key_hash)
-        # The first message may have further entries before those that were read.
+        # Leave out the first message: some of its entries may lie before the entries that were
+        # read.
         tagged = [_has_tag(log, offset, found) for offset, found in list(hashes.items())[1:]]
         known = [one for one in tagged if one is not None]
         if known:

@@ -1,7 +1,7 @@
 """One index file: its header, its entries, and its shape (``IndexFile``).
 
 A query follows each chain at most once and only backwards, so that no damage makes it loop. A short
-file lacks the entries after its end. No bytes make a read raise.
+file lacks the entries after its end. Damaged bytes never make a read raise.
 
 If the settings lack the shape of the index (slots and entries), :func:`infer_shape` finds it. The
 size of a file, ``40 + 4 x slots + 20 x entries``, does not determine both numbers. The contents
@@ -120,7 +120,8 @@ def _last_nonzero_word(data: memoryview) -> int | None:
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
     while stop > HEADER.size:
         start = max(HEADER.size, stop - _CHUNK)
-        # A live index changes during the read; numpy's flatnonzero needs a copy that does not.
+        # A live index may change during the read, and numpy's flatnonzero needs unchanging data: a
+        # copy.
         found = np.flatnonzero(np.frombuffer(data[start:stop], np.int32) != 0)
         if len(found):
             return (start - HEADER.size) // _WORD + int(found[-1])

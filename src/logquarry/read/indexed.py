@@ -1,4 +1,4 @@
-"""The messages that the index names: evidence of messages that neither log nor queues have.
+"""The messages that the index names: evidence of messages that log and queues have lost.
 
 The queues are the first evidence of a lost part of the log. If the queues are lost too, the index
 still has the physical offset of each message with a key, but no size: a message whose frame is
@@ -26,12 +26,12 @@ from logquarry.read.index_file import IndexFile
 
 Int64 = npt.NDArray[np.int64]
 LARGEST_MESSAGE: Final = 64 << 20
-"""A larger message is rot."""
+"""Bytes; a message that seems larger is damage."""
 _ENTRY: Final = ENTRY.dtype()
 _CHUNK: Final = 1 << 20
 """Entries that are read at once."""
 _LEAST_APART: Final = 2
-"""Fewest messages far after the log's files that count: one entry may be rot."""
+"""Fewest messages far after the log's files that count: one entry may be damaged."""
 
 
 class Span(Protocol):
@@ -50,7 +50,7 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
     """The last message in the index, as an entry of a queue would name it.
 
     Usually this reads one header: the entries are read only if the message starts at or after
-    ``least``. A header that differs from its entries counts as rot.
+    ``least``. A header that differs from its entries counts as damaged.
 
     Args:
         layout: the store's files.
@@ -79,12 +79,12 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
 
 
 def indexed_frames(layout: StoreLayout, least: int, spans: Sequence[Span]) -> tuple[Int64, Int64]:
-    """The messages from a physical offset on that the index has, in the order of the log.
+    """The messages that the index has from a physical offset on, in the order of the log.
 
     Args:
         layout: the store's files.
         least: the offset.
-        spans: damaged parts of the log, in order: a message in one ends with it.
+        spans: damaged parts of the log, in order; a message inside such a part ends with it.
 
     Returns:
         The physical offset of each message, and its bytes, estimated by the next message.

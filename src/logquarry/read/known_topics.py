@@ -35,7 +35,8 @@ def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter
     if wanted.topics is None and wanted.topic_pattern is None:
         return
     found: set[str] = set()
-    # The first is read by each plan, and usually has all topics; RocksDB takes longest to open.
+    # The cheapest source comes first: each plan reads the queues' names, which usually have all
+    # topics. RocksDB takes longest to open.
     sources: tuple[_Source, ...] = (_with_queues, _configured, _in_rocksdb)
     for names in sources:
         for layout in layouts:

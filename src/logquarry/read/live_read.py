@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _NO_BYTES: Final = memoryview(b"")
 _Files = tuple[tuple[int, ...], int, int]
-"""Bases and end of the queue's files, and start of the log."""
+"""(start of each file, end) of the queue, and start of the log."""
 
 
 class LiveLog(CommitLog):
@@ -133,9 +133,10 @@ class LiveQueue(Queue):
         self.units_per_file = files.file_size // UNIT_SIZE
         self._files = files
         self._log = log
-        # The min offset, with the first file and the start of the log for which it holds.
+        # The min offset, valid for this start of the queue's first file and of the log.
         self._min: tuple[tuple[int, int], int] | None = None
-        # The min offset with the lists of files, which are replaced when a file is deleted.
+        # The min offset, valid for these lists of the queue's and the log's files. A list is
+        # replaced when a file is deleted.
         self._low: tuple[object, object, int] = None, None, 0
 
     def bounds(self) -> tuple[int, int]:
@@ -145,7 +146,7 @@ class LiveQueue(Queue):
         if of_files is not files.bases or of_log is not self._log.bases:
             low = self._find_low()
         last = files.last
-        # All written entries can be read: queues have no pool.
+        # All written entries can be read: queues have no transient store pool.
         return low, 0 if last is None else (last.base + last.wrote) // UNIT_SIZE
 
     def _find_low(self) -> int:

@@ -15,7 +15,7 @@ down store is the log's end (:func:`sound_bound`). A break in an earlier file is
 recovery would have deleted the later files.
 
 :class:`LogFrontier` follows the log for readers that poll for new messages and must never read
-bytes that turn out to be no message:
+bytes that turn out not to be a message:
 
 - with a durable offset: up to that offset;
 - if a process has the store open, or may have: up to the last whole frame of the chain. An
@@ -107,9 +107,9 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> 
     queues may be lost too.
 
     An entry that ends more than a file after the log's last file is left out, unless the entry
-    before it is there too: one entry may be rot, two show that files of the log are missing. This
-    reads at most the last files of each queue. Of the queues in RocksDB, which may be millions,
-    only those that reach furthest count.
+    before it is there too: one entry may be damaged, but two show that files of the log are
+    missing. This reads at most the last files of each queue. Of the queues in RocksDB, which may be
+    millions, only those that reach furthest count.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -145,7 +145,8 @@ def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
 
 
 def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | None:
-    """Where the log ended if its last files are missing, or empty after a crash; None if not.
+    """Where the log ended before its last files were lost, or emptied by a crash; None if none
+    were.
 
     A crash may leave the queues ahead of the log within a file. An entry of a message in a later
     file shows that this file had messages.
@@ -307,10 +308,10 @@ class LogFrontier:
         return self._end
 
     def _with_lost_files(self, layout: StoreLayout, end: int, known: int) -> int:
-        """The end of a log that reached up to another offset, now in lost files.
+        """The end of a log, and a warning if files before an earlier known end are lost.
 
-        A read up to that offset names the loss. One that skips damage ends before it: a warning
-        names the loss once.
+        A read that does not skip damage goes up to the known end, and reports the loss there. For a
+        read that skips damage, the log ends with its files, and a warning names the loss once.
         """
         if not self._skips_damage:
             return max(end, known)
@@ -341,7 +342,7 @@ class LogFrontier:
         entries = last_entries(layout)
         if not entries:
             return None
-        # It imports pyarrow, which a reader of a few messages does without.
+        # The module imports pyarrow, which a reader of a few messages does not need.
         from logquarry.log.splits import log_extent
 
         bound = entries[0].physical_offset + entries[0].size

@@ -1,7 +1,7 @@
 """Consume queues made from the log in memory, and counts of the messages that queues hold.
 
-A frame names its queue and its queue offset, so one walk over the log gives every queue, as
-RocketMQ's dispatcher would fill it (``ConsumeQueue.putMessagePositionInfoWrapper``).
+A frame names its queue and its queue offset. So one walk over the log gives every queue, filled as
+by RocketMQ's dispatcher (``ConsumeQueue.putMessagePositionInfoWrapper``).
 
 :class:`RetainedCounter` counts messages and bytes per queue. A put and a dispatch count nothing; a
 call of the counter reads the entries that are new since the last call, 20 bytes a message. After
@@ -49,7 +49,7 @@ class UnitCount(NamedTuple):
     end: int = 0
 
     def plus(self, other: UnitCount) -> UnitCount:
-        """The sums of both."""
+        """The sums of both counts."""
         return UnitCount(
             self.messages + other.messages,
             self.bytes + other.bytes,
@@ -92,8 +92,7 @@ def count_units(
 
 
 class _Counted:
-    """The counts of one queue: by file number, and the queue offset up to which they are
-    counted."""
+    """The counts of one queue by file number, and the first uncounted queue offset."""
 
     __slots__ = ("files", "until")
 
@@ -128,7 +127,7 @@ class RetainedCounter:
                 known = self._queues.setdefault(key, _Counted())
                 low, high = queue.bounds()
                 if high < known.until:
-                    # Another queue of the same name: its topic was deleted and recreated.
+                    # The queue is a new one of the same name: its topic was deleted and recreated.
                     known = self._queues[key] = _Counted()
                 if has_moved:
                     self._drop(queue, known, log_start, log_end)
@@ -326,7 +325,7 @@ class QueueBuilder:
 def _spread(
     offsets: Offsets, units: Units, counts: Offsets | None, rows: npt.NDArray[np.int64]
 ) -> tuple[Offsets, Units]:
-    """One entry for each message of some frames: ``counts`` by frame; None for one each."""
+    """One entry for each message of some frames; ``counts``: messages by frame (None: one each)."""
     if counts is None:
         return offsets, units
     own = counts[rows]

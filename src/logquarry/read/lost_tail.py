@@ -33,7 +33,7 @@ def lost_tail(layout: StoreLayout, last_time: int) -> str | None:
         times = layout.read_checkpoint()
     except ValueError:
         return None
-    # The durable offset shows where the log ends; a recovery leaves one.
+    # The durable offset shows where the log ends; a recovery writes it.
     if times is None or layout.durable_end is not None or not layout.commit_log.files:
         return None
     covered = max(times)

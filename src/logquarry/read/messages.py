@@ -1,7 +1,7 @@
 """The messages of a get: their CRC is checked at once, their fields are decoded on first use.
 
 :func:`read_message` serves gets without the kernel: it checks the common frame (4.9.3's magic, IPv4
-hosts) with one ``struct`` call and its CRC, and leaves all others to the reference codec.
+hosts) with one ``struct`` call and its CRC, and leaves all other frames to the reference codec.
 
 :class:`GotMessages` has the messages of one get by the kernel: a copy of their frames, and a table
 of the fields that the kernel found (:mod:`logquarry.format.rows`). Message objects are made

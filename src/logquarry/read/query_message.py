@@ -89,7 +89,7 @@ def search_log(
 def has_key(frame: Frame, topic: str, key: str) -> bool:
     """Whether RocketMQ indexes a message under a topic and a key (``IndexService.buildIndex``).
 
-    Its keys are its UNIQ_KEY and each word of its KEYS. A message that was rolled back has none.
+    Its keys are its UNIQ_KEY and each word of its KEYS. A message that was rolled back has no keys.
     """
     message = StoredMessage(frame)
     if sys_flag.transaction_type(frame.sys_flag) == sys_flag.TRANSACTION_ROLLBACK:
@@ -100,7 +100,7 @@ def has_key(frame: Frame, topic: str, key: str) -> bool:
 
 
 def of_key(message: StoredMessage, key: str) -> tuple[StoredMessage, ...]:
-    """The messages of an inner batch that have a key; all if none has it. Else the message."""
+    """The messages of an inner batch that have a key, or all if none has it."""
     batch = message.unwrap()
     if len(batch) == 1:
         return batch

@@ -5,8 +5,8 @@
 :class:`logquarry.read.rocksdb_queue.RocksQueue` reads RocksDB, and
 :class:`logquarry.read.log_queues.LogQueue` is made from the log.
 
-Guarantees: no bytes make a read raise; a range takes no more memory than the files, except for
-:meth:`Queue.units`, whose caller gives the length.
+Guarantees: damaged bytes never make a read raise. A range takes no more memory than the files,
+except in :meth:`Queue.units`, whose caller gives the length.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Queue(ABC):
         return self.min_offset, self.max_offset
 
     def reaches(self, stop: int) -> bool:
-        """Whether the files still have the entries before a queue offset: none was truncated."""
+        """Whether the files still have all entries before a queue offset: no file was truncated."""
         return True
 
     @property

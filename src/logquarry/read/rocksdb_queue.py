@@ -53,7 +53,7 @@ def require_package(layout: StoreLayout) -> None:
     """Refuse a store with queues in RocksDB if the package to read them is missing.
 
     Raises:
-        UsageError: if so.
+        UsageError: if the package is missing.
     """
     if rocksdb_folders(layout) and not is_installed():
         raise needs_package(f"{layout.root}: its queues are")
@@ -156,7 +156,7 @@ def open_queues(layout: StoreLayout) -> QueueDb | None:
     try:
         found = [QueueDb(layout, folder) for folder in folders]
     except CorruptFile as error:
-        # verify reports it. Each part of a command opens RocksDB: one warning is enough.
+        # verify reports the damage. Each part of a command opens RocksDB: one warning is enough.
         _warn_once(
             f"{error}: the queues are made from the log. A queue whose messages have all expired "
             "is missing then, and its offsets would begin at 0 again"
@@ -199,13 +199,13 @@ def derived_queues(
 
 
 class RocksQueue(Queue):
-    """A queue in RocksDB, continued by the messages of the log behind the dispatched end.
+    """A queue in RocksDB, continued by the messages of the log after the dispatched end.
 
     Args:
         database: the queues of the store.
         key: topic and queue id.
         log_min_offset: physical offset of the log's first byte.
-        tail: the messages behind the dispatched end; None without any.
+        tail: the messages after the dispatched end; None without any.
         is_strict: whether damage in RocksDB raises ``CorruptFile``; else entries are missing there.
 
     Attributes:
@@ -233,7 +233,7 @@ class RocksQueue(Queue):
         self._tail = tail
         self._is_strict = is_strict
         self._first, (last, self.last_place) = database.bounds[key]
-        # Entries behind a truncated log stay until new ones replace them.
+        # Entries after the end of a truncated log stay until new entries replace them.
         self._stop = last + 1 if tail is None else min(last + 1, tail.min_offset)
 
     @cached_property

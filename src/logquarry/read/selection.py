@@ -151,7 +151,7 @@ def plan_read(
     if skip_damage and bound is not None:
         end = sound_bound(layout, bound)
         if end is not None and end < bound:
-            # Including the byte at which the log breaks: its part reports the damage.
+            # Include the byte at which the log breaks: the part with this byte reports the damage.
             extent = LogExtent(extent.start, end + 1, bound)
     start, stop = time_range(layout, selection.wanted, extent)
     if selection.start_offset is not None:
@@ -208,7 +208,8 @@ def read_in_order(
 ) -> Iterator[Event]:
     """The events of all parts of a plan, in physical order."""
     if not plan.uses_queues:
-        # One walk over the whole range, so that no part has to search its first frame.
+        # One walk over the whole range: otherwise each part would have to search for its first
+        # frame.
         start = min((part.start for part in plan.parts if isinstance(part, LogSplit)), default=None)
         if start is None:
             return
@@ -373,7 +374,7 @@ class _QueuePlanner:
         return units[(offsets >= self.extent.start) & (offsets < self.extent.stop)]
 
     def _gaps(self, units: list[Units]) -> list[LogSplit] | None:
-        """Ranges of the log within the wanted one that no queue covers.
+        """Ranges of the log within the wanted range that no queue covers.
 
         None if the messages of two entries overlap: one entry is wrong, and might hide a message
         that no queue names.
@@ -469,7 +470,7 @@ def _is_ordered(units: Units) -> bool:
 
 
 def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]:
-    """The places that no walk reads, in ascending order."""
+    """The places outside of the parts that a walk reads, in ascending order."""
     if not walked:
         return places
     starts = np.array([split.start for split in walked], np.int64)

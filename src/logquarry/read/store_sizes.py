@@ -3,7 +3,7 @@
 Each setting comes from the first of these that has it: the user's configuration, the files, the
 record that the store keeps (:mod:`logquarry.log.kept_settings`), RocketMQ's default. A
 configuration that the files contradict is an error, because reading or continuing the files with it
-would lose messages, or entries. So is a log without a byte, if the queues know of messages.
+would lose messages, or entries. An empty log is an error too, if the queues know of messages.
 
 With ``enableMultiDispatch`` a broker writes the further queues of a message into its frame
 (INNER_MULTI_DISPATCH), with the queue offset in each (INNER_MULTI_QUEUE_OFFSET). If an entry of a
@@ -42,7 +42,7 @@ from logquarry.read.log_queues import LMQ_PREFIX
 
 logger = logging.getLogger(__name__)
 _MOST_QUEUES: Final = 256
-"""Maximum number of queues to read. Stores with LMQ have many, and any of them shows it."""
+"""Maximum number of queues to read. Stores with LMQ have many, and any one shows the setting."""
 
 
 def with_entry_rules(layout: StoreLayout) -> StoreLayout:
@@ -79,7 +79,7 @@ def _with_multi_dispatch(config: StoreConfig, layout: StoreLayout) -> StoreConfi
     if has_lmq is None and found is not None:
         has_lmq = found.has_lmq
     if has_lmq is None and config.enable_multi_dispatch is None:
-        # Without another sign, the name of such a queue decides.
+        # If nothing else shows LMQ, the queues' names decide later.
         has_lmq = layout.kept_settings.get("enable_lmq", True if is_on else None)
     return dataclasses.replace(config, enable_multi_dispatch=is_on, enable_lmq=has_lmq)
 
@@ -286,7 +286,7 @@ def require_stated_size(layout: StoreLayout) -> None:
 
 def _has_message_behind(layout: StoreLayout, file: StoreFile, size: int) -> bool:
     """Whether a log file has a message that begins or ends after its first bytes."""
-    # Only needed if a size was given that is not the one of the files.
+    # Needed only if the given size differs from the size of the files.
     from logquarry.log import codec
 
     if file.size <= size:
@@ -326,7 +326,7 @@ def require_log(layout: StoreLayout) -> None:
 
 
 def _known(layout: StoreLayout) -> str:
-    """What the store knows of the log, by the ends of its queues."""
+    """What the checkpoint or the queues show of the log, in words; empty if nothing."""
     messages = 0
     starts, ends = [], []
     for queue in all_queues(layout):

@@ -40,7 +40,7 @@ from logquarry.read.rocksdb_queue import derived_queues, rocksdb_folders
 CHECK: Final = f"{CONFIG}/{timer.CHECK_FILE}"
 QUEUE_ID: Final = 0
 _CLOCK_SLACK_MS: Final = 60_000
-"""The clock may have been set back that far."""
+"""The clock may have been set back by this many milliseconds."""
 
 K = TypeVar("K", bytes, str)
 
@@ -151,12 +151,12 @@ class Timers:
         return found
 
     def delivered(self, frame: Frame) -> int | None:
-        """The queue offset of the message that a frame delivers; it waits no longer."""
+        """Remove the message that a frame delivers, and return its queue offset."""
         topic = frame.topic.decode("utf-8", "replace")
         return self._take(_content(frame, topic, frame.queue_id), None)
 
     def remove(self, queue_offset: int) -> None:
-        """Let a message wait no longer."""
+        """Remove a message: it waits no longer."""
         found = self.waiting.pop(queue_offset)
         self.done[queue_offset] = found.slot_time
         content = self._contents.pop(queue_offset)
@@ -165,7 +165,7 @@ class Timers:
             _drop(self._by_key, found.uniq_key, queue_offset)
 
     def deleted(self) -> set[int]:
-        """The queue offsets of messages that others delete: both wait, and neither is delivered."""
+        """The queue offsets of waiting messages that another waiting message deletes."""
         found: set[int] = set()
         for one in self.waiting.values():
             if one.deletes is not None:
@@ -218,13 +218,14 @@ class Known(NamedTuple):
     """What is known about deliveries.
 
     Attributes:
-        checks: of the messages that a check counts as in the wheel, those with a slot before its
-            read time were delivered.
+        checks: contents of ``timercheck``. A message that such a check counts as in the wheel was
+            delivered if its slot is before the check's read time.
         delivered: further queue offsets whose messages were delivered.
         first: a queue offset before which no message waits.
-        since: a physical offset before which all deliveries are counted here; None if that is only
-            so for messages in the wheel, and from ``wheel_since`` on.
-        wheel_since: likewise, for messages in the wheel.
+        since: all deliveries before this physical offset are included here; None if only
+            ``wheel_since`` is known.
+        wheel_since: all deliveries of messages in the wheel before this physical offset are
+            included here.
     """
 
     checks: Sequence[TimerCheck] = ()
@@ -269,13 +270,13 @@ def find_timers(
     if found.waiting:
         start = known.since
         if start is None:
-            # A delivery comes after its message in the log. Messages that are not in the wheel yet
-            # may be delivered at once.
+            # In the log, the delivered copy of a message follows the message, possibly at once if
+            # the message is not in the wheel yet.
             enqueued = max((check.enqueued for check in known.checks), default=0)
             places = [(o >= enqueued, one.physical_offset) for o, one in found.waiting.items()]
             late = [place for is_late, place in places if is_late]
             start = max(min(place for _, place in places), min([known.wheel_since, *late]))
-        # It imports pyarrow, which stores without timers do without.
+        # The module imports pyarrow, which stores without timers do not need.
         from logquarry.log.columns import frames_with_property
 
         for frame in frames_with_property(runs(start), props.TIMER_OUT_MS):
@@ -349,15 +350,16 @@ def timers_of(layout: StoreLayout, check: TimerCheck | None = None) -> Timers:
 
 
 def known_by(layout: StoreLayout, check: TimerCheck) -> Known:
-    """What ``timercheck`` says about deliveries."""
+    """The deliveries that ``timercheck`` shows."""
     return Known([check], wheel_since=delivered_since(layout, check))
 
 
 def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
     """A physical offset before which ``timercheck`` counts each delivery of the wheel.
 
-    A slot is delivered after its time, so that frames stored before the read time deliver nothing
-    that is still in the wheel. The start of a file is near enough.
+    The broker delivers a slot after the slot's time. So no frame that was stored before the read
+    time is the delivered copy of a message still in the wheel. The start of a log file is near
+    enough.
     """
     for file in reversed(layout.commit_log.files):
         try:

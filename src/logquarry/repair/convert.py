@@ -1,7 +1,7 @@
 """Converts a store whose log is outside of ``commitlog/`` into a plain store.
 
 A broker of RocketMQ 4.9 or 5 serves the new store. The messages of a DLedger log get new physical
-offsets, because the head of each entry stays behind; their queue offsets stay.
+offsets, because the head of each entry is not copied; their queue offsets stay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Converted:
     """The result of a conversion.
 
     Attributes:
-        salvaged: the new store, and what is lost or left behind.
+        salvaged: the new store, the losses, and the files that were not copied.
         uncommitted: number of messages of a DLedger log after the last one that the group had
             committed. They are in the new store: some member may have acknowledged them.
     """

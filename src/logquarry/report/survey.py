@@ -37,7 +37,7 @@ _BIN_SIZES_MS: Final = tuple(
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
 
 _EXACT_MS: Final = 1 << 10
-"""Latencies below this are counted exactly, larger ones in steps of about 1%."""
+"""Latencies below this many ms are counted exactly, larger latencies in steps of about 1%."""
 _STEPS: Final = 64
 _LATENCY_BINS: Final = _EXACT_MS + 40 * _STEPS
 _MOST_TAGS: Final = 10_000
@@ -46,7 +46,7 @@ _SIZE_BINS: Final = 34
 
 @dataclass(slots=True)
 class FileUse:
-    """Use of one log file, in bytes."""
+    """The use of one log file, in bytes."""
 
     path: str
     base: int
@@ -57,7 +57,7 @@ class FileUse:
 
     @property
     def unused(self) -> int:
-        """Bytes that are not used yet."""
+        """Bytes that no message uses yet."""
         return max(0, self.room - self.messages - self.blank - self.damaged)
 
 

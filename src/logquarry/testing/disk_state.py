@@ -4,10 +4,9 @@ A :class:`DiskState` holds the durable and the cached bytes of each file, and th
 and the pending changes of each folder. A crash keeps an arbitrary part of the data that is not
 durable:
 
-- a page of 4 KiB is the old version, the new version, a version in between, or torn at a multiple
-  of 512 bytes;
-- a file has its old size, its new size or a size in between; bytes without data are zeros;
-- the creation, rename or removal of a name is either done or not done.
+- a page of 4 KiB has its old content, its new content, a content in between, or is torn at a
+multiple of 512 bytes; - a file has its old size, its new size or a size in between; bytes without
+data are zeros; - the creation, rename or removal of a name is either done or not done.
 
 A rename never loses the file: a crash may leave both names, and leaves at least one.
 
@@ -28,8 +27,8 @@ from typing import Final, NamedTuple
 from logquarry.log.readable import BLOCK, Probe
 
 SHORT: Final = -1
-"""Replaces an errno: a write or a read does half of its work; an allocation gets half, and then
-fails because the disk is full. Other calls succeed."""
+"""Used instead of an errno: a write or a read does half of its work. An allocation gets half of the
+space, and then fails because the disk is full. Other calls succeed."""
 
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_folder"})
 CHANGES: Final = frozenset({"make_folder", "rename", "link", "unlink"})
@@ -135,7 +134,7 @@ ROOT_ID: Final = 0
 """The number of the root folder."""
 
 _SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""A crash keeps one of these shares of the data that is not durable."""
+"""A crash keeps one of these shares of the data that is not durable yet."""
 
 
 class Content(NamedTuple):
@@ -207,7 +206,7 @@ class DiskState:
     Attributes:
         contents: bytes of each file, by its number.
         durable: durable names of each folder, with the numbers of their files or folders.
-        live: current names, likewise.
+        live: current names of each folder, with the same numbers.
         pending: changes from ``durable`` to ``live``, in order.
     """
 

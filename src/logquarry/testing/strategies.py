@@ -20,7 +20,7 @@ from logquarry.format.frame import BLANK, MAGIC_V1, MAGIC_V2, Frame
 from logquarry.log.store_files import COMMIT_LOG, NAME_DIGITS
 
 MOST_TOPIC_BYTES = 0x7F
-"""Most bytes of a topic: TOPICLEN is a signed byte."""
+"""Maximum bytes of a topic: TOPICLEN is a signed byte."""
 
 _NUMBERS = struct.Struct(">iiqqqiq")
 """Queue id, flag, queue offset, born and store time, reconsume times, prepared offset."""
@@ -114,7 +114,7 @@ def properties_maps(*, max_size: int = 6) -> st.SearchStrategy[dict[str, str]]:
 def property_strings() -> st.SearchStrategy[bytes]:
     """Property strings of sound frames.
 
-    They are well-formed, or they have empty names or values, missing, doubled or trailing
+    Some are well-formed. Others have empty names or values, missing, doubled or trailing
     separators, duplicate names, characters beyond the BMP, or bytes that are not UTF-8.
     """
     separators = st.sampled_from([b"\x01", b"\x02", b"\x01\x01", b"\x02\x02"])
@@ -295,7 +295,7 @@ def logs(
         items: strategy of the frames (default: :func:`frames`).
         min_frames: fewest frames.
         max_frames: most frames.
-        start: physical offset of the first file (default: 0 or a multiple of the file's size).
+        start: physical offset of the first file (default: 0 or a multiple of ``file_size``).
     """
     found = draw(
         st.lists(frames() if items is None else items, min_size=min_frames, max_size=max_frames)

@@ -1,11 +1,11 @@
 """The writer of the commit log: puts messages and batches.
 
 Follows ``CommitLog.asyncPutMessage(s)`` of 4.9.3. :meth:`PutPath.put_common
-<logquarry.write.put_path.PutPath.put_common>` puts a common message. Messages with properties that
-the store acts on (a delay, WAIT, further queues), batches and dialect 3.1 take the longer path
+<logquarry.write.put_path.PutPath.put_common>` puts a common message. Batches, dialect 3.1, and
+messages with properties that the store acts on (a delay, WAIT, further queues) take the longer path
 through :mod:`logquarry.write.encode` and :meth:`LogAppender.append`.
 
-Guarantees: a put that raises has not put its message into the log.
+Guarantees: if a put raises, its message is not in the log.
 """
 
 from __future__ import annotations
@@ -84,9 +84,7 @@ class CommitLogWriter(LogAppender):
         if message is not None:
             require_message(message, "message")
         if self.config.is_3_1:
-            raise refusal(
-                PutStatus.MESSAGE_ILLEGAL, "dialect 3.1 knows no batches", reason="dialect"
-            )
+            raise refusal(PutStatus.MESSAGE_ILLEGAL, "dialect 3.1 has no batches", reason="dialect")
         if messages is not None and wire is None and message is None:
             encoded = encode_messages(self.encoder, self.config, messages)
         elif messages is None and wire is not None and message is not None:

@@ -1,8 +1,8 @@
 """The append rules of dialect 3.1 (``DefaultAppendMessageCallback.doAppend`` of 3.1.3).
 
 A PREPARED message gets the state table's next number as its queue offset; a ROLLBACK carries the
-number of its transaction. A blank is written in full: its bytes come from the buffer in which
-RocketMQ makes each frame, so that remains of earlier frames are written to the file.
+number of its transaction. A blank is written in full. Its bytes come from the buffer in which
+RocketMQ makes each frame, so the blank contains bytes of earlier frames.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class ScratchBuffer:
         self._data = bytearray(max_message_size + _BLANK)
 
     def take(self, data: bytes | bytearray | memoryview) -> None:
-        """Copy bytes to the start of the buffer; the rest of it stays."""
+        """Copy bytes to the start of the buffer; the rest of the buffer stays."""
         size = min(len(data), len(self._data))
         self._data[:size] = data[:size]
 
     def take_run(self, run: Run) -> None:
-        """Copy what a recovery reads: of each frame the body, the topic, then the properties.
+        """Copy the parts of each frame that a recovery reads: the body, the topic, the properties.
 
-        QUIRK: RocketMQ's recovery reads them into this buffer (test_dialect31.py:
+        QUIRK: RocketMQ's recovery reads these parts into this buffer (test_dialect31.py:
         v3-blank/reopened).
         """
         rows = run.rows
@@ -65,7 +65,7 @@ class ScratchBuffer:
             self.take(run.window.data[start : start + int(lengths[part])].tobytes())
 
     def blank(self, size: int) -> bytes:
-        """The bytes of a blank, as many as the buffer has."""
+        """The bytes of a blank; fewer than ``size`` if the buffer is smaller."""
         self.take(frame.encode_blank(size))
         return bytes(self._data[:size])
 
@@ -75,8 +75,8 @@ class AppendRules31(AppendRules):
 
     Args:
         scratch: the buffer in which frames are made.
-        next_in_table: gives the next number of the state table; called when the table has
-            everything that is in the log.
+        next_in_table: gives the next number of the state table; called when the table has all
+            messages of the log.
 
     Attributes:
         next_number: the number that the next PREPARED message gets.

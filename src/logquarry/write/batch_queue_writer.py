@@ -1,10 +1,9 @@
 """Writes the batch queues of RocketMQ 5 (``BatchConsumeQueue.putBatchMessagePositionInfo``).
 
-The entries of a queue follow each other in the file, also if queue offsets are missing. If the log
-has lost messages of a queue, the entry of the next frame also covers their queue offsets
-(:func:`without_gaps`). The broker looks for the last entry that begins at or before an offset, so
-it gives that frame to a consumer in the gap. With a gap between two entries it would give the frame
-before the gap again, and the consumer might never get past it.
+If the log has lost messages of a queue, the entry of the next frame also covers their queue offsets
+(:func:`without_gaps`). The broker looks for the last entry that begins at or before an offset, so a
+consumer that asks for a lost message gets that frame. If a gap remained between two entries, the
+consumer would get the frame before the gap again, possibly for ever.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
 
 
 def falls(starts: Int64, stops: Int64, expected: int) -> list[int]:
-    """The entries whose queue offset lies before the end of the queue: the topic was recreated."""
+    """The entries whose queue offset is below the queue's end, because the topic was recreated."""
     return np.flatnonzero(starts < np.append(expected, stops[:-1])[: len(starts)]).tolist()
 
 
@@ -59,8 +58,8 @@ class BatchQueueWriter(ConsumeQueueWriter):
     Args:
         files: the queue's files, which end with its last entry.
         name: the queue's name in errors.
-        mending: for a recovery, what it knows of the queue. It fills gaps, and starts a queue again
-            whose topic was recreated.
+        mending: what a recovery knows of the queue; None without a recovery. A recovery fills gaps,
+            and empties the queue if its topic was recreated.
     """
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending | None = None) -> None:
@@ -72,7 +71,7 @@ class BatchQueueWriter(ConsumeQueueWriter):
 
     @property
     def next_offset(self) -> int | None:
-        """The next queue offset; None while there is no entry, and any offset may be the first."""
+        """The next queue offset; None while the queue is empty: any offset may be the first."""
         return self._next
 
     def append(self, offsets: Offsets, units: BatchEntries) -> int:
@@ -92,7 +91,7 @@ class BatchQueueWriter(ConsumeQueueWriter):
         expected = offset if self._next is None else self._next
         if offset < expected:
             if self._mending is None:
-                # As in queues of 20-byte entries: what the queue has already is not new.
+                # As in queues of 20-byte entries, entries that the queue already has are skipped.
                 return 0
             if self.files.bases:
                 # The topic was deleted and created again: the old entries no longer count.

@@ -1,12 +1,12 @@
-"""Makes the frames of many messages in memory, and appends them to the log. Only compiled.
+"""Makes the frames of many messages in memory, and appends them to the log, if it runs compiled.
 
-``put_many`` checks all messages before it appends the first. The check of a common message makes
-its frame already, as :meth:`PutPath.put_common <logquarry.write.put_path.PutPath.put_common>` does,
-all but its offsets and its store time. Under the log's lock these are set, and the frames are
-copied to the log's last file. Any other message is left to the reference.
+``put_many`` checks all messages before it appends the first. The check of a common message already
+makes its frame, as :meth:`PutPath.put_common <logquarry.write.put_path.PutPath.put_common>` does,
+but without offsets and store time. These are set under the log's lock, before the frames are copied
+to the log's last file. Any other message is left to the reference.
 
-No message object stays alive, apart from those for the reference: Python's garbage collector would
-visit all of them again and again.
+Only the message objects for the reference stay alive: Python's garbage collector would visit the
+others again and again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LONGEST = LONGEST_PROPERTIES
 _AT_FIRST = 64
 _BYTES_AT_FIRST = 1 << 15
 _PAUSE = (1 << 11) - 1
-"""Other threads may run after that many messages, which take a millisecond."""
+"""After this many messages (about a millisecond) other threads may run."""
 _Message = Message
 
 
@@ -108,7 +108,7 @@ class CommonFrames:
             field: the name of the caller's argument, for errors.
 
         Raises:
-            WrongType: if an object is no message.
+            WrongType: if an object is not a message.
         """
         path = self._path
         now = None
@@ -244,8 +244,7 @@ class CommonFrames:
         self._room = room
 
     def fill_columns(self, columns: Int64) -> None:
-        """Fill the size of each frame (0 of an odd message), the number of its topic, and that of
-        its store host.
+        """Fill in each frame's size (0 for an odd message), and the numbers of its topic and host.
 
         Args:
             columns: three rows of numbers, one column for each message.
@@ -310,8 +309,8 @@ class CommonFrames:
             place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
             memcpy(place + at, frames, whole)
             file.keep(at, at + whole)
-        # The bytes count only from the last of these lines on. No other thread and no signal
-        # handler runs between them.
+        # The bytes count only after the last of these lines. No other thread and no signal handler
+        # runs between the lines.
         for index in range(used):
             offsets[self._keys[self._used[index]]] = self._queues[self._used[index]].next
         self._appended += whole

@@ -75,12 +75,12 @@ class ArrivalListeners:
     """The arrival listeners of one store. Any thread adds and removes; the dispatcher calls."""
 
     def __init__(self) -> None:
-        # Replaced, never changed, so that calling them takes no lock.
+        # The tuple is replaced, never changed, so that calling the listeners takes no lock.
         self._listeners: tuple[Listener, ...] = ()
         self._change = threading.Lock()
 
     def add(self, listener: Listener) -> None:
-        """Call a listener from now on; one that was added before is still called once."""
+        """Call a listener from now on; a listener that is added twice is called once."""
         with self._change:
             if listener not in self._listeners:
                 self._listeners = (*self._listeners, listener)
@@ -282,7 +282,7 @@ class Dispatcher:
     def dispatch_until(self, offset: int | None = None) -> int:
         """Dispatch the log up to an offset, or to its end, and return the dispatched offset.
 
-        If the log ends within a frame (replicated bytes do), that frame waits.
+        If the log ends within a frame, as replicated bytes may, that frame waits.
 
         Raises:
             CorruptFrame: if there is damage; everything before it is dispatched.
@@ -375,7 +375,8 @@ class DispatchService(Service):
     """Dispatches in the background whenever the log has grown.
 
     If dispatching fails, the store takes no more messages, because readers would never see them.
-    After an error of the disk (it is full) the service tries again, and continues if that works.
+    After a disk error (for example a full disk) the service tries again, and continues if that
+    works.
 
     Args:
         dispatcher: dispatches.

@@ -63,15 +63,15 @@ class Encoded:
 
     Attributes:
         data: the bytes. The fields that :meth:`place` fills in are 0.
-        key: topic and queue id of the frames; of a delayed message those of the schedule topic.
+        key: topic and queue id of the frames; for a delayed message, those of the schedule topic.
         store_host: the broker, as in the frame.
         starts: where each frame starts in ``data``.
         store_time_at: where STORETIMESTAMP starts in each frame.
         advances: whether the frames take queue offsets (NOT and COMMIT).
         wait: whether the put waits for flush and replica.
         body_size: bytes of all bodies, for log messages.
-        copies: further queues of the message. If there are any, ``data`` is empty: the frame
-            holds the offsets in them, and is made under the lock.
+        copies: further queues of the message. If there are any, ``data`` is empty: the frame holds
+            the message's offsets in these queues, so it is made under the lock.
         own_offset: QUEUEOFFSET of frames that take no queue offset.
     """
 
@@ -129,7 +129,7 @@ class Encoded:
         file.append(self.data)
 
     def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
-        """Fill in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP; can be done again.
+        """Fill in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP; may be called again.
 
         Args:
             queue_offset: queue offset of the first frame.
@@ -146,8 +146,8 @@ class Encoded:
 class Copies:
     """A message whose properties hold queue offsets: its frame is made under the log's lock.
 
-    With further queues (``MultiDispatch``) the properties hold its offset in each of them; those of
-    an inner batch hold the offset of its first message.
+    If the message has further queues (``MultiDispatch``), the properties hold its offset in each of
+    them. The properties of an inner batch hold the offset of its first message.
 
     Attributes:
         keys: topic and queue id of each further queue.
@@ -177,7 +177,7 @@ def check_widths(numbers: Numbers) -> None:
     """Check that each number fits its field of the frame.
 
     Raises:
-        UsageError: if one does not; the text names it.
+        UsageError: if a number does not fit; the text names the field.
     """
     queue_id, flag, born, reconsume_times, prepared_offset = numbers
     arguments.int32(queue_id, "queue_id")
@@ -241,7 +241,7 @@ class MessageEncoder:
         encoded.own_offset = message.queue_offset if self._is_3_1 else 0
         numbers = queue_id, *self.numbers(message)[1:]
         if self._copies_messages and values.get(_COPIES, "").strip():
-            # Without its offsets the frame is not complete, and it is not checked here.
+            # Without its offsets the frame is not complete: it is checked later.
             make = partial(self.frame, hosts, topic_data, body, numbers)
             encoded.copies = self._copies(changed or PropertyMap(message), queue_id, make)
             encoded.data = bytearray()
@@ -253,7 +253,8 @@ class MessageEncoder:
         """The frame of a message that was stored before; the changes of a put are not made again.
 
         Its topic and its property string already contain its delay and its further queues. If the
-        store keeps further queues, the offsets in the string have to be the next ones there.
+        store keeps further queues, the offsets in the string must be the next offsets of these
+        queues.
 
         Raises:
             MessageRejected: if the store does not take it.
@@ -293,7 +294,7 @@ class MessageEncoder:
         hosts = host_fields(message.born_host, store_host, message.sys_flag)
         if self._is_3_1 and hosts.flags & _V6:
             raise refusal(
-                PutStatus.MESSAGE_ILLEGAL, "dialect 3.1 knows no hosts of IPv6", reason="hosts"
+                PutStatus.MESSAGE_ILLEGAL, "dialect 3.1 has no IPv6 hosts", reason="hosts"
             )
         return hosts
 
@@ -367,7 +368,7 @@ class MessageEncoder:
     ) -> tuple[PropertyMap | None, QueueKey]:
         """The properties of a delayed message and the queue where it waits.
 
-        None and its own queue if it is not delayed.
+        For any other message, None and its own queue.
         """
         own = message.topic, message.queue_id
         if is_timed(values) and message.topic != timer.TOPIC and not self._is_3_1:

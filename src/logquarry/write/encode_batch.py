@@ -154,7 +154,7 @@ def _inner_batch(
     try:
         count = sum(1 for _ in batch.decode(wire))
     except ValueError as error:
-        # A client could not take it apart.
+        # A client could not split this inner batch into messages.
         text = f"the wire form of the batch is wrong: {error}"
         raise refusal(PutStatus.MESSAGE_ILLEGAL, text, reason="truncated") from error
     if not 0 < count <= MOST_MESSAGES:
@@ -262,8 +262,8 @@ class WireFrames(Encoded):
     """The frames of a batch, which a kernel writes into the log's file.
 
     Args:
-        parts: what the kernel takes to write them: the wire form, the head of every frame, the
-            topic, the properties of the batch.
+        parts: arguments of the kernel: the wire form, the head of every frame, the topic, the
+            properties of the batch.
         time_at: where STORETIMESTAMP starts in a frame.
     """
 
@@ -333,7 +333,7 @@ def _frames_kernel(
     numbers: Numbers,
     shared: bytes,
 ) -> WireFrames | None:
-    """The frames, None if the reference would refuse the batch."""
+    """The frames; None if the reference would refuse the batch."""
     queue_id, _, born, reconsume_times, _ = numbers
     try:
         head = hosts.pack(
@@ -355,7 +355,7 @@ def _frames_kernel(
 def _items(wire: bytes) -> Iterator[tuple[int, bytes, bytes]]:
     """Flag, body and properties of each message.
 
-    RocketMQ skips TOTALSIZE, and so does this; :func:`logquarry.format.batch.decode` is strict.
+    Like RocketMQ, this ignores TOTALSIZE; :func:`logquarry.format.batch.decode` checks it.
     """
     head, length = batch.HEAD.struct, batch.PROPERTIES_LENGTH
     at, end = 0, len(wire)

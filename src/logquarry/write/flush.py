@@ -68,9 +68,9 @@ class GroupCommitService(Service):
         return ended
 
     def request(self, offset: int) -> ThreadWait:
-        """A wait of the caller's thread until the log is on the disk up to an offset.
+        """Make a wait of the caller's thread until the log is on the disk up to an offset.
 
-        Its result is True then. The result is False if that took longer than the timeout (put
+        The wait's result is True if the log got there in time. It is False after the timeout (put
         status FLUSH_DISK_TIMEOUT; the message is in the log, and is synced later). The wait raises
         StoreUnavailable if the sync failed: the message may or may not be on the disk, and the
         store takes no more messages.
@@ -98,7 +98,7 @@ class GroupCommitService(Service):
             self.wakeup()
 
     def run_once(self) -> None:
-        """Sync the log, and end the waits that were there when it began."""
+        """Sync the log, and end the waits that existed when the sync began."""
         with self._change:
             self._covered, self._waiting = self._waiting, []
             covered = self._covered
@@ -185,7 +185,7 @@ class _Thorough:
         self._interval_ms = interval_ms
         self._least_pages = least_pages
         self._clock = clock
-        # 0 as in Java, so that the first run is a thorough one.
+        # 0 as in Java, so that the first run is thorough.
         self._last: int | None = None
 
     def pages(self) -> int:

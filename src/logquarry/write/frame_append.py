@@ -1,4 +1,4 @@
-"""Appends frames to the log's last file under its lock, compiled: of one message, or of a batch.
+"""Compiled: appends the frames of a message or a batch to the log's last file.
 
 Interpreted, :meth:`PutPath.put_common <logquarry.write.put_path.PutPath.put_common>` and
 :meth:`LogAppender.append_held <logquarry.write.log_appender.LogAppender.append_held>` do the same;
@@ -50,13 +50,13 @@ logger = logging.getLogger(__name__)
 Settle = Callable[[PutResult, bool], PutResult]
 
 SLOW_PUT: Final = 0.5
-"""A put that takes longer, or holds the lock longer, is logged. Seconds."""
+"""Seconds; a put that takes longer, or holds the lock longer, is logged."""
 _MS: Final = 1_000
 _SLOW_MS = SLOW_PUT * _MS
 _KEYS: Final = f"{props.KEYS}{props.NAME_VALUE_SEPARATOR}"
 _TAGS: Final = f"{props.TAGS}{props.NAME_VALUE_SEPARATOR}"
-# The places of the fields, from their tables; of those behind the hosts
-# counted from the body back.
+# The places of the fields, from their tables. The places of fields after the hosts are counted
+# backwards from the body.
 _BLANK = frame.BLANK.size
 _SIZE_AT = frame.HEAD.offsets["size"]
 _CRC_AT = frame.HEAD.offsets["body_crc"]
@@ -118,13 +118,13 @@ def put_result(
 
 
 class LogLock:
-    """A lock of the log, compiled: taking it costs a tenth of ``threading.Lock``.
+    """A lock of the log, compiled: taking it costs a tenth of taking a ``threading.Lock``.
 
     As there, Ctrl-C interrupts a thread that waits for it.
     """
 
     def __cinit__(self) -> None:
-        """Make the lock, open."""
+        """Make the lock; no thread holds it."""
         self._lock = PyThread_allocate_lock()
         if self._lock == cython.NULL:
             raise MemoryError
@@ -154,7 +154,7 @@ class Topic:
         """The key of a queue."""
         if not 0 <= queue_id < _KEPT_KEYS:
             return self.name, queue_id
-        # A dictionary finds the object that it has faster than an equal one.
+        # A dictionary finds a key object that it holds faster than an equal object.
         found = self.keys[queue_id]
         if found is None:
             found = self.keys[queue_id] = (self.name, queue_id)
@@ -257,8 +257,8 @@ class FrameAppend:
 
     Attributes:
         clock, queue_offsets, takes_kernels, settle: as given.
-        bar: why nothing may be appended now, None if it may. Checked under the lock: a put may
-            have passed all other checks before the bar was set.
+        bar: why nothing may be appended now; None if appends are allowed. Checked under the lock: a
+            put may have passed all other checks before the bar was set.
     """
 
     def __init__(
@@ -354,8 +354,8 @@ class FrameAppend:
     ) -> PutResult | None:
         """Compiled: append the frames of some messages of one queue, all of them or none.
 
-        With the wall clock it calls no Python code while it holds the log: no other thread and no
-        signal handler runs between the bytes and the queue offset.
+        With the wall clock it calls no Python code while it holds the log. So no other thread and
+        no signal handler runs between writing the bytes and counting the queue offset.
 
         Args:
             items: ``Item *``; the numbers that the messages share, and the sizes of their frames
@@ -365,7 +365,7 @@ class FrameAppend:
             None, and nothing is changed, if the reference must append them.
 
         Raises:
-            OverflowError: likewise.
+            OverflowError: if a number does not fit; then, too, the reference must append them.
         """
         queue_number = queue_id
         born_time = 0
@@ -433,7 +433,7 @@ class FrameAppend:
                 )
             if view is not None:
                 file.keep(at, at + whole)
-            # The bytes count only from the last of these lines on, which cannot fail.
+            # The bytes count only after the last of these lines. The lines cannot fail.
             if head.advances:
                 self.queue_offsets[key] = queue_offset + count
             elif known is None:

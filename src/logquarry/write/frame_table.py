@@ -27,7 +27,7 @@ class FrameTable:
     """Checked messages, for the kernel.
 
     Attributes:
-        rows: a column for each message; those of odd messages are not used.
+        rows: a column for each message; the columns of odd messages are not used.
         queues: the distinct queues of ``rows``.
         heads, head_facts: the distinct heads.
         topics, topic_ends: the distinct topics.
@@ -57,7 +57,7 @@ class FrameTable:
             file: the log's last file.
             offsets: the next offset of each queue.
             start, stop: the numbers of the messages, none of them odd.
-            now: the store time in milliseconds; a row may have a later one.
+            now: the store time in milliseconds; a row may have a later time.
             columns: four rows of numbers. Physical offset, queue offset, store time and size of
                 each message go to the column of its number.
 

@@ -61,7 +61,7 @@ def host_fields(born_host: str | bytes, store_host: str | bytes, flags: int) -> 
 
 
 def too_large(size: int, most: int) -> StoreError:
-    """The refusal of a message or batch of too many bytes."""
+    """The error for a message or batch that is too large."""
     return refusal(
         PutStatus.MESSAGE_ILLEGAL,
         f"the message takes {size} bytes in the log, and maxMessageSize is {most}",

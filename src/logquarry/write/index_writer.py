@@ -78,7 +78,7 @@ class IndexFileWriter:
         count = index.decode_header(file.buffer).entry_count
         file.require_readable(shape.entry_position(max(0, count - 1)), 2 * ENTRY.size)
         self.header = index.decode_header(file.buffer)
-        # All of the file counts as written, so that a flush syncs every change in it.
+        # The whole file counts as written, so that a flush syncs every change in it.
         file.wrote = file.size
         if before is not None and self.header.entry_count <= 1:
             self.header = IndexHeader(
@@ -116,8 +116,8 @@ class IndexFileWriter:
         else:
             begun = self._put_reference(hashes, offsets, times, header.begin_timestamp)
         if before.entry_count <= 1:
-            # QUIRK: the first entry counts from the end of the previous file, which is still the
-            # header's begin (test_replay.py: clean-restart/base).
+            # QUIRK: the seconds of the first entry count from the end of the previous file: the
+            # header still has that time as its begin (test_replay.py: clean-restart/base).
             entries = self._entries(before.entry_count, 1)
             entries["seconds"] = _seconds(times[:1], before.begin_timestamp)
         if not self.file.address:
@@ -131,7 +131,7 @@ class IndexFileWriter:
         self._write_header()
 
     def _keep(self, hashes: Int64, number: int) -> None:
-        """Write new entries and their slots to the file; the buffer is not its map."""
+        """Write new entries and their slots to the file, if the buffer is not the file's map."""
         file, first_entry = self.file, self.shape.entry_position(0)
         file.keep(
             self.shape.entry_position(number), self.shape.entry_position(number + len(hashes))
@@ -197,7 +197,7 @@ def _chain(table: npt.NDArray[np.int32], slots: Int64, numbers: Int64) -> tuple[
     """Put new entries in front of their chains.
 
     Returns:
-        For each new entry the next one of its chain, and how many chains begin.
+        For each new entry the next entry of its chain, and how many chains begin.
     """
     order = np.argsort(slots, kind="stable")
     ordered, sorted_numbers = slots[order], numbers[order]
@@ -206,7 +206,7 @@ def _chain(table: npt.NDArray[np.int32], slots: Int64, numbers: Int64) -> tuple[
     behind = np.empty(len(slots), np.int64)
     behind[1:] = sorted_numbers[:-1]
     found = table[ordered[is_first]].astype(np.int64)
-    # A slot that holds no earlier entry's number counts as empty.
+    # A slot counts as empty unless it holds the number of an earlier entry.
     found[(found <= 0) | (found > numbers[0])] = 0
     behind[is_first] = found
     table[ordered[is_last]] = sorted_numbers[is_last]
@@ -289,7 +289,7 @@ class IndexWriter:
             at = stop
         last_keyed = int(numbers[-1]) if len(numbers) else -1
         if last_keyed < len(offsets) - 1:
-            # If the last file is full, a message without a key also makes the next one.
+            # If the last file is full, even a message without a key makes the next file.
             self._writable()
 
     def _writable(self) -> IndexFileWriter:
@@ -337,8 +337,8 @@ class IndexWriter:
 def next_name(last: str, now_ms: int) -> str:
     """The name of a new file: the time (``timeMillisToHumanString``), but greater than ``last``.
 
-    QUIRK: RocketMQ takes the time as it is: two files of one millisecond are one file, and a file
-    made after the clock was set back sorts before older ones
+    QUIRK: RocketMQ takes the time as it is. Two files made in one millisecond get the same name,
+    and a file made after the clock was set back sorts before older files
     (test_index_writer.py::test_names_ascend).
     """
     moment = datetime.datetime.fromtimestamp(now_ms // 1000)
@@ -346,7 +346,7 @@ def next_name(last: str, now_ms: int) -> str:
     if name > last and len(name) >= len(last):
         return name
     try:
-        # Parse without a time zone: with one, an hour may exist twice.
+        # Parse without a time zone: in a time zone, an hour may occur twice.
         moment = datetime.datetime.strptime(last[:-3], _NAME_FORMAT)
         if len(last) != _NAME_DIGITS:
             raise ValueError(last)
@@ -422,7 +422,7 @@ class IndexKeeper:
     def held(self) -> frozenset[str]:
         """Names of the files that may still change or may not be on the disk.
 
-        A file that is no longer among them never returns.
+        A name that has left this list never returns to it.
         """
         last = self.writer.last
         held = list(self._filled)

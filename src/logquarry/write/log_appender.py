@@ -117,7 +117,7 @@ class LogAppender(PutBatchPath):
         self._busy_after = config.os_page_cache_busy_time_out_mills / _MS
 
     def end(self) -> None:
-        """Append nothing more. A put that holds the log is completed first."""
+        """Allow no more appends. A put that holds the log completes first."""
         with self._lock:
             self._ends_foreign = self.bar is _FOREIGN
             self.bar = _CLOSED
@@ -140,11 +140,11 @@ class LogAppender(PutBatchPath):
 
     # ---------------------------------------------------------------------------------- append
     def append(self, encoded: Encoded) -> PutResult:
-        """Append frames: to the last file, or to a new one if they do not fit there.
+        """Append frames to the last file, or to a new file if they do not fit there.
 
         Raises:
             StoreUnavailable: if no file could be made: CREATE_MAPEDFILE_FAILED. If the previous
-                file had no room, it has its blank by then.
+                file had no room, it already ends with a blank.
             MessageRejected: if no file could hold them.
         """
         if encoded.size + _BLANK > self.file_size:
@@ -206,7 +206,7 @@ class LogAppender(PutBatchPath):
         )
 
     def _copied(self, encoded: Encoded, queue_offset: int) -> list[int]:
-        """Make a frame that holds queue offsets; its offset in each further queue."""
+        """Make a frame that holds queue offsets; returns its offset in each further queue."""
         if encoded.copies is None:
             return []
         copied = [self.queue_offsets.setdefault(copy, 0) for copy in encoded.copies.keys]
@@ -226,8 +226,8 @@ class LogAppender(PutBatchPath):
     def append_once(self, encoded: Encoded) -> PutResult:
         """One append to the last file (``MappedFile.appendMessage(s)``).
 
-        If the file has no room, it gets its blank; the result is END_OF_FILE then, no message is
-        in the log, and ``size`` is the size of the blank.
+        If the file has no room, it gets its blank, and no message is in the log. The result is then
+        END_OF_FILE, with the blank's size as ``size``.
         """
         require_fit(encoded, self.file_size)
         with self._lock:
@@ -260,7 +260,8 @@ class LogAppender(PutBatchPath):
         with self._lock:
             began = self._held_since = _monotonic()
             try:
-                # A time that is no integer would stay in the log's files, and fail their flush.
+                # A time that is not an integer would be kept for the files' flush, and make it
+                # fail.
                 yield index(self.clock()), began
             finally:
                 self._held_since = 0.0
@@ -367,7 +368,7 @@ def require_fit(encoded: Encoded, file_size: int) -> None:
 def end_file(file: MappedFile) -> int:
     """Fill the rest of a file with a blank, of which eight bytes are written. Returns its size."""
     left = file.room
-    # Fewer are left only if another program wrote: a reader treats them as the file's end.
+    # Fewer bytes are left only if another program wrote the file: a reader treats them as its end.
     if left >= _BLANK:
         file.buffer[file.wrote : file.wrote + _BLANK] = frame.encode_blank(left)
     file.advance(left)

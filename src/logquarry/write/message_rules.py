@@ -103,7 +103,7 @@ _TIMED: Final = {
     props.TIMER_DELAY_MS: 1,
     props.TIMER_DELIVER_MS: 1,
 }
-"""Properties that ask for the timer wheel, the one that counts first, with their unit in ms."""
+"""Properties that ask for the timer wheel, with their unit in ms; the first one present counts."""
 _LONG_DIGITS: Final = 19
 _FRESH_TABLE: Final = 16
 NO_PROPERTIES: Final[Mapping[str, str]] = {}
@@ -196,15 +196,15 @@ def delay_level(text: str | None) -> int:
         return 0
     level = props.parse_int(text)
     if level is None:
-        raise refusal(PutStatus.MESSAGE_ILLEGAL, f"DELAY is no number: {text!r}", reason="delay")
+        raise refusal(PutStatus.MESSAGE_ILLEGAL, f"DELAY is not a number: {text!r}", reason="delay")
     return level
 
 
 def is_timed(values: Mapping[str, str]) -> bool:
     """Whether properties ask for a delivery by the timer wheel (``checkIfTimerMessage``).
 
-    A message that was in the wheel has TIMER_OUT_MS; it is put as it is. So is a message with a
-    delay level: RocketMQ removes the properties of the timer from it.
+    A message that was in the wheel has TIMER_OUT_MS, and is put unchanged. A message with a delay
+    level does not use the wheel either: RocketMQ removes the timer's properties from it.
     """
     asks = not values.keys().isdisjoint(_TIMED)
     return asks and props.TIMER_OUT_MS not in values and delay_level(values.get(props.DELAY)) <= 0

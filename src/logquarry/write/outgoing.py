@@ -41,7 +41,7 @@ _LOW: Final = 0xFFFFFFFF
 
 @dataclass(slots=True)
 class Spans:
-    """One byte string of each of many messages: its address and length; length -1 for none.
+    """One byte string for each of many messages: its address and length; length -1 for none.
 
     Attributes:
         keep: the objects that own the bytes.
@@ -61,8 +61,8 @@ class Columns:
         topic_ids: and for each message the index of its topic.
         hosts: distinct pairs of born and store host,
         host_ids: and for each message the index of its pair.
-        numbers: the other fields of the frame by their names in :class:`Message`, int64; of
-            messages that were stored before also ``queue_offset`` and ``store_timestamp``.
+        numbers: the other fields of the frame by their names in :class:`Message`, int64; for
+            messages that were stored before, also ``queue_offset`` and ``store_timestamp``.
         odd: for each message whether the reference must encode it.
         message: gives a message by its number.
         first: the number of the first message within the call, for errors.
@@ -86,7 +86,7 @@ class Outgoing:
     """Checked messages, ready for the log.
 
     Attributes:
-        sizes: bytes of each frame; of a message with further queues an estimate.
+        sizes: bytes of each frame; for a message with further queues, an estimate.
         odd: the frames that the reference made, by the number of the message.
         store_hosts: the distinct store hosts,
         store_host_ids: and for each message the index of its host.
@@ -261,7 +261,7 @@ def outgoing_kernel(
         queues,
         head_bytes,
         head_facts,
-        # A copy: an array over bytes is read-only, which is another type to a kernel.
+        # A copy: an array over bytes is read-only, which a kernel treats as another type.
         np.frombuffer(b"".join(written) or b"\0", np.uint8).copy(),
         np.cumsum([0, *map(len, written)], dtype=np.int64),
         (columns.bodies, columns.properties),
@@ -340,7 +340,7 @@ def distinct(values: Int64) -> tuple[list[int], Int64]:
 
 
 def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
-    """The number of the first message with each distinct byte string, and the index of each there.
+    """The first message with each distinct byte string, and for each message its string's index.
 
     Messages without bytes count as one byte string.
     """

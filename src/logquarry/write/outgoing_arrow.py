@@ -61,7 +61,7 @@ def batches_of(source: Any) -> list[pa.RecordBatch]:
             f"put_many: the {type(source).__name__} has no columns of messages: "
             f"{reason[0] if reason else error!r}"
         ) from error
-    # pandas exports an index without a name under such a name.
+    # pandas exports an unnamed index as a column __index_level_N__.
     index = [name for name in table.schema.names if re.fullmatch(r"__index_level_\d+__", name)]
     found: list[pa.RecordBatch] = (table.drop_columns(index) if index else table).to_batches()
     # A table without rows has no batches, but its columns are checked too.
@@ -373,7 +373,7 @@ def _properties(found: dict[str, pa.Array], count: int, odd: Bools, *, look: boo
     given = strings.length >= 0
     _mark_unusual(found, odd)
     if given.any():
-        # A given string is written unchanged, so that the map is only for the reference.
+        # A given string is written unchanged; only the reference uses the map.
         for name in ("tags", "keys", *(["properties"] if look else [])):
             if name in found:
                 odd |= given & found[name].is_valid().to_numpy(zero_copy_only=False)
@@ -432,8 +432,7 @@ def _made_strings(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
 
 
 def _pairs(column: pa.Array, count: int) -> tuple[Int64, Int64, tuple[Spans, Spans]]:
-    """For each map the numbers of its first pair and of the one after its last; and all names and
-    values."""
+    """The numbers of each map's first and last pair (plus 1), and all names and values."""
     ends = np.frombuffer(column.buffers()[1] or bytes(4), np.int32)
     bounds: Int64 = ends[column.offset : column.offset + count + 1].astype(np.int64)
     begin, used = int(bounds[0]), int(bounds[-1] - bounds[0])

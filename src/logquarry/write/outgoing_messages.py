@@ -2,7 +2,7 @@
 
 Compiled, :mod:`logquarry.write.common_frames` makes their frames.
 
-Most fields have the same value in all messages, which one comparison finds out. Properties that the
+Most fields have the same value in all messages: one comparison shows that. Properties that the
 store acts on are searched for in all property strings at once.
 """
 
@@ -50,7 +50,7 @@ Values = Sequence[Any]
 class Taken(Sequence[Message]):
     """The messages of an iterable, stored as one list per field.
 
-    Python's garbage collector visits each of thousands of live message objects, which took a third
+    Python's garbage collector would visit each of thousands of message objects, which takes a third
     of the time. It does not visit text, bytes and numbers.
 
     Args:
@@ -133,7 +133,7 @@ def _host_pairs(
 
 
 def _integers(values: Values, odd: Bools) -> Int64:
-    """Numbers as an array. If a value is no number or too large, all messages are odd."""
+    """Numbers as an array. If a value is not a number, or too large, all messages are odd."""
     count = len(values)
     if type(values[0]) is int and _is_constant(values):
         values = (values[0],)

@@ -101,7 +101,7 @@ class PutBatchPath(PutPath):
         """Compiled: put a batch in which the store changes nothing.
 
         Returns:
-            None, and nothing is changed, for any other batch; then the reference puts it.
+            The result; None if the reference must put the batch, and nothing is changed then.
         """
         if wire is None:
             if messages is None or message is not None:

@@ -24,7 +24,7 @@ _LONG_SECONDS: Final = 3_600.0
 
 
 class _Wakes:
-    """Wakes the coroutines of one loop: once for all puts that one sync has settled."""
+    """Wakes the waiting coroutines of one event loop: one call for all puts of a sync."""
 
     def __init__(self) -> None:
         self._waiters: deque[Any] = deque()
@@ -33,7 +33,7 @@ class _Wakes:
     def add(self, loop: Any, waiter: Any, _: PutFuture) -> None:
         """Wake a coroutine soon."""
         self._waiters.append(waiter)
-        # A loop that was closed has no coroutine that waits.
+        # No coroutine waits in a closed loop.
         if not self._is_due and not loop.is_closed():
             self._is_due = True
             loop.call_soon_threadsafe(self._wake)
@@ -49,7 +49,7 @@ class _Wakes:
 
 
 _wakes: WeakKeyDictionary[Any, _Wakes] = WeakKeyDictionary()
-"""By loop; only the thread of a loop adds it."""
+"""Event loop -> its waiting coroutines; only the thread of a loop adds the loop."""
 
 
 class PutFuture:
@@ -62,9 +62,9 @@ class PutFuture:
         future.add_done_callback(print)            # a function is called
         result = await future                      # a coroutine waits, and blocks no thread
 
-    It cannot be cancelled: the message is in the log. It is no :class:`concurrent.futures.Future`,
-    whose lock and condition take longer to make than a message to append, and stay locked if Ctrl-C
-    arrives while they run. Any thread may use it.
+    It cannot be cancelled: the message is in the log. It is not a
+    :class:`concurrent.futures.Future`: making that class's lock and condition takes longer than
+    appending a message, and Ctrl-C could leave the lock taken. Any thread may use it.
     """
 
     def __init__(self) -> None:

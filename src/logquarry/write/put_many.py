@@ -1,8 +1,8 @@
 """Puts many messages in one call: any mix of topics and queues, in order (``put_many``).
 
-RocketMQ has nothing like it: its batch has one queue, and all of it is in one file. ``put_many``
-writes the same bytes as single puts; only the store time is that of a chunk of about a mebibyte,
-for which the lock is held once. Other threads put between two chunks.
+A batch of RocketMQ has one queue, and lies in one file. ``put_many`` writes the same bytes as
+single puts, apart from the store time: all messages of a chunk (about 1 MiB, appended under one
+lock) share it. Other threads can put between two chunks.
 
 Guarantees: every message is checked before the first one is appended, so that a rejected message
 leaves the log unchanged. An error in the middle carries the result of the messages that are in the
@@ -131,7 +131,7 @@ class ManyWriter:
     ) -> PutManyResult:
         """Put messages, or the rows of Arrow columns (:mod:`logquarry.write.outgoing_arrow`).
 
-        All of them are held in memory until the first is appended.
+        All messages are held in memory until the first one is appended.
 
         Args:
             messages: the messages.

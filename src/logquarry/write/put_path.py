@@ -68,7 +68,7 @@ def is_written_as_given(
     """Whether the store writes the property string of a message unchanged."""
     if type(text) is not str or keys is not None or tags is not None or properties is not None:
         return False
-    # The names of the timer's delays contain that of the delay level.
+    # _DELAY is also a part of the names of the timer's delay properties.
     return not (_DELAY in text or _DELIVER in text or _WAIT in text or _COPIES in text)
 
 
@@ -138,7 +138,7 @@ class PutPath(FrameAppend):
         """Put a message in which the store changes nothing.
 
         Returns:
-            None, and nothing is changed, for any other message; then the reference puts it.
+            The result; None if the reference must put the message, and nothing is changed then.
         """
         if type(message) is not _Message or not self.takes_kernels:
             return None

@@ -29,7 +29,7 @@ class PutStatus(Enum):
     OS_PAGECACHE_BUSY = "OS_PAGECACHE_BUSY"
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
     LMQ_CONSUME_QUEUE_NUM_EXCEEDED = "LMQ_CONSUME_QUEUE_NUM_EXCEEDED"
-    """Never returned: 4.9.3 checks the wrong variable before it would return it."""
+    """Never returned: 4.9.3 checks the wrong variable first."""
 
 
 class AppendStatus(Enum):
@@ -69,13 +69,13 @@ class PutResult(NamedTuple):
         status: PUT_OK, or why flush wait or replica wait ended early.
         append_status: PUT_OK; END_OF_FILE only from a single append that found no room.
         store_host: the broker, as in the frame.
-        physical_offset: physical offset of the frame, of a batch that of its first frame.
-        queue_offset: queue offset of the message, of a batch that of its first message.
+        physical_offset: physical offset of the frame; of a batch, of its first frame.
+        queue_offset: queue offset of the message; of a batch, of its first message.
         size: bytes in the log.
         message_count: messages in the log.
         store_timestamp: in milliseconds.
         elapsed_ms: how long the lock was held.
-        starts: of each frame, relative to ``physical_offset``.
+        starts: where each frame starts, relative to ``physical_offset``.
         page_cache_ms: how long copying the bytes into the page cache took (``pagecacheRT``).
     """
 
@@ -105,7 +105,7 @@ class PutResult(NamedTuple):
 
     @property
     def message_id(self) -> str:
-        """The id of the message; of a batch all ids with commas between them."""
+        """The id of the message; for a batch, all ids with commas between them."""
         if len(self.starts) == 1:
             return message_id.encode(self.store_host, self.physical_offset + self.starts[0])
         return ",".join(self.message_ids)

@@ -160,7 +160,7 @@ class QueueTable:
 
 
 class _SoleOwner:
-    """Makes the files of a queue; a file of that name goes to quarantine.
+    """Makes the files of a queue; an existing file of the same name goes to quarantine.
 
     A RocketMQ broker that is started on this store dispatches before the lock stops it, and may
     have made the queue's next file.

@@ -4,8 +4,8 @@ Follows ``ConsumeQueue.putMessagePositionInfo`` and ``fillPreBlank`` of 4.9.3. O
 the dispatcher.
 
 Guarantees: an entry is written at its queue offset or not at all. Existing entries are skipped, so
-that a part of the log can be dispatched again. If entries before a new one are missing, the new
-one is refused. (Java writes it at a wrong offset, and logs a bug.)
+that a part of the log can be dispatched again. If entries before a new entry are missing, the new
+entry is refused. (Java writes it at a wrong offset, and logs a bug.)
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _add_copies(
 
 
 # --------------------------------------------------------------------------------------------------
-# The writer of one queue, and the one that a recovery uses.
+# The writer of one queue, and the writer that a recovery uses.
 
 Offsets = npt.NDArray[np.int64]
 
@@ -199,7 +199,7 @@ class ConsumeQueueWriter:
 
     @property
     def next_offset(self) -> int | None:
-        """The next queue offset; None while there is no file, and any offset may be the first."""
+        """The next queue offset; None while there is no file: then any offset may be the first."""
         return None if self.files.last_file() is None else self.files.wrote_offset // UNIT_SIZE
 
     def append(self, offsets: Offsets, units: Units) -> int:
@@ -306,7 +306,7 @@ class Mending:
         kept: entries of messages that the log has lost, by their queue offsets. A lost message
             without an entry gets a filler; no reader stops at a filler, not even RocketMQ's.
         aside: the quarantine folder.
-        moved: the right queue offsets of messages with a damaged one, by physical offset.
+        moved: physical offset -> right queue offset, of messages whose queue offset is damaged.
         largest_gap: the maximum number of fillers in a row; a message after a larger gap has a
             wrong queue offset.
     """

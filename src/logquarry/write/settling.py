@@ -77,7 +77,7 @@ class WaitingPut(PutFuture):
     Args:
         result: the result of the append.
         replica: status of the replica wait, as far as it is known.
-        parts: how many waits there are.
+        parts: number of waits.
         done: called with the result before the future's callbacks.
         failed: called if the sync failed, before the future's callbacks.
     """
@@ -127,7 +127,7 @@ class WaitingPut(PutFuture):
         self.set_result(result)
 
     def fail(self, error: StoreUnavailable) -> None:
-        """Fail: the sync failed, regardless of what the slave has acknowledged."""
+        """Fail, because the sync failed, even if the slave has acknowledged the message."""
         if self._open is None or self._open.take():
             self._failed()
             self.set_exception(error)

@@ -1,7 +1,7 @@
 """Appends frames that a load made elsewhere (staged frames) to the log.
 
-Guarantees: the log gets the same bytes as from ``put_many``; the store time is that of a chunk of
-about a mebibyte. If a call ends in the middle, the first frames of it are in the log.
+Guarantees: the log gets the same bytes as from ``put_many``; all messages of a chunk (about 1 MiB)
+share one store time. If a call ends in the middle, the log has its first frames.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StagedWriter:
 
     Args:
         writer: the writer of the log.
-        counted: called with each topic, the messages of it that were appended, and their bytes.
+        counted: called with each topic, the number of its appended messages, and their bytes.
     """
 
     def __init__(
@@ -63,14 +63,15 @@ class StagedWriter:
         self._counted = counted
 
     def append(self, frames: StagedFrames, start: int = 0) -> int:
-        """Append all frames from a byte position on.
+        """Append the staged frames from a position in ``frames.data`` to the end.
 
         Returns:
             The number of frames.
 
         Raises:
             StoreUnavailable: if the store takes no messages, or stops doing so.
-            CorruptFile: if the bytes are no frame, or no file of the log could hold it.
+            CorruptFile: if the bytes are not a frame, or the frame is too large for a file of the
+                log.
         """
         began = time.monotonic()
         placed = np.zeros((2, len(frames.queues)), np.int64)

@@ -1,10 +1,10 @@
-"""Writes a timer wheel of RocketMQ 5 that has only the timer messages that wait.
+"""Writes the timer files of RocketMQ 5, with only the timer messages that still wait.
 
-The broker that opens the store delivers each of them once. On its start it reads the whole timer
-log, because in ``timercheck`` no part of it is flushed, and continues in the queue of
-``rmq_sys_wheel_timer`` after the message of the last entry (``TimerMessageStore.recover``). So the
-last entry always names the last message of the queue. If that message does not wait, its slot is
-one that was read before.
+The broker that opens the store delivers each of these messages once. At its start it reads the
+whole timer log, because ``timercheck`` counts no part of that log as flushed. It then continues in
+the queue of ``rmq_sys_wheel_timer`` after the message of the last entry
+(``TimerMessageStore.recover``). So the last entry always names the last message of the queue. If
+that message no longer waits, its entry goes into a slot that the broker has already read.
 
 Guarantees: no crash loses a message. Until the new files are complete, ``timercheck`` sends the
 broker back to the first message that waits.

@@ -38,7 +38,7 @@ _NOT_LISTED: Final = ("rmq_sys_", "%LMQ%")
 
 
 def is_listed(topic: str) -> bool:
-    """Whether ``topics.json`` has to list a topic: one that has queues and is not the broker's.
+    """Whether ``topics.json`` must list a topic: it has queues, and is not a system topic.
 
     A broker creates its system topics (``TopicValidator``) at each start, but an entry in the file
     would replace theirs.
@@ -91,7 +91,7 @@ class TopicTable:
         self._lock = threading.Lock()
         loaded = self._file.load()
         self._document: dict[str, Any] | None = loaded.value
-        # A file that cannot be read is not replaced: its content may still be restored by hand.
+        # An unreadable file is not replaced: you may still be able to restore its content by hand.
         self._is_readable = loaded.value is not None or not loaded.problems
         self._noted: set[QueueKey] = set()
         self._new: set[QueueKey] = set()
@@ -143,7 +143,7 @@ class TopicTable:
         return {**old, "dataVersion": version, "topicConfigTable": table}
 
     def flush(self, least_pages: int = 0) -> bool:
-        """Write the file if queues were noted that it lacks; return whether it was written.
+        """Add the noted queues that the file lacks; return whether the file was written.
 
         Args:
             least_pages: not used; see :class:`logquarry.write.flush.Flushable`.

@@ -33,8 +33,8 @@ _Lock = threading.Lock
 class Waiter(Protocol):
     """Waits until the log has reached an offset: on the disk, or at a slave.
 
-    The thread that syncs and the one that watches deadlines may resolve it at the same time: only
-    the first of them counts.
+    The thread that syncs and the thread that watches deadlines may resolve it at the same time:
+    only the first result counts.
 
     Attributes:
         offset: the physical offset.
@@ -49,7 +49,7 @@ class Waiter(Protocol):
         """Whether it was neither resolved nor failed."""
 
     def resolve(self, in_time: bool) -> None:
-        """End the wait: the log has reached the offset, or has not in time."""
+        """End the wait: the log has reached the offset, or the time is over."""
 
     def fail(self, error: StoreUnavailable) -> None:
         """End the wait: the sync failed; the message may or may not be on the disk."""
@@ -112,7 +112,7 @@ class ThreadWait:
 class DeadlineWatch(Service):
     """Ends the waits whose deadline has passed, even while the thread that syncs is stuck.
 
-    It is never woken: a wait that begins while it sleeps has all of its time left.
+    No wait has to wake it: a wait that begins while it sleeps ends later than the sleep.
     """
 
     def __init__(
@@ -129,13 +129,13 @@ class DeadlineWatch(Service):
 
 
 # --------------------------------------------------------------------------------------------------
-# The replica wait. The replication server reports how many slaves are connected and what one has
-# acknowledged. The acknowledgement of one slave is enough.
+# The replica wait. The replication server reports how many slaves are connected, and the offsets
+# that they acknowledge. The acknowledgement of one slave is enough.
 #
 # As in RocketMQ a slave counts as soon as it is connected, and an acknowledgement stays when the
-# slave disconnects. Unlike RocketMQ, an acknowledgement ends only the waits for bytes that the
-# slave got since it connected: it may have begun after them, with another master's log or with
-# none.
+# slave disconnects. Unlike in RocketMQ, an acknowledgement ends only the waits for bytes that the
+# slave got since it connected. The slave's earlier bytes may be missing, or may come from another
+# master's log.
 
 SLAVE_TIMEOUT_MS: Final = 3_000
 FALL_BEHIND_MAX: Final = 256 << 20
@@ -176,7 +176,7 @@ class ReplicaWait:
         self._waiting: deque[Waiter] = deque()
         self._is_mixed = False
         self._has_ended = False
-        # A slave has acknowledged the bytes between the two.
+        # A slave has acknowledged the bytes between these two physical offsets.
         self._held_from = self._held_to = 0
 
     # ------------------------------------------------------------- for the replication server
@@ -192,16 +192,16 @@ class ReplicaWait:
             assert self.connected >= 0
 
     def acknowledge(self, offset: int, since: int = 0) -> None:
-        """A slave has the log up to an offset: end the waits that this covers.
+        """Note that a slave has the log up to an offset, and end the waits for that.
 
         Args:
             offset: the physical offset.
-            since: the physical offset from which on the slave has got bytes.
+            since: physical offset of the first byte that the slave got since it connected.
         """
         waiting = self._waiting
         if self._held_from <= since and offset <= self._held_to and not waiting:
-            # Nothing new. The offset alone is not enough: a slave that is behind another one
-            # acknowledges bytes that no slave has acknowledged.
+            # Nothing new. The offset alone does not show that: a slave with a lower offset than
+            # another slave may acknowledge earlier bytes, which no slave has acknowledged.
             return
         reached: list[Waiter] = []
         others: list[Waiter] = []
@@ -219,7 +219,7 @@ class ReplicaWait:
             waiter.resolve(True)
 
     def _note(self, since: int, offset: int) -> None:
-        """Extend the acknowledged bytes; of two ranges that do not touch the later one is kept."""
+        """Extend the acknowledged range. If the new range does not touch it, keep the later one."""
         if since <= self._held_to and self._held_from <= offset:
             self._held_from = min(self._held_from, since)
             self._held_to = max(self._held_to, offset)
@@ -236,7 +236,7 @@ class ReplicaWait:
         return self.connected > 0 and offset - self.acknowledged < self._fall_behind_max
 
     def ask(self, offset: int) -> ThreadWait:
-        """A wait of the caller's thread for a slave."""
+        """Make a wait of the caller's thread for a slave."""
         waiter = ThreadWait(offset)
         self.add(waiter)
         return waiter
@@ -283,7 +283,7 @@ class ReplicaWait:
         return left
 
     def end(self) -> None:
-        """End all waits, and every later one at once. May be called again."""
+        """End all waits; a later wait ends at once. May be called again."""
         with self._change:
             self._has_ended = True
             left = list(self._waiting)

@@ -101,7 +101,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (row(topic="t" * 300), "not a topic"),
     (row(body=bytes(3_000)), "maxMessageSize is 3000"),
     (row(properties={"a": "x" * 40_000}), "the properties"),
-    (row(properties={"DELAY": "soon"}), "DELAY is no number"),
+    (row(properties={"DELAY": "soon"}), "DELAY is not a number"),
     (row(sys_flag=0x10), "IPv6"),
 ]
 

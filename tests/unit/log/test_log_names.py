@@ -249,7 +249,7 @@ def test_a_copy_under_the_next_name_is_set_aside(store: Path) -> None:
 
 
 def test_empty_files_move_out_of_the_way(store: Path, prepared: Path) -> None:
-    """A file that was created ahead has no frame. A recovery deletes it behind the log's end."""
+    """A file that was created ahead has no frame. A recovery deletes it after the log's end."""
     folder = store / "commitlog"
     (folder / name_of(LAST + 1)).write_bytes(bytes(SIZE))
     assert len(bodies(lq.MessageStore.open(store))) == COUNT

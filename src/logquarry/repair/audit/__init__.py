@@ -12,7 +12,7 @@ first files missing              missing_file; log_start if        record the ne
                                  nothing records the start
 checkpoint after the log's end   checkpoint_ahead                  write_checkpoint
 break in the chain of frames     the damage kinds, torn_tail       end of the log, or note_damage
-frames behind the log's end      stale_frames                      zero, set_aside
+frames after the log's end       stale_frames                      zero, set_aside
 queue without files              queue_missing                     build_queue
 queue ends before the log        queue_behind                      build_queue
 entry never written              queue_hole                        cut, build_queue
@@ -27,20 +27,20 @@ index header, order, first and   index_header, index_entry,        set_aside, bu
 last message, shape              index_ahead, index_shape
 index chain                      index_chain                       set_aside if it leads forward
 index key                        index_entry_wrong, index_gap      none: a query skips it
-keys behind the index            index_behind, index_missing       build_index
+keys after the index's end       index_behind, index_missing       build_index
 ===============================  ================================  =============================
 
-Salvage takes damage and missing files from :mod:`.log`, and gaps and harmed queue offsets from
-:mod:`.queue_offsets`. Rebuild takes damage and missing files.
+Salvage uses damage and missing files from :mod:`.log`, and gaps and harmed queue offsets from
+:mod:`.queue_offsets`. Rebuild uses damage and missing files.
 
 Two audits of the queues exist, because they answer different questions. :mod:`.queues` compares
 each frame with the entry at the queue offset that the frame names, for every entry of a queue:
-verify must report a harmed offset. :mod:`.first_difference` places harmed offsets first, with the
-queue as evidence, and stops at the first difference of a queue, from which on the queue is written
-again. Both use the same rules for entries, files and damage. Of 363 golden and harmed stores
-(November 2026) the two differ on the queues of 12: in 6 a recovery cuts the log before messages
-that have entries, 3 lack copies by multi-dispatch, 2 have harmed queue offsets, and 1 has other
-delay levels.
+verify must report a harmed offset. :mod:`.first_difference` first corrects harmed offsets, with the
+queue as evidence. It then stops at the first difference of a queue: from there on the recovery
+writes the queue again. Both use the same rules for entries, files and damage. Of 363 golden and
+harmed stores (November 2026) the two differ on the queues of 12: in 6 a recovery cuts the log
+before messages that have entries, 3 lack copies by multi-dispatch, 2 have harmed queue offsets, and
+1 has other delay levels.
 
 The recovery mode ``rocketmq`` uses none of this: it follows RocketMQ's own code, quirks included
 (``java_*.py`` in :mod:`logquarry.repair.recover`).

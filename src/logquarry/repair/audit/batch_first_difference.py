@@ -51,7 +51,7 @@ class BatchQueueAudit:
         self._found: FirstDifference | None = None
 
     def take(self, _: Int64, entries: BatchEntries) -> None:
-        """Compare the entries that some more frames need, in the log's order."""
+        """Compare the queue with the entries that some more frames need, in the log's order."""
         entries = entries[entries["base"] >= 0]
         if not len(entries):
             return
@@ -100,7 +100,7 @@ class BatchQueueAudit:
         first = int(same.argmin())
         at = self._at + first
         offset = int(wanted["base"][first])
-        reason = f"entry {at} is not the one of queue offset {offset}"
+        reason = f"entry {at} is not that of queue offset {offset}"
         if at >= self._had:
             reason = f"it ends at entry {self._had}, and the log has its messages from {offset} on"
         self._found = FirstDifference(at, int(wanted["physical_offset"][first]), reason)
@@ -134,7 +134,8 @@ class BatchQueueAudit:
         while self._at < self._had:
             entry = self._read(self._at, self._at + 1)[0]
             is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
-            # If a frame has several entries, the one after a large gap has only lost messages.
+            # If a frame has several entries, the first ones cover only the lost messages of a large
+            # gap.
             if not is_lost and entry["reserved"] != entry["count"]:
                 return
             self._at += 1

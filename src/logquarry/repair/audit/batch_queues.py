@@ -46,7 +46,7 @@ _NAMES: Final = {"tags_code": "tags code", "store_timestamp": "store time", "cou
 
 @dataclass(slots=True)
 class _Seen(SeenMessages[BatchQueue]):
-    """The messages of a batch queue; the queue offset of the first one after its end."""
+    """The messages of a batch queue; ``behind_from``: their first queue offset after its end."""
 
     behind_from: int | None = None
 
@@ -72,7 +72,8 @@ class BatchQueuesAudit:
         self._seen: dict[QueueKey, _Seen] = {}
         self._names = set(layout.batch_queue_names)
         files = layout.commit_log.files
-        # While retention removes the log's first file, it cuts the queues after that file.
+        # Retention may delete the log's first file during the audit, and the queues' entries for
+        # it.
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
     def add(self, key: QueueKey, entries: BatchEntries) -> None:
@@ -171,7 +172,7 @@ class BatchQueuesAudit:
 
 
 class _Spare:
-    """The entries of a queue that no frame of the log asks for."""
+    """The entries of a queue that belong to no frame of the log."""
 
     def __init__(
         self,
@@ -220,7 +221,7 @@ class _Spare:
         text = "points to a damaged part of the log"
         self._note("queue_in_damage", path, damaged, entries, text)
         ahead = spare & ~damaged & (places >= self._end)
-        text = f"points to a message behind the log's end at {self._end}"
+        text = f"points to a message after the log's end at {self._end}"
         self._note("queue_ahead", path, ahead, entries, text)
         inside = spare & ~damaged & ~ahead & (places >= self._start)
         for at in np.flatnonzero(inside).tolist():
@@ -247,7 +248,7 @@ class _Spare:
 
 
 def entries_at(queue: BatchQueue, starts: Int64) -> tuple[BatchEntries, Bools]:
-    """The entries that begin at ascending queue offsets, and whether there is one."""
+    """The entries that begin at ascending queue offsets, and whether each exists."""
     there = np.zeros(len(starts), BATCH_DTYPE)
     found = np.zeros(len(starts), np.bool_)
     for spans in queue.spans(int(starts[0]), int(starts[-1]) + 1):
@@ -260,7 +261,7 @@ def entries_at(queue: BatchQueue, starts: Int64) -> tuple[BatchEntries, Bools]:
 
 
 def place_of(queue: BatchQueue, offset: int) -> tuple[str, int]:
-    """The file and the position in it at which the entry of a queue offset is or should be."""
+    """The file and position of the entry of a queue offset, or where it should be."""
     path, position = f"{BATCH_QUEUE}/{queue.topic}/{queue.queue_id}/{0:020d}", 0
     has_room = False
     for file, entries in queue.batches():

@@ -37,11 +37,11 @@ GAP_SLACK: Final = 16
 """Maximum number of messages that may be missing in a gap of the queue offsets, in addition to
 those for which the damaged bytes of the log had room."""
 MOST_MOVED: Final = 1 << 20
-"""Harmed queue offsets that a recovery corrects in one queue."""
+"""Maximum number of harmed queue offsets that a recovery corrects in one queue."""
 MOST_GAPS: Final = 1 << 12
-"""Gaps of one queue that are recorded separately; later ones are joined with the last one."""
+"""Maximum number of gaps of one queue that are recorded separately; later gaps are joined."""
 MOST_STRETCHES: Final = 16
-"""Stretches of misplaced entries that are reported separately for one queue."""
+"""Maximum number of stretches of misplaced entries that are reported separately for one queue."""
 _CLOCK_MS: Final = 1_000
 
 
@@ -55,7 +55,7 @@ class Difference:
         offset: in the log a physical offset, elsewhere a position in the file.
         reason: the difference in words.
         length: bytes concerned, 0 if unknown.
-        is_explained: whether a crash explains the difference, so that it is no damage.
+        is_explained: whether a crash explains the difference, so that it is not damage.
     """
 
     kind: str
@@ -72,7 +72,7 @@ class EntryGroup:
 
     Attributes:
         kind: kind of the finding.
-        number: number of the first entry; in a queue its queue offset.
+        number: number of the first entry; in a queue, its queue offset.
         reason: the difference of the first entry in words.
         count: number of entries.
     """
@@ -104,8 +104,8 @@ class SeenMessages(Generic[_Queue]):
     Attributes:
         queue: the queue; None if the disk has nothing of it.
         first_offset: queue offset of the first message.
-        next_offset: queue offset after the last one.
-        messages: their number.
+        next_offset: queue offset after the last message.
+        messages: number of messages.
         epoch_start: physical offset at which the topic was recreated; None if it was not.
         groups: the entries that differ, by kind.
         gaps: queue offsets between the first and the last message that no message has.
@@ -120,7 +120,7 @@ class SeenMessages(Generic[_Queue]):
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
     def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
-        """Note the entries that differ in one way; ``reason`` is that of the first one."""
+        """Note the entries that differ in one way; ``reason`` is that of the first such entry."""
         if which.any():
             first = int(offsets[int(which.argmax())])
             group = self.groups.setdefault(kind, EntryGroup(kind, first, reason))
@@ -135,7 +135,7 @@ class SeenMessages(Generic[_Queue]):
             self.gaps[-1] = self.gaps[-1][0], stop
 
     def restart(self, first: int, place: int) -> None:
-        """Forget the messages before: the topic was recreated with the message at ``place``."""
+        """Forget the earlier messages: the topic was recreated with the message at ``place``."""
         self.groups.clear()
         self.gaps.clear()
         self.messages = 0
@@ -180,9 +180,9 @@ class AuditedQueue:
         ends_empty: whether its last file has no entry.
         end: one past the queue offset of the last message; None if the log has no message of it.
         difference: its first difference, None if it has all messages.
-        kept_until: without a difference: queue offset up to which its entries belong to messages
-            that the log has, has lost, or has deleted.
-        moved: queue offsets of messages whose own is harmed, by their physical offsets.
+        kept_until: if there is no difference, the queue offset up to which all entries are
+            explained: the log has, lost or deleted their messages.
+        moved: physical offset -> right queue offset, of messages with a harmed queue offset.
         largest_gap: maximum number of messages that are missing at one place.
     """
 
@@ -199,13 +199,13 @@ class AuditedQueue:
 
 # ------------------------------------------------------------------------------------------- files
 class FileFault(Enum):
-    """How a file's name or size contradicts its place in the sequence."""
+    """The ways in which a file's name or size can contradict its place in the sequence."""
 
     SIZE = "size"
     EMPTY_LAST = "empty last"
     """The last file has no bytes: a crash happened between its creation and its allocation."""
     PLACE = "place"
-    """The name is no multiple of the file size."""
+    """The name is not a multiple of the file size."""
     GAP = "gap"
     """Files are missing between this file and the previous one."""
 
@@ -299,7 +299,7 @@ def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Differe
 def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
     """Why the files of a queue cannot be used, None if they can."""
     for found in file_differences(files, size):
-        # An empty file after others is only not written yet.
+        # An empty file after other files has not been written yet.
         if found.fault is not FileFault.EMPTY_LAST or found.before is None:
             return found.reason()
     return None
@@ -314,7 +314,7 @@ class TagsRule:
 
     Attributes:
         any_time: accept every positive number. Entries of the schedule topic hold a delivery time,
-            by delay levels that a reader need not know.
+            and a reader may not know the delay levels that determine it.
         slack_ms: accept a delivery time that is wrong by at most this many milliseconds.
     """
 
@@ -340,7 +340,7 @@ class TagsRule:
 
 
 def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
-    """Which entries point to the place and size that the message has, with a right tags code.
+    """Which entries have the physical offset, the size and a right tags code of their message.
 
     ``wanted`` may also be the entries of another store's queue.
     """
@@ -358,8 +358,7 @@ def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
 
 
 def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
-    """Parts of an array, as (start, stop), in each of which every offset is one more than the
-    previous one.
+    """Parts of an array, as (start, stop), in which each offset is the previous one plus 1.
 
     A part ends at a gap, or if the topic was recreated and its offsets fall back.
     """
@@ -371,7 +370,7 @@ def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
 
 # ------------------------------------------------------------------------- messages that are lost
 def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
-    """For each physical offset the number of the span that holds it, -1 if none does.
+    """For each physical offset the number of the span that contains it; -1 without such a span.
 
     Args:
         places: physical offsets.

@@ -70,7 +70,7 @@ class QueueAudit:
         self._known_until = 0
         self._next: int | None = None
         self._found: FirstDifference | None = None
-        # The last message, if its offset does not fit: the next message decides which is right.
+        # The last message, if its offset does not fit: the next message shows whether it is harmed.
         self._odd: tuple[int, Units] | None = None
         self._moved: dict[int, int] = {}
         self._largest_gap = 0
@@ -93,7 +93,7 @@ class QueueAudit:
 
     # ------------------------------------------------------------------ harmed queue offsets
     def _settle(self, following: int | None) -> None:
-        """Place the single message that did not fit; the next offset is known now."""
+        """Place the last message, which did not fit; ``following``: the offset after it."""
         odd, self._odd = self._odd, None
         if odd is None:
             return
@@ -129,7 +129,7 @@ class QueueAudit:
             self._move(entries, self._had)
 
     def _place_in_queue(self, entries: Units) -> int | None:
-        """Queue offset at which the queue has a message, None if it does not have it."""
+        """Queue offset at which the queue has an entry of a message, None without one."""
         if self._disk is None:
             return None
         place = entries["physical_offset"][0]
@@ -140,7 +140,7 @@ class QueueAudit:
         return None
 
     def _move(self, entries: Units, offset: int) -> None:
-        """Place a message at another queue offset than its own."""
+        """Place a message at another queue offset than its frame states."""
         if len(self._moved) < MOST_MOVED:
             self._moved[int(entries["physical_offset"][0])] = offset
             self._take_run(offset, entries)
@@ -191,7 +191,7 @@ class QueueAudit:
 
     # ---------------------------------------------------------------------------- comparison
     def _has(self, offset: int, entries: Units) -> bool:
-        """Whether the queue has these entries at an offset, and no difference before."""
+        """Whether the queue has these entries at an offset, and no earlier difference was found."""
         if self._disk is None or self._found is not None:
             return False
         at, stop = offset, offset + len(entries)
@@ -202,7 +202,7 @@ class QueueAudit:
         return at == stop
 
     def _same(self, there: Units, wanted: Units) -> int:
-        """How many entries are right, from the first on."""
+        """Number of right entries before the first wrong one."""
         if there.tobytes() == wanted.tobytes():
             return len(there)
         same = same_entries(there, wanted, self._tags)
@@ -259,7 +259,7 @@ class QueueAudit:
             self._found = _unknown(at, resume_at)
 
     def _known_from(self, start: int, stop: int, log_start: int) -> int:
-        """The first entry of a range that must be removed, ``stop`` without one.
+        """The first entry of a range that must be removed; ``stop`` if there is none.
 
         Entries of messages before ``log_start``, which retention deleted, may stay.
         """
@@ -287,7 +287,7 @@ class QueueAudit:
         """
         found, end = self.difference, self._next
         if self._first is not None:
-            # Entries before the first message are of messages that were deleted, or lost.
+            # The messages of the entries before the first message were deleted or lost.
             stop = min(self._first, self._had)
             wrong = self._known_from(0, stop, log_start)
             if wrong < stop:

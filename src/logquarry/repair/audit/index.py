@@ -1,8 +1,8 @@
-"""Audit of the index: headers, chains and entries of its files against each other and the log.
+"""Audit of the index: compares headers, chains and entries of its files, and the log.
 
 :class:`IndexAudit` finds every difference, for verify. :func:`index_fault` and :func:`file_fault`
-find the first reason against a file, for the opening of a store and for a recovery. An index file
-costs little to build, so a recovery replaces a wrong file and never repairs it.
+find the first fault of a file, to open or recover a store. An index file costs little to build, so
+a recovery replaces a wrong file and never repairs it.
 """
 
 from __future__ import annotations
@@ -92,19 +92,19 @@ class IndexAudit:
             self._stream.take(places, hashes)
 
     def is_next(self, start: Place) -> bool:
-        """Whether an entry is the next one, or the entries are no longer compared in order."""
+        """Whether an entry is the next to compare, or entries are no longer compared in order."""
         return self._stream.is_broken or self._stream.place == start
 
     def add_sound(self, stop: Place) -> None:
-        """Accept the next entries, up to a given one: a Spark task has compared them."""
+        """Accept the next entries, up to ``stop``: a Spark task has compared them."""
         self._has_keys = True
         self._stream.skip_to(stop)
 
     @property
     def is_exact(self) -> bool:
-        """Whether the index has exactly the entries of the log's keys, in their order.
+        """Whether the index has exactly the entries of the log's keys, in the order of the keys.
 
-        If not, call :meth:`count` for each run of the log.
+        If False, call :meth:`count` for each run of the log.
         """
         if not self._has_keys:
             return True
@@ -193,7 +193,7 @@ class IndexAudit:
         return None
 
     def has_right_chains(self, path: str) -> bool:
-        """Whether a file is whole, and each of its chains leads where it should."""
+        """Whether a file is complete, and all its chains are right."""
         file = next((file for file in self._index.files if file.path == path), None)
         if file is None or file.header.entry_count <= 1 or file.shape is None:
             return False
@@ -209,7 +209,7 @@ class IndexAudit:
         return np.frombuffer(data, ENTRY_DTYPE, len(data) // ENTRY.size)
 
     def _has_bytes(self, file: IndexFile, size: int) -> bool:
-        """Whether anything but zeros follows the header."""
+        """Whether a nonzero byte follows the header."""
         for start in range(HEADER.size, size, _CHUNK):
             data = self._files.read(file.path, start, min(_CHUNK, size - start))
             if data.tobytes().strip(b"\0"):
@@ -243,8 +243,8 @@ class IndexAudit:
                 "index_chain",
                 file.path,
                 shape.entry_position(number),
-                f"entry {number} leads to {entries['previous'][found.first]}, the one before it in "
-                f"its slot is {found.expected}" + and_more(found.wrong),
+                f"entry {number} leads to {entries['previous'][found.first]}, but the previous "
+                f"entry of its slot is {found.expected}" + and_more(found.wrong),
                 found.wrong * ENTRY.size,
             )
         if found.wrong_slots:
@@ -253,7 +253,7 @@ class IndexAudit:
                 "index_chain",
                 file.path,
                 HEADER.size + slot * SLOT.size,
-                f"slot {slot} leads to entry {slots[slot]}, its newest is {newest[slot]}"
+                f"slot {slot} leads to entry {slots[slot]}, but its newest is {newest[slot]}"
                 + and_more(found.wrong_slots),
                 found.wrong_slots * SLOT.size,
             )
@@ -314,9 +314,9 @@ def _chains_reference(entries: Entries, slots: Slots) -> tuple[Slots, _Chains]:
     return newest, _Chains(len(wrong), first, expected, len(wrong_slots), first_slot)
 
 
-# ------------------------------------------------------------- the first reason against each file
+# ----------------------------------------------------------------------- the first fault of a file
 def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str | None:
-    """The first wrong header of an index, None if all are right. Reads the headers alone.
+    """The first wrong header of an index, None if all are right. Reads only the headers.
 
     Args:
         layout: the store's files.
@@ -339,7 +339,7 @@ def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str 
 
 
 def file_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
-    """Why an index file cannot stay, None if it can. Reads its header and its entries.
+    """The fault of an index file, None if it has none. Reads its header and its entries.
 
     Args:
         data: the file's bytes.
@@ -379,7 +379,7 @@ def _header_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) 
 def sequence_fault(
     log: CommitLog, log_start: int, header: IndexHeader, before: IndexHeader | None
 ) -> str | None:
-    """Why a file belongs to another log or does not follow the previous file, None if it does."""
+    """The fault of a file that belongs to another log or does not follow the previous file."""
     if header.entry_count > 1 and not _is_of(log, log_start, header):
         return f"the log has no message at {header.end_offset}, where its last key points"
     if before is not None and header.end_offset < before.end_offset:

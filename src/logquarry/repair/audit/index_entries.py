@@ -2,8 +2,8 @@
 
 :class:`EntryStream` compares the entries in order with the log's keys as a walk reads them. If they
 differ, :class:`EntryAudit` checks each entry of a file against its message. The chains alone do not
-show a wrong hash: a hash that is off by a multiple of the slot count is in the right chain, and a
-query finds its entry never or for another key.
+show a wrong hash: a hash that is off by a multiple of the slot count is in the right chain. A query
+never finds its entry, or finds it for another key.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class EntryAudit:
                 wrong.count += int(entries.sum())
 
     def _has_keys(self, run: Run, places: Int64, numbers: Int64, hashes: Int64) -> Bools:
-        """Which entries have the hash of a key of their frame; by the frames' numbers in a run."""
-        # If the index has tags they are accepted, and missing tags are no fault: an older version
-        # of the broker indexed no tags.
+        """Which entries have the hash of a key of their frame; ``numbers``: the frame of each."""
+        # If the index has tags, entries of tags are accepted. A missing tag is not a fault, because
+        # an older version of the broker indexed no tags.
         if self._layout.config.index_tags:
             raw, owners = index_keys(run.window, run.rows, raw=True, tags=True)
             known = np.sort(_pairs(owners, positive(raw)))
@@ -132,7 +132,7 @@ class EntryAudit:
         raw, owners = index_keys(run.window, run.rows, raw=True)
         known = _pairs(owners, positive(raw))
         if (hashes < 0).any():
-            # 3.x stored the hash with its sign; 4.9.3 never has a negative one.
+            # 3.x stored the hash with its sign; a hash of 4.9.3 is never negative.
             known = np.append(known, _pairs(owners, raw))
         right = _among(_pairs(numbers, hashes), np.sort(known))
         counted = right & ~_is_commit(run)[numbers]
@@ -151,8 +151,8 @@ class KeyCounter:
         ranges: physical offsets of the first and the last message of each index file.
 
     Attributes:
-        keys: number of distinct keys of the messages between the two, for each file, without those
-            of COMMIT messages, which 3.x did not index.
+        keys: for each file, the number of distinct keys of the messages between its first and last
+            message, without the keys of COMMIT messages, which 3.x did not index.
     """
 
     def __init__(self, ranges: list[tuple[int, int]]) -> None:
@@ -211,13 +211,13 @@ def _is_commit(run: Run) -> Bools:
 
 # ------------------------------------------------------- the entries of all files, in their order
 Place = tuple[int, int]
-"""An entry: the number of its file among the files that have entries, and its own number there,
-from 0. Behind the last entry: the number of files, and 0."""
+"""An entry: the number of its file among the files with entries, and its number in the file, from
+0. The place after the last entry is the number of files, and 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The entries of one file: position of the first, and number."""
+    """The entries of one file: position of the first entry, and number of entries."""
 
     path: str
     position: int
@@ -256,7 +256,7 @@ class IndexEntries:
 
     @cached_property
     def has_odd_header(self) -> bool:
-        """Whether a header names another first or last message than its entries."""
+        """Whether a header's first or last message is not that of the file's entries."""
         for number, part in enumerate(self._parts):
             first, last = self._offset(number, 0), self._offset(number, part.count - 1)
             if not names_ends(part.header, first, last):
@@ -292,7 +292,7 @@ class IndexEntries:
     def first_from(self, offset: int) -> Place:
         """The first entry that points to a physical offset or to a later one.
 
-        If the entries are not in the log's order, any place.
+        If the entries are not in the log's order, this is an arbitrary place.
         """
         for number, part in enumerate(self._parts):
             if self._offset(number, part.count - 1) < offset:
@@ -323,7 +323,7 @@ class EntryStream:
 
     Args:
         entries: the entries of all files.
-        place: the first one to compare.
+        place: the first entry to compare.
 
     Attributes:
         is_broken: whether an entry did not belong to the next key.
@@ -364,5 +364,5 @@ class EntryStream:
 
     @property
     def is_through(self) -> bool:
-        """Whether the entries are exactly those of the keys."""
+        """Whether the entries compared are exactly those of the keys."""
         return not self.is_broken and self.is_at_end

@@ -1,15 +1,14 @@
 """Audit of the log: where it ends, and which parts of it are damaged.
 
 Recover, rebuild and salvage read a log with :class:`LogAudit`. A break in the chain of frames is
-either the end of the log (a torn tail, or stale frames behind it) or damage within the log (rot, a
-lost page). A break is the end, by the first rule that applies:
+either the end of the log (a torn tail, or stale frames after it) or damage within the log (changed
+bytes, a lost page). A break is the end, by the first rule that applies:
 
 1. It lies at or after the durable offset, if there is one. The disk had no break before that.
 2. The store was shut down cleanly, and the break lies after the last message in a queue.
 3. The frame after the break is older than the frame before it: an earlier recovery left it. If the
-   store was shut down cleanly, also if that frame is newer than the checkpoint; but 5.5 leaves an
-   old time in the checkpoint.
-4. No frame follows.
+store was shut down cleanly, a frame newer than the checkpoint is such a leftover too, except in a
+store of 5.5, which leaves an old time in the checkpoint. 4. No frame follows.
 
 Any other break is damage, and the frames after it stay. Verify reads the log without these rules:
 it reports the log as readers see it (:func:`logquarry.read.log_end.log_bound`).
@@ -127,7 +126,7 @@ class LogAudit:
     Args:
         layout: the store's files.
         bounds: known bounds of the log.
-        stop: physical offset at which the reading ends; default: at the log's end.
+        stop: physical offset at which to stop reading (default: the log's end).
         is_live: whether a writer has the store open.
 
     Attributes:
@@ -135,7 +134,7 @@ class LogAudit:
         end: physical offset of the log's end.
         damage: damage within the log.
         last_timestamp: store time of the last message, 0 without one.
-        latest_timestamp: the latest of these times, should a clock have been set back.
+        latest_timestamp: the latest store time, which differs if a clock was set back.
         count: number of sound messages.
         words: how the end was found, in words.
     """
@@ -164,7 +163,7 @@ class LogAudit:
     def runs(self) -> Iterator[Run]:
         """The frames of the log in order.
 
-        Frames whose body alone is damaged are among them: they keep their queue offsets.
+        They include frames with damage only in the body, which keep their queue offsets.
         """
         return self._runs(self._reader().events(stop=self._stop))
 
@@ -209,7 +208,8 @@ class LogAudit:
                 if self._replaces_file(event):
                     self.damage.append(_lost_file(event))
             else:
-                # Not the latest time: a clock set back would make later frames stale.
+                # Do not use the latest time: if a clock was set back, later frames would seem
+                # stale.
                 self.last_timestamp = self._times(event)[1]
                 self.latest_timestamp = max(self.latest_timestamp, self.last_timestamp)
                 self.count += len(event.rows) if isinstance(event, Run) else event.count
@@ -218,7 +218,7 @@ class LogAudit:
         yield from self._rest(broken)
 
     def _replaces_file(self, blank: BlankSpan) -> bool:
-        """Whether a recovery wrote a blank: a writer never leaves a file without a message."""
+        """Whether a blank replaces a lost file: a writer never leaves a file without a message."""
         file = self._layout.commit_log.at(blank.offset)
         return file is not None and file.base == blank.offset
 
@@ -283,9 +283,9 @@ class LogAudit:
             )
 
     def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:
-        """The damaged spans, with the zeros between and after them, which were frames once.
+        """The damaged spans, with the zeros between and after them that were frames once.
 
-        Without a durable offset only zeros in files that have damage count.
+        Without a durable offset, only zeros in files with damage count.
         """
         files = self._layout.commit_log
         found: list[DamagedSpan] = []
@@ -324,7 +324,7 @@ def _lost_file(blank: BlankSpan) -> DamagedSpan:
 
 
 def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
-    """The frames at the start of a damaged span that are damaged in their bodies alone."""
+    """The frames at the start of a damaged span that have damage only in the body."""
     files = layout.commit_log
     file = files.at(span.offset)
     if file is None or not file.size:
@@ -342,7 +342,7 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
 
 
 def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
-    """The last message of the log if its properties or its topic end in zeros.
+    """The last message of the log, if its properties or its topic end in zeros.
 
     No CRC covers them. A replica that crashed while it received a message may have lost their end,
     and the zeros of the file make the frame look whole. Messages before the durable offset, or in a
@@ -374,7 +374,7 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
 
 
 def made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
-    """The message within which a short file of the log ends, if appended zeros made it look whole.
+    """The message that a short file of the log cuts off, if appended zeros make it look whole.
 
     No CRC covers properties: readers would get the message without their end.
 

@@ -35,9 +35,9 @@ class QueueStory:
     Attributes:
         first: queue offset of the first message since the topic was last recreated.
         next: one past the last queue offset.
-        gaps: offsets between those two that no message has.
+        gaps: offsets between ``first`` and ``next`` that no message has.
         lives: number of times that the topic was created in this log.
-        mended: queue offsets of messages whose own is harmed, by their physical offsets.
+        mended: physical offset -> right queue offset, of messages with a harmed queue offset.
     """
 
     first: int
@@ -69,7 +69,7 @@ class QueueNotes:
         return self._next
 
     def take(self, places: Int64, offsets: Int64, counts: Int64 | None = None) -> None:
-        """Take some more frames: physical offsets, queue offsets, and messages if not one each."""
+        """Take some more frames; ``counts``: number of messages of each (None: one)."""
         impossible = np.flatnonzero((offsets < 0) | (offsets > MOST_OFFSET)).tolist()
         if impossible:
             offsets = offsets.copy()

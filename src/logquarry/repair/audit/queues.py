@@ -1,10 +1,10 @@
 """Audit of the consume queues: every difference between the queues and the log.
 
 :class:`QueuesAudit` compares the entry of each dispatched frame with the frame, run by run. It
-keeps the differences of each queue until the log is read, since a queue whose topic was recreated
-holds only the newest messages. :class:`SpareEntries` then checks the entries that no message of the
-log asked for: expired, copies by multi-dispatch, lost, or misplaced. A queue file under a wrong
-name holds such entries: each points to a sound frame, whose own queue offset differs.
+keeps the differences of each queue until the whole log is read, because a queue holds only the
+newest messages if its topic was recreated. :class:`SpareEntries` then checks the entries that no
+message of the log asked for: expired, copies by multi-dispatch, lost, or misplaced. A queue file
+under a wrong name holds such entries: each points to a sound frame with another queue offset.
 
 Memory does not grow with the log.
 """
@@ -153,11 +153,11 @@ class SpareEntries:
     ) -> None:
         """Compare the ascending queue offsets of entries with those of their messages.
 
-        The frame of a copy holds the queue offset in its topic, not the one in this queue.
+        The frame of a copy holds its queue offset in its topic, not in this queue.
         """
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
         ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))
-        # A stretch ends where entries are misplaced in another way, or by another number.
+        # A stretch ends when entries are misplaced in another way, or by another number.
         changes = ways != np.append(self._last[0], ways[:-1])
         changes |= shifts != np.append(self._last[1], shifts[:-1])
         self._last = int(ways[-1]), int(shifts[-1])
@@ -195,7 +195,7 @@ _COPIES: Final = re.compile(
 _OWN, _COPY, _FOREIGN = range(3)
 """Owner of a message: this queue, this queue by multi-dispatch, or another queue."""
 _FITS, _MOVED, _STRANGE = range(3)
-"""An entry fits its message, has another queue offset, or points to another queue's message."""
+"""Result for an entry: it is right, has another queue offset, or points into another queue."""
 
 
 @dataclass(slots=True)
@@ -232,7 +232,8 @@ class QueuesAudit:
         self._names = self._find_names()
         self._other_queues = other_queues(layout)
         self.batch = BatchQueuesAudit(layout, self._other_queues.batch)
-        # While retention removes the log's first file, it cuts the queues after that file.
+        # Retention may delete the log's first file during the audit, and the queues' entries for
+        # it.
         files = layout.commit_log.files
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
@@ -376,10 +377,10 @@ class QueuesAudit:
     def _is_crash(self, log_end: int) -> bool:
         """Whether a crash explains the messages that the queues lack at their ends.
 
-        A crash explains it if the dispatcher had reached one place of the log, every queue has the
-        messages before that place, and none of them is older than the checkpoint, which names
-        messages that were in the queues once. RocketMQ dispatches message by message. This
-        library writes a run queue by queue, so some queues may lack a run that others have.
+        That is so if every queue has the messages before the place that the dispatcher had reached,
+        and no lacking message is older than the checkpoint. The checkpoint covers messages that
+        were in the queues once. RocketMQ dispatches message by message. This library writes a run
+        queue by queue, so some queues may lack a run that other queues have.
         """
         if not self.layout.has_abort:
             return False
@@ -400,8 +401,7 @@ class QueuesAudit:
         return self._is_dispatched(dispatched, known)
 
     def _is_dispatched(self, dispatched: int, known: int) -> bool:
-        """Whether the queues lack no message before a place of the log, nor one stored by a
-        time."""
+        """Whether the queues have all messages before a place of the log or up to a time."""
         behind = [seen for seen in self._seen.values() if seen.missing_from is not None]
         return all(
             seen.missing_since > known and (seen.missing_from or 0) >= dispatched for seen in behind
@@ -437,7 +437,7 @@ class QueuesAudit:
         self.entries += spare.entries
 
     def _missing(self, key: QueueKey, messages: int, *, is_explained: bool) -> Iterator[Difference]:
-        """The difference of a queue of which the log has messages and the disk nothing."""
+        """The difference of a queue that has messages in the log, but no files."""
         folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
         reason = f"the log has {messages} messages of it"
         # The dispatcher makes no queue for a topic that cannot name a folder.

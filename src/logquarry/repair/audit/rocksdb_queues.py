@@ -64,7 +64,7 @@ class StoreQueuesAudit:
                 self._drop(audit, error)
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether the work of a Spark task can be accepted: it compares files only."""
+        """Whether the work of a Spark task can be accepted: tasks compare only queues in files."""
         return not self._databases and self._files.is_next(queues)
 
     def add_sound(self, queues: Mapping[QueueKey, tuple[int, int]]) -> None:
@@ -116,7 +116,7 @@ class RocksQueuesAudit(QueuesAudit):
         return RocksQueue(self._db, key, self.layout.commit_log.start, None)
 
     def add(self, followed: Followed, parts: Parts) -> None:
-        """Compare the frames of a run with their entries, which have a store time here."""
+        """Compare the frames of a run with their entries, including the entries' store times."""
         super().add(followed, {k: v for k, v in parts.items() if k[0] not in self.batch.topics})
         for key, part in parts.items():
             seen = self._seen.get(key)

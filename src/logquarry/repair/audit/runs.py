@@ -97,8 +97,7 @@ def audited(follower: Follower, run: Run, facts: F) -> AuditedRun[F]:
 
 
 class FrameFacts:
-    """Collects the faults of frames that verify reports, and the facts that it compares with queues
-    and index.
+    """Collects the faults of frames for verify, and the facts to compare with queues and index.
 
     Args:
         config: settings of the store; frames above its maxMessageSize are reported.
@@ -106,8 +105,9 @@ class FrameFacts:
     Attributes:
         parts: dispatch requests and keys, and the entries by queue, in the log's order.
         oversized: physical offset and size of each frame that is too large.
-        suspects: likewise for each frame whose topic or properties are no text.
-        wrong_crcs: likewise for each frame whose property CRC does not match its bytes.
+        suspects: physical offset and size of each frame whose topic or properties are not valid
+            text.
+        wrong_crcs: physical offset and size of each frame whose property CRC is wrong.
     """
 
     def __init__(self, config: StoreConfig) -> None:

@@ -32,9 +32,9 @@ _BACK: Final = 16 << 20
 """Bytes of the log before its end that are searched for the earlier messages."""
 _MOST_FRAMES: Final = 1 << 14
 _MOST_BATCH: Final = 128
-"""Messages of the longest batch that may be the last append."""
+"""Maximum number of messages in the last append, which may be a batch."""
 _CERTAIN: Final = 32
-"""Bytes that show the kind of all others, if the store was shut down cleanly."""
+"""Number of bytes that suffice as evidence if the store was shut down cleanly."""
 
 
 def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
@@ -44,7 +44,7 @@ def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
         layout: the store's files.
         end: physical offset of the log's end; the last frame must end there.
         is_closed: whether the store was shut down cleanly, and its queues have all messages before
-            ``end``. Then the first bytes suffice: the messages of the others may have expired.
+            ``end``. Then the first bytes suffice: the messages of the other bytes may have expired.
     """
     file = layout.commit_log.at(end)
     reader = LogReader(layout, check_crc=False)
@@ -120,7 +120,7 @@ class _Appends:
         from_buffer = len(data) - int(self._starts[number])
         nonzero = np.flatnonzero(tail)
         zeros_from = int(nonzero[-1]) + 1 if len(nonzero) else 0
-        # Position in the tail -> the latest append whose bytes end there.
+        # Position in the tail -> the latest append that ends at this position.
         reached = {0: number}
         due, best = [0], 0
         while due:

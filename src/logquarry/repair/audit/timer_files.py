@@ -85,7 +85,7 @@ class _Wheel:
         self._read_end()
 
     def _timer_log(self) -> dict[int, npt.NDArray[np.void]]:
-        """Offset of each file of the timer log -> its entries."""
+        """The entries of the timer log, by the offset of their file."""
         found = {}
         for entry in self._layout.filesystem.list(timer.LOG):
             if entry.is_dir or not entry.name.isdigit():
@@ -93,7 +93,8 @@ class _Wheel:
             try:
                 view = self._layout.open_file(f"{timer.LOG}/{entry.name}")
             except FileNotFoundError:
-                # The broker deleted it, or it is no file: then the slots that need it are faults.
+                # The broker deleted it, or it is not a file: the slots that need it are then
+                # faults.
                 continue
             count = view.size // _ENTRY.itemsize
             data = view.window(0, count * _ENTRY.itemsize)[: count * _ENTRY.itemsize]
@@ -130,7 +131,7 @@ class _Wheel:
         return found if found.size == size else None
 
     def faults(self, timers: Timers) -> Iterator[TimerFault]:
-        """Faults of the slots that will be delivered; messages that no slot leads to."""
+        """The faults of slots that are not delivered yet, and messages that are in no slot."""
         faults: list[TimerFault] = []
         reached: set[int] = set()
         for time, place in sorted(self._last.items()):

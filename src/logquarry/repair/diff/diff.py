@@ -18,7 +18,7 @@ from logquarry.units import Progress
 
 
 class _Store:
-    """One of the two stores, at the moment it is opened: a writer may append to it later."""
+    """One of the two stores, as it was when it was opened: a writer may append to it later."""
 
     def __init__(self, layout: StoreLayout) -> None:
         require_log(layout)
@@ -60,7 +60,7 @@ def compare_stores(
 ) -> StoreDiff:
     """Compare two stores.
 
-    The common part of the logs is compared byte by byte. A later begin or an earlier end is no
+    The common part of the logs is compared byte by byte. A later begin or an earlier end is not a
     divergence. A writer may have either store open: it is compared up to its present end.
 
     Args:
@@ -114,7 +114,7 @@ def _notes(left: _Store, right: _Store, queues: tuple[QueueDiff, ...]) -> list[s
             )
         if store.reach > store.log.max_offset:
             found.append(
-                f"{name} has messages behind its end at {store.log.max_offset}: its last file is "
+                f"{name} has messages after its end at {store.log.max_offset}: its last file is "
                 "damaged there, or a recovery left them"
             )
         if store.missing is not None:

@@ -54,7 +54,7 @@ class LogDiff:
     Attributes:
         parts: the stretches that were compared.
         divergence: the first difference, None without one.
-        notes: differences that are no divergence.
+        notes: differences that are not a divergence.
     """
 
     def __init__(self, a: StoreLayout, b: StoreLayout, start: int, end: int) -> None:
@@ -141,8 +141,8 @@ class LogDiff:
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
         at = start
         while at < stop:
-            # Step to multiples of _STEP: then the words of both are aligned, if the files begin at
-            # the same places.
+            # Step to multiples of _STEP, so that the words of both logs are aligned if their files
+            # begin at the same offsets.
             size = min(stop, at + _STEP - at % _STEP) - at
             yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
             at += size
@@ -265,7 +265,7 @@ def compare_queue(
 ) -> QueueDiff:
     """Compare one queue of two stores.
 
-    Entries of messages that one of the logs does not have are no difference.
+    Entries of messages that one of the logs does not have are ignored.
 
     Args:
         key: topic and queue id.
@@ -325,7 +325,7 @@ def _first_difference(a: Units, b: Units, common: Common) -> tuple[int, Unit, Un
 
 
 def _first_relevant(queue: ConsumeQueue, start: int, common: Common) -> tuple[int, Unit] | None:
-    """The first entry from an offset on of a message that both logs have."""
+    """The first entry at or after ``start`` whose message both logs have."""
     stop = queue.max_offset
     for at in range(start, stop, _QUEUE_DIFF_STEP):
         units = queue.units(at, min(stop, at + _QUEUE_DIFF_STEP))

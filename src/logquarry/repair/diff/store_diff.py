@@ -124,7 +124,7 @@ class StoreDiff:
         queues: all queues that either store has.
         config: files of config/: ``equal``, ``different``, ``only_a`` or ``only_b``. Consumers
             change these files, so they do not affect the verdict.
-        notes: facts that are no divergence.
+        notes: facts that are not a divergence.
         lost: the stores whose last log files are missing.
     """
 

@@ -1,8 +1,8 @@
 """Writes the batch queues of RocketMQ 5 in bulk, into a folder that no other process uses.
 
-The entries of a queue follow each other from the first file on, whatever their queue offsets: the
-broker searches an offset among them. If the log has lost messages of a queue, the next entry takes
-their queue offsets (:func:`logquarry.write.batch_queue_writer.without_gaps`).
+The entries of a queue are written one after the other from the first file on, even if queue offsets
+are missing: the broker searches the entries for an offset. If the log has lost messages of a queue,
+the next entry takes their queue offsets (:func:`logquarry.write.batch_queue_writer.without_gaps`).
 """
 
 from __future__ import annotations

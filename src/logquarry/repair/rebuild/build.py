@@ -1,8 +1,8 @@
 """Builds consume queues and index in one walk over the log, and reports the result.
 
 A note next to the folder records the store and the settings of the built files, so that they are
-not mistaken for those of another store. It is written before the first folder is in place, with the
-folder's lock held.
+not mistaken for files of another store. The rebuild writes the note before the first folder is in
+place, and holds the folder's lock.
 """
 
 from __future__ import annotations
@@ -235,11 +235,11 @@ class BuildJob:
         disk: disk of the folder.
         clock: names index files, in milliseconds.
         folder: gets ``consumequeue/`` and ``index/``.
-        names: which of the two to build.
+        names: the folders to build.
         log: reads the log; finished when all files are built.
         likely_end: physical offset near the log's end.
         is_live: whether a writer has the store open.
-        batch: builds the batch queues; None if the store has none, or none are wanted.
+        batch: builds the batch queues; None to build no batch queues.
         rocksdb: the folder of RocksDB below ``folder``, if the store has its queues there.
     """
 
@@ -256,7 +256,7 @@ class BuildJob:
     rocksdb: str | None = None
 
     def queue_files(self) -> QueueFiles | None:
-        """The queues to build, None if none are wanted."""
+        """The queues to build, None to build only the index."""
         if CONSUME_QUEUE not in self.names:
             return None
         assert self.config.queue_file_size is not None
@@ -267,7 +267,7 @@ class BuildJob:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The built files, all of them synced.
+    """The built files; all are synced.
 
     Attributes:
         queues: the queues, None if none were wanted.

@@ -137,7 +137,7 @@ def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -
 
 
 def _joined(before: FoundRun, after: FoundRun) -> FoundRun | None:
-    """Two runs as one, None if they are apart or have too many segments. So a task sends less."""
+    """Two runs joined, so that a task sends less; None if they are apart or have many segments."""
     if before.end != after.start:
         return None
     queues = dict(before.queues)
@@ -251,7 +251,7 @@ class KeySource:
     Attributes:
         start: physical offset of the run's start.
         end: physical offset of the run's end.
-        skip: number of its first keys that are skipped.
+        skip: number of the run's first keys that are skipped.
         take: number of keys after them.
         keys: physical offsets, store times and hashes; None to read the run.
     """
@@ -276,8 +276,8 @@ def write_index_file(
 
     Args:
         layout: the store's files.
-        sources: its keys in order. Unless it is the first file, the last key of the previous file
-            comes first: the header begins there.
+        sources: its keys in order. For every file but the first one, these begin with the last key
+            of the previous file, because the header begins there.
         disk: disk of the file.
         path: path of the file.
         shape: its slots and entries.

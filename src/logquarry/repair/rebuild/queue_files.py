@@ -59,7 +59,7 @@ class BuiltQueue:
     Attributes:
         first: offset of the first message.
         stop: one past the offset of the last message.
-        written: one past the last entry in the files; ``begin`` without one.
+        written: one past the last entry in the files; ``begin`` without entries.
         restarts: number of times that the topic was recreated.
         gaps: start and stop of each gap; fillers replace messages that the log has lost.
         parts: entries that are not written yet: (offset, entries) in order.
@@ -168,7 +168,7 @@ class QueueFiles:
         return self._why_not(key, 0, None) is None
 
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:
-        """Leave room for entries that tasks write, after all others.
+        """Leave room after all other entries for entries that tasks write.
 
         Raises:
             StoreUnavailable: if the disk fails, or is full.
@@ -399,6 +399,6 @@ class IndexFiles:
             self._count(self._writer.last)
 
     def close(self) -> None:
-        """End the thread, without the keys that are still waiting."""
+        """End the thread; keys that are still waiting are dropped."""
         self._thread.shutdown(cancel_futures=True)
         self._writer.close()

@@ -175,7 +175,7 @@ def rebuild(
 
 @contextlib.contextmanager
 def _store_lock(disk: Disk, target: Path) -> Iterator[None]:
-    """The store's lock if the folder has a log: a copy of a store that gets its queues."""
+    """The store's lock, if the folder has a log: it is then a copy of a store without queues."""
     lock = StoreLock(disk, target) if (target / COMMIT_LOG).is_dir() else None
     try:
         yield
@@ -218,7 +218,7 @@ class _Rebuild:
         disk: disk of both folders.
         clock: names index files and the quarantine, in milliseconds.
         builder: builds the files.
-        note: file that records the store and its settings, None for none.
+        note: file that records the store and its settings; None to write none.
     """
 
     def __init__(
@@ -372,8 +372,8 @@ class _Rebuild:
     ) -> list[QueueReport]:
         """Copy queues of which retention has deleted all messages.
 
-        A broker continues where such a queue ends. Without the copy its queue offsets would begin
-        at 0, and the progress of its consumers would lie ahead of them.
+        A broker continues where such a queue ends. Without the copy, new queue offsets would begin
+        at 0, below the progress of the queue's consumers.
         """
         taken = []
         if isinstance(queues, RocksFiles):

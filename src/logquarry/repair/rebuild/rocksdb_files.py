@@ -2,8 +2,8 @@
 
 :class:`RocksFiles` makes the same entries as
 :class:`~logquarry.repair.rebuild.queue_files.QueueFiles`, and writes a RocksDB with the records of
-the broker: entries, bounds and the dispatched end. RocksDB writes and syncs its files itself,
-without the port of :mod:`logquarry.disk.disk`.
+the broker: entries, bounds and the dispatched end. RocksDB writes and syncs its files without
+:mod:`logquarry.disk.disk`.
 
 If the log has lost messages of a queue between two others, the queue is not built: a consumer that
 asks the broker for such an offset is sent back to offset 0 (``RocksDBConsumeQueue.rollNextFile``).

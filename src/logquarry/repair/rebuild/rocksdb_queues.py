@@ -42,7 +42,7 @@ def why_replaced(
         queues: the queues, compared with the log.
         log_end: physical offset of the log's end.
     """
-    # First: queues that cannot be read differ from the log for this reason.
+    # Check this first: it explains why unreadable queues differ from the log.
     try:
         database = QueueDb(layout, folder)
     except CorruptFile as error:
@@ -89,7 +89,7 @@ def replace_queues(
     Args:
         layout: the store's files; the log ends at ``log_end``, and has only damage that stays.
         config: settings of the store, with all sizes.
-        folder: the folder of RocksDB; the old one goes to quarantine.
+        folder: the folder of RocksDB; the old folder goes to quarantine.
         log_end: physical offset of the log's end.
         disk: disk of the store.
         clock: names the quarantine, in milliseconds.

@@ -51,7 +51,7 @@ def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
     if (target / SALVAGE).exists():
         raise UsageError(f"{target}: a salvage into it was interrupted")
     if (target / REBUILD / COMPLETE).is_file():
-        # A complete build may be in place in part.
+        # An interrupted rebuild may have put only some folders in place.
         return target
     for name in names:
         if (target / name).exists():
@@ -96,10 +96,10 @@ def finish_into(
 
 
 def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
-    """Finish a rebuild that is in place in part.
+    """Finish an interrupted rebuild that has put some folders in place.
 
     Raises:
-        UsageError: if there was one.
+        UsageError: if there was such a rebuild: there is nothing left to build.
     """
     is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
     if is_begun and bring_out_cut_off(target, disk):
@@ -146,13 +146,13 @@ def swap(
 
     Args:
         build: the folder with the new folders.
-        target: the folder of the old ones.
+        target: the folder with the old folders.
         names: names of the folders.
-        quarantined: name of the folder in the quarantine that gets the old ones.
+        quarantined: name of the folder in the quarantine that gets the old folders.
         disk: disk of both folders.
 
     Returns:
-        The quarantine of the old ones, None without; and the folder for it.
+        The quarantine with the old folders, None if there were none; and the folder for it.
     """
     aside = first = quarantine(target, quarantined)
     number = 0
@@ -167,7 +167,7 @@ def swap(
                 _rename(disk, place, old)
             _rename(disk, build / name, place)
         except BaseException:
-            # Even on Ctrl-C either all folders are moved or none.
+            # Even after Ctrl-C either all folders are moved or none.
             if old.exists() and not place.exists():
                 _rename(disk, old, place)
             raise

@@ -1,1 +1,1 @@
-"""Recovers a store after a crash: check at opening, plan, apply; and RocketMQ's own rules."""
+"""Recovers a store after a crash: check at opening, plan, apply; also by RocketMQ's own rules."""

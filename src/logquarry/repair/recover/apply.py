@@ -1,10 +1,10 @@
 """Applies the plan of a safe recovery, with the store's lock held.
 
-An interrupted recovery can be run again with the same result. For that, ``abort`` is created first.
-It hides where the log of a cleanly shut down store ended, so the durable offset is written before
-it. Then the log is repaired, then queues and index. When all of them are on the disk, the durable
-offset is written, and then the checkpoint. The durable offset names the checkpoint's times in
-advance, so that it is valid at every moment.
+An interrupted recovery can be run again with the same result. For that, ``abort`` is created before
+any change. A store with ``abort`` no longer shows where its log ended at a clean shutdown, so the
+durable offset is written even before. Then the log is repaired, then queues and index. When all of
+them are on the disk, the durable offset is written, and then the checkpoint. The durable offset
+names the checkpoint's times in advance, so that it is valid at every moment.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 _COPY_BYTES: Final = 1 << 20
 _UNSURE_BYTES: Final = 128 << 20
-"""Bytes at the end of a log without a durable offset that are written again.
+"""If a log has no durable offset, this many bytes at its end are written again.
 
 A sync of another program may have failed at any time; to write terabytes again would take too long.
 """
@@ -80,7 +80,7 @@ def apply_safe(
 
     Raises:
         StoreUnavailable: if the disk fails; the store can be recovered again.
-        UnreadableFile: if the disk stops to deliver bytes that were read; likewise.
+        UnreadableFile: if the disk no longer delivers bytes that were read; likewise.
     """
     with none_lost(str(plan.root)):
         _Work(plan, disk, clock, progress).run()
@@ -161,10 +161,10 @@ class _Work:
             self._mark(checkpoint, self._plan.log_end)
             times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
             if not self._plan.message_count:
-                # No times for an empty log: later readers would treat its log files as missing.
+                # An empty log gets no times: later readers would think that its files are missing.
                 times = checkpoint.index_timestamp = 0
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
-            # A broker of 5.5 dispatches from there after a crash.
+            # A broker of 5.5 dispatches from this offset after a crash.
             checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
             checkpoint.flush()
             self._mend_timers()
@@ -259,7 +259,7 @@ class _Work:
     def _shorten(self, path: Path, size: int, excess: int) -> None:
         """Replace a file that is too long by a shorter copy; quarantine gets the rest.
 
-        A complete file exists at every moment: without it the log would end there.
+        A complete file exists at every moment: if it were missing, the log would end there.
         """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
@@ -329,7 +329,7 @@ class _Work:
                 for name in disk.list(path):
                     disk.set_aside(path / name, aside)
             elif step.kind is StepKind.SET_ASIDE and path.is_file() and path.parent.name != SIDECAR:
-                # Files of the log, and logquarry's own files, were moved before.
+                # Earlier steps have moved files of the log, and logquarry's own files.
                 disk.set_aside(path, quarantine(root, path.parent.name))
         ends = {
             queue.key: 0 if queue.action is QueueAction.REBUILD else queue.keep_until
@@ -358,7 +358,7 @@ class _Work:
             for units in plan.transactions:
                 make_units(disk, root, units)
             for queue in plan.queues:
-                # This includes queues that are only cut.
+                # The list includes queues that are only cut.
                 if not queue.is_sound:
                     queues.writers.get(queue.key)
             for files in queues:
@@ -430,7 +430,7 @@ def disk_json(disk: Disk, path: Path, document: object) -> None:
 
 
 def note_end(disk: Disk, root: Path, log_end: int, damage: Iterable[DamagedSpan] = ()) -> None:
-    """Note for later readers where the log ends, and which parts of it are damaged.
+    """Record for later readers where the log ends, and which parts of it are damaged.
 
     Raises:
         StoreUnavailable: if the disk cannot store the note.
@@ -482,7 +482,7 @@ class _IndexRest:
 def _ranges(
     start: int, stop: int, queues_from: int | None, index_from: int | None
 ) -> list[tuple[int, int, bool]]:
-    """The parts of a stretch to dispatch: (start, end, whether the index needs their keys)."""
+    """The parts of a stretch to dispatch: (start, end, whether the index needs the part's keys)."""
     queues_at = stop if queues_from is None else min(max(start, queues_from), stop)
     index_at = stop if index_from is None else min(max(start, index_from), stop)
     found = []

@@ -1,7 +1,7 @@
 """Checks the names in a store's folders before a recovery or a retention changes anything.
 
-A folder or a link in the place of a file, or one file under two names, would stop a recovery half
-way, or let it overwrite under one name the bytes that another name needs.
+A folder or a link in the place of a file would stop a recovery half way. If one file had two names,
+the recovery could overwrite bytes under one name that the other name needs.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _FOLDERS: Final = (
 
 
 def check_entries(root: Path, config: StoreConfig) -> None:
-    """Check that each name of a store's file is a file, and that no file has two names.
+    """Check that each name that a file should have is a file, and that no file has two names.
 
     Args:
         root: the store's folder.
         config: its settings, which may name further folders of the log.
 
     Raises:
-        StoreUnavailable: if not.
+        StoreUnavailable: if a check fails.
     """
     aside = quarantine(root)
     check_folders(root)
@@ -78,13 +78,13 @@ def check_entries(root: Path, config: StoreConfig) -> None:
         _found(topic)
         for queue in _entries(topic):
             found = _found(queue)
-            # A file in the place of a queue's folder is ignored.
+            # Readers ignore a file in the place of a queue's folder.
             if found is not None and stat.S_ISDIR(found.st_mode):
                 _check_once(queue, found, places)
             for path in _entries(queue):
                 _check_numbered(path, places)
     for path in _entries(root / INDEX):
-        # A folder there is ignored.
+        # Readers ignore a folder there.
         if path.name.isascii() and path.name.isdigit() and not _is_folder(path):
             _check_once(path, _check(path), places)
 
@@ -93,7 +93,7 @@ def check_folders(root: Path) -> None:
     """Check that no file and no broken link is in place of one of a store's folders.
 
     Raises:
-        StoreUnavailable: if one is.
+        StoreUnavailable: if there is such a file or link.
     """
     for name in _FOLDERS:
         _check(root / name, is_folder=True)
@@ -123,7 +123,9 @@ def _check(path: Path, *, is_folder: bool = False) -> os.stat_result | None:
         if not stat.S_ISDIR(found.st_mode):
             raise _refused(path, "is no folder")
     elif not stat.S_ISREG(found.st_mode):
-        raise _refused(path, "is a folder" if stat.S_ISDIR(found.st_mode) else "is no plain file")
+        raise _refused(
+            path, "is a folder" if stat.S_ISDIR(found.st_mode) else "is not a plain file"
+        )
     return found
 
 
@@ -164,8 +166,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """The paths in a folder, by name; none if the folder cannot be read: its reader reports the
-    error."""
+    """The paths in a folder, by name; none if it cannot be read, which its reader reports."""
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in os.scandir(folder))
@@ -189,7 +190,7 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
 
     Raises:
         StoreUnavailable: if a file belongs to a log with files of another size, or its frames do
-            not decide where it belongs.
+            not show where it belongs.
     """
     files = layout.commit_log
     for path, reason in layout.log_names.doubts:
@@ -216,7 +217,7 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
             continue
         if _begins_with_own_message(layout, file):
             raise _no_place(layout, file)
-        where = "no place of a log file" if not fits else "far behind the log"
+        where = "no place of a log file" if not fits else "far after the log"
         reason = "no message in it shows that it belongs to this log"
         found.append((file, f"its name is {where}, and {reason}"))
     return found
@@ -226,7 +227,7 @@ def check_file_size(layout: StoreLayout) -> None:
     """Check that the log's files can have the size that the settings give. Reads few bytes.
 
     Raises:
-        StoreUnavailable: if a message lies behind that size, or where another file begins: the
+        StoreUnavailable: if a message lies after that size, or where another file begins: the
             settings belong to another store, and most of the log would be read as damage.
         UsageError: if the configuration gives that size, and the files have another.
     """

@@ -36,7 +36,7 @@ class JavaDispatch:
     """Dispatches messages in the log's order.
 
     Args:
-        queues: the queues; new queues are added.
+        queues: the queues; the dispatch adds new queues.
         config: the store's settings, with all sizes.
         target: changes the queues' files.
         open_index: returns the index, None for none; called for the first message.
@@ -76,7 +76,8 @@ class JavaDispatch:
         """Dispatch a run of frames."""
         requests = run.requests
         if self._config.enable_multi_dispatch:
-            # Copies go to queues of other messages of the run: keep the log's order.
+            # Copies are added to queues that also get other messages of the run: keep the log's
+            # order.
             data = window.data.data
             for position in run.rows[:, POSITION].tolist():
                 found = check_message(
@@ -191,7 +192,7 @@ def _parse_long(text: str, request: JavaRequest) -> int:
     if value is None or not java.LONG_MIN <= value <= java.LONG_MAX:
         raise JavaRefusal(
             f"the message at {request.physical_offset} names {text[:_LONGEST_NUMBER]!r} as its "
-            "queue offset in another queue, but that is no number"
+            "queue offset in another queue, but that is not a number"
         )
     return value
 

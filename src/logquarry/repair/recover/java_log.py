@@ -1,8 +1,8 @@
 """Reads the log as RocketMQ does when it starts, quirks included.
 
 Java's recovery reads the log from one file on. The log ends at the first place without a message.
-Then ``ReputMessageService`` dispatches the messages that are in no queue, by other rules: it checks
-no CRC, and skips bytes that it cannot read.
+Then ``ReputMessageService`` dispatches the messages that are in no queue. It has other rules: it
+checks no CRC, and skips bytes that it cannot read.
 
 A frame that the kernels find sound is sound to Java. If the kernels stop, the reference
 (:mod:`logquarry.format.java_frame`) decides.
@@ -49,7 +49,8 @@ class JavaLog:
 
     Attributes:
         files: the log's files.
-        last_message: physical offset of the last message that :meth:`find_end` read, None without.
+        last_message: physical offset of the last message that :meth:`find_end` read; None without
+            one.
         stopped_by: the bytes at which the log ends, in words; None if there are only zeros.
     """
 
@@ -187,8 +188,8 @@ class JavaLog:
         Raises:
             JavaRefusal: if RocketMQ would fail.
         """
-        # QUIRK: 4.9 reads the delay levels after this. So a delayed message that is dispatched
-        # here gets the hash of its tags, not its delivery time.
+        # QUIRK: 4.9 reads the delay levels only after its recovery. So a delayed message that is
+        # dispatched here gets the hash of its tags, not its delivery time.
         levels = self._levels if self._rules.is_5 else ()
         with _Runs(levels, check_crc=check_crc, keys=self._keys) as runs:
             return self._find_end(start, dispatch, runs, levels, check_crc, known)
@@ -288,9 +289,9 @@ class JavaLog:
     def _dispatch_file(self, offset: int, runs: _Runs, dispatch: JavaDispatch) -> int:
         """Dispatch the messages of a file from an offset on; return the next offset.
 
-        QUIRK: after a frame whose lengths do not add up, Java's buffer moves by the lengths, but
-        its offset by TOTALSIZE. From there on the two differ, and the next error moves the offset
-        after the file's end. Unreadable bytes end the file.
+        QUIRK: after a frame whose lengths do not add up, Java's buffer moves by the sum of the
+        lengths, but its offset by TOTALSIZE. From there on buffer and offset differ, and the next
+        error moves the offset after the file's end. Unreadable bytes end the file.
         """
         file = next((f for f in self.files if f.base <= offset < f.base + self._file_size), None)
         if file is None or offset - file.base >= file.wrote:
@@ -324,7 +325,7 @@ class JavaLog:
 
 
 class _Runs:
-    """Reads the runs of frames of a log; a thread reads the next run during the dispatch of one.
+    """Reads the runs of frames of a log; a thread reads the next run while one is dispatched.
 
     Args:
         levels_ms: delay of each level in milliseconds.

@@ -1,8 +1,8 @@
 """Consume queues as RocketMQ 4.9.3 recovers and fills them (``ConsumeQueue``), quirks included.
 
 The same code makes a plan and applies it: with :class:`Noted` it writes to memory, with
-:class:`Applied` to the files. Only positions mark a queue's end: the bytes after them stay. Like
-Java, this code leaves gaps, which the queue writer of logquarry refuses.
+:class:`Applied` to the files. A queue's end is only a position: the bytes after it stay. Like Java,
+this code leaves gaps, which the queue writer of logquarry refuses.
 """
 
 from __future__ import annotations
@@ -264,10 +264,10 @@ class JavaQueue:
 
     Attributes:
         max_physical: physical offset after the last message, by the entries (``maxPhysicOffset``);
-            -1 without one.
+            -1 without messages.
         files: its files.
         set_aside: paths of the files that Java would destroy, each with its reason.
-        cut: position from which entries behind the log's end were cut, in bytes; None if none were.
+        cut: position from which entries after the log's end were cut, in bytes; None if none were.
         put_from: position of the first new entry, in bytes.
         put_units: number of new entries.
     """
@@ -297,7 +297,7 @@ class JavaQueue:
 
     # --------------------------------------------------------------------------------- recover
     def recover(self) -> None:
-        """Find the end, from the third-last file on (``recover``): the first invalid entry."""
+        """Find the end (``recover``): the first invalid entry from the third-last file on."""
         if not self.files:
             return
         index = max(0, len(self.files) - RECOVERED_FILES)
@@ -312,7 +312,7 @@ class JavaQueue:
         self._truncate(file.base + count * UNIT_SIZE)
 
     def _leading(self, file: JavaFile, start: int, limit: int) -> tuple[int, QueueEntry | None]:
-        """Number of sound entries from one on, and the last of them.
+        """Number of sound entries from number ``start`` on, and the last of them.
 
         An entry is sound if its physical offset is from 0 to below ``limit`` and its size positive.
         """
@@ -342,10 +342,10 @@ class JavaQueue:
         last.wrote = min(self._file_size, offset - last.base)
 
     def truncate_dirty(self, physical: int) -> None:
-        """Remove the entries behind the log's end (``truncateDirtyLogicFiles``).
+        """Remove the entries after the log's end (``truncateDirtyLogicFiles``).
 
-        QUIRK: the first entry of a file always counts, even one of zeros. (With files of one entry
-        Java never ends.)
+        QUIRK: the first entry of a file always counts, even if it is all zeros. (If a file holds
+        only one entry, Java never ends.)
         """
         self.max_physical = physical
         while self.files:
@@ -353,7 +353,7 @@ class JavaQueue:
             first = queue_entry.decode_at(self._target.view(file.path), 0)
             if first.physical_offset >= physical:
                 self.files.pop()
-                self._destroy(file, f"its messages lie behind the log's end at {physical}")
+                self._destroy(file, f"its messages lie after the log's end at {physical}")
                 continue
             count, last = self._leading(file, 1, physical)
             last = first if last is None else last
@@ -387,7 +387,7 @@ class JavaQueue:
             units: the entries, in the order of their physical offsets.
 
         Raises:
-            JavaRefusal: if a new file would begin at an offset that no name can have.
+            JavaRefusal: if a new file would begin at an offset that no file name can express.
         """
         if not len(units):
             return
@@ -395,7 +395,7 @@ class JavaQueue:
             ends = units["physical_offset"].astype(np.int64) + units["size"]
             known = int(np.count_nonzero(ends <= self.max_physical))
             offsets, units = offsets[known:], units[known:]
-        # Split into parts of consecutive queue offsets; an offset of 0 is a part alone.
+        # Split into parts of consecutive queue offsets; an offset of 0 is a separate part.
         breaks = np.diff(offsets) != 1
         if len(offsets) and int(offsets.min()) <= 0:
             breaks |= (offsets[:-1] == 0) | (offsets[1:] == 0)
@@ -406,7 +406,7 @@ class JavaQueue:
                 self._put_run(int(offsets[start]), units[start:stop])
 
     def _put_run(self, offset: int, units: Units) -> None:
-        """Append entries with consecutive queue offsets; 0 only as a single one."""
+        """Append entries with consecutive queue offsets; an entry of offset 0 must be alone."""
         end = _end_of(units[-1])
         expected = java.to_long(offset * UNIT_SIZE)
         file = self._writable(expected)

@@ -1,7 +1,7 @@
-"""Syncs the data that a recovery relies on: entries of lost messages, and files that it only read.
+"""Syncs the data that a recovery relies on: entries of lost messages, and unchanged files.
 
-The entry of a lost message exists only in its queue. A recovery notes these entries before it cuts
-a queue. Without the note an interruption would leave fillers in their place.
+The entry of a lost message exists only in its queue. A recovery records these entries before it
+cuts a queue. Otherwise an interruption would leave fillers in their place.
 """
 
 from __future__ import annotations

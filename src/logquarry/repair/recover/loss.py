@@ -4,15 +4,15 @@ A message is lost if a queue, the index, the durable offset or the checkpoint kn
 recovered log does not have it. Entries of messages before the log's first offset are expired, not
 lost. Damage that an earlier recovery recorded was accepted then.
 
-A crash normally loses messages, and it is no fault unless a message was on the disk already. The
-following show that a message was on the disk, and thus vouch for it:
+A crash normally loses messages; that is a fault only if a message was on the disk already. The
+following facts show that a message was on the disk ("vouch for it"):
 
 - the durable offset, for every message before it, and for no other message;
 - without a durable offset, a clean shutdown, for every message that a queue names;
 - after a crash without a durable offset: frames after the message that are sound, a whole file of
   zeros in its place, or a checkpoint that is later than the last message of the log.
 
-The loss of vouched messages needs the user's consent (``accept_loss``) if it exceeds the limits of
+The loss of such messages needs the user's consent (``accept_loss``) if it exceeds the limits of
 :func:`_is_small`, or if files of the log that had them are missing. docs/recovery.md has a table.
 """
 
@@ -39,16 +39,16 @@ from logquarry.read.queue import Queue, Units, has_message
 
 _SMALL_BYTES: Final = 64 << 10
 _SMALL_SHARE: Final = 10
-"""A loss of at most 64 KiB may be a tenth of the log."""
+"""A loss of at most 64 KiB may be up to a tenth of the log."""
 _LARGE_BYTES: Final = 64 << 20
 _LARGE_SHARE: Final = 100
-"""A larger loss may be a hundredth of the log, and at most 64 MiB."""
+"""A larger loss may be up to a hundredth of the log, and at most 64 MiB."""
 _MOST_COUNTED: Final = 20_000_000
-"""Lost entries that are compared, so that a message in several queues counts once."""
+"""Maximum number of lost entries that are compared to count a message of several queues once."""
 _MOST_NAMED: Final = 2
-"""Missing parts of the log that a reason names."""
+"""Maximum number of missing parts of the log that a reason names."""
 _LEAST_APART: Final = 2
-"""Fewest entries with messages far behind the log that count as a loss: one may be rot."""
+"""Fewest entries with messages far after the log that count as a loss: one may be damaged."""
 
 _Frames = npt.NDArray[np.int64]
 """Physical offset, size and number of messages of each frame."""
@@ -61,8 +61,7 @@ class Loss:
     Attributes:
         messages: number of messages that queues name. A message that multi-dispatch put into
             several queues counts once, unless more than 20 million are lost.
-        bytes: their bytes; with a durable offset at least the bytes of the log that are missing
-            before it.
+        bytes: their bytes; with a durable offset, at least the missing bytes of the log before it.
         known_bytes: the bytes of the log that are known in total, lost ones included.
         reason: where the messages were, in words.
         needs_consent: whether the recovery needs ``accept_loss``.
@@ -232,12 +231,12 @@ class _Search:
 
     # ---------------------------------------------------------------------------------- entries
     def _lost(self) -> _Frames:
-        """Each lost frame, in the order of the log."""
+        """The lost frames, in the order of the log."""
         lowest = min([self._end, *(span.offset for span in self._damage)])
         found: list[_Frames] = [np.empty((0, 3), np.int64)]
         for queue in all_queues(self._layout):
             found += self._lost_of(queue, lowest)
-        # After the queues, which have the sizes.
+        # The index comes after the queues, which have the sizes.
         found.append(self._lost_of_index(lowest))
         frames = np.concatenate(found)
         if len(frames) > _MOST_COUNTED:
@@ -386,7 +385,8 @@ def _frames(units: Units, *, is_batch: bool) -> _Frames:
 def _in_order(frames: _Frames, after: int | None) -> _Frames:
     """The frames that a queue can have had.
 
-    A queue's entries are in the order of the log: an entry that points behind a later one is rot.
+    A queue's entries are in the order of the log: an entry that points after a later entry is
+    damaged.
     """
     if not len(frames):
         return frames
@@ -397,6 +397,6 @@ def _in_order(frames: _Frames, after: int | None) -> _Frames:
 
 
 def _is_small(size: int, known: int) -> bool:
-    """Whether the loss of some bytes, of those that are known, needs no consent."""
+    """Whether a loss is so small a part of the known bytes that it needs no consent."""
     is_little = size <= _SMALL_BYTES and size * _SMALL_SHARE <= known
     return is_little or (size <= _LARGE_BYTES and size * _LARGE_SHARE <= known)

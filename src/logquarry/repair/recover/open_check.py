@@ -4,7 +4,7 @@ A store that was shut down cleanly and whose log and queues agree is opened with
 other store needs a recovery first (:mod:`logquarry.repair.recover.safe`).
 
 The log ends after the last message that the queues point to and the frames that follow it without
-a break. Frames behind this end are stale frames of an earlier recovery (reliability.md, "Where the
+a break. Frames after this end are stale frames of an earlier recovery (reliability.md, "Where the
 log ends").
 """
 
@@ -99,7 +99,7 @@ class StoreFound:
         log_end: physical offset of the log's end.
         pieces: the stretches of the log that are not dispatched yet, without the damage between
             them. Queues and index have all messages before the first stretch.
-        queue_ends: of each queue the position after its last entry, counted in entries.
+        queue_ends: for each queue the position after its last entry, counted in entries.
         recovered: result of RocketMQ's recovery, if that mode is set.
         transactions: state table and redo log, in dialect 3.1.
         log_folders: the folders of the log.
@@ -120,10 +120,10 @@ class StoreFound:
 
 
 def check_folder(root: Path) -> None:
-    """Check by the names in a folder whether a store may be opened or created there.
+    """Check, by the names in a folder, that a store may be opened or created there.
 
     Raises:
-        StoreNotFound: if the folder is no store and holds other files.
+        StoreNotFound: if the folder is not a store and holds other files.
     """
     try:
         if not root.exists():
@@ -183,7 +183,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     end = log.max_offset
     sound = end
     if queued > log.min_offset:
-        # Only the last file: puts do not touch damage before it.
+        # Check only the last file: puts do not touch damage before it.
         sound = min(end, sound_bound(layout, queued) or 0)
     if sound < queued:
         raise NeedsRecovery(
@@ -234,10 +234,9 @@ def _find_transactions(
 
 
 def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int, int], ...], bool]:
-    """The stretches of a part of the log between the damage that a recovery has recorded, and
-    whether a message there states its offsets in further queues.
+    """The undamaged stretches of a part of the log, and whether a message has further queues.
 
-    A message whose body alone is damaged keeps its queue offset.
+    A message with damage only in its body keeps its queue offset.
 
     Raises:
         NeedsRecovery: if there is damage that no recovery has recorded.
@@ -325,7 +324,7 @@ def recovered_store(
 
 
 def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) -> None:
-    """Refuse to open a store as it will be refused with its lock held. Changes nothing.
+    """Refuse a store, before its lock is taken, that opening would refuse. Changes nothing.
 
     Raises:
         CorruptFile: if the files have other sizes than the settings.
@@ -363,7 +362,7 @@ def _is_store(root: Path) -> bool:
 def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
     """Refuse files of a wrong size and missing files, as RocketMQ's ``load()`` does.
 
-    An empty last file is no fault: a crash leaves one.
+    An empty last file is not a fault: a crash leaves such a file.
 
     Raises:
         NeedsRecovery: if there is such a file.
@@ -386,7 +385,7 @@ def _check_index(layout: StoreLayout, config: StoreConfig, end: int) -> None:
     """Check the headers of the index files.
 
     Raises:
-        NeedsRecovery: if one does not belong to this log.
+        NeedsRecovery: if an index file does not belong to this log.
     """
     shape = config.index_shape
     fault = None if shape is None else index_fault(layout, shape, log_end=end)
@@ -414,7 +413,7 @@ def _check_queues(
         return
     known = known_damage(layout)
     audits = QueueAudits({(queue.topic, queue.queue_id): queue for queue in queues}, config, known)
-    # With a bound: the caller has checked the bytes after it.
+    # There is a bound, because the caller has checked the bytes after it.
     reader = LogReader(layout, bound=stop, check_crc=config.check_crc_on_recover)
     for event in reader.events(start, stop):
         if isinstance(event, Run):
@@ -452,4 +451,4 @@ def _check_rest(layout: StoreLayout, end: int) -> None:
     last = LogReader(layout).data_end(end)
     is_closed = not layout.has_abort
     if last > end and not (is_closed and are_stale_bytes(layout, end, is_closed=True)):
-        raise NeedsRecovery(f"there are {last - end} bytes behind the log's end at {end}")
+        raise NeedsRecovery(f"there are {last - end} bytes after the log's end at {end}")

@@ -33,7 +33,7 @@ class StepKind(Enum):
     """The kind of a step."""
 
     RENAME = "rename"
-    """Give a file of the log the name that its frames show; the step's offset is that name."""
+    """Rename a file of the log to the name that its frames show; the step's offset is that name."""
     CUT = "cut"
     """Shorten the log or a queue."""
     ZERO = "zero"
@@ -65,7 +65,8 @@ class Step:
     Attributes:
         kind: the kind of the step.
         file: path below the store's folder: a file, or the folder of a queue or of the index.
-        offset: physical offset in the log, elsewhere a position in the file; None for all of it.
+        offset: physical offset in the log, elsewhere a position in the file; None for the whole
+            file.
         length: number of bytes, None if unknown.
         reason: why, in words.
     """
@@ -154,7 +155,7 @@ class RecoveryPlan:
             yield f"and {count} more times: {name}"
 
     def lines(self) -> Iterator[str]:
-        """The plan in lines of text; what would be lost is the first."""
+        """The plan in lines of text; the first line is the loss, if there is any."""
         if self.loss is not None:
             yield str(self.loss)
         yield from self.looked_at
@@ -189,9 +190,9 @@ class QueuePlan:
         keep_until: queue offset of the first entry that is removed.
         had_until: queue offset at which the queue ended.
         end: queue offset at which it will end.
-        resume_at: physical offset of the first message that it lacks, None if it lacks none.
+        resume_at: physical offset of the first message that the queue lacks; None if it has all.
         reason: why, in words.
-        moved: queue offsets of messages whose own is harmed, by their physical offsets.
+        moved: physical offset -> right queue offset, of messages with a harmed queue offset.
         largest_gap: maximum number of messages that are missing at one place.
     """
 
@@ -276,8 +277,8 @@ def plan_index(
 ) -> IndexPlan:
     """The plan for the index of a store.
 
-    After a crash only the files stay that the checkpoint covers. RocketMQ destroys the others too,
-    and then indexes only a part of their messages again (#8007).
+    After a crash only the files that the checkpoint covers stay. RocketMQ destroys the other files
+    too, but then indexes only a part of their messages again (#8007).
 
     Args:
         layout: the store's files.

@@ -70,8 +70,8 @@ def recover(
         mode: ``safe`` keeps every message that is whole in the log; ``rocketmq`` gives RocketMQ's
             own outcome.
         apply: whether to apply the plan.
-        accept_loss: the bytes of messages whose loss you accept. A recovery that would lose more
-            than a small share of what was on the disk is refused without it
+        accept_loss: the bytes of messages whose loss you accept. Without it, a recovery is refused
+            if it would lose more than a small share of the messages that were on the disk
             (:mod:`logquarry.repair.recover.loss`).
         config: settings of the store; missing sizes are inferred from the files.
         clock: names new index files, in milliseconds.
@@ -120,7 +120,7 @@ def recover(
     try:
         check_entries(root, settings)
         bring_out_cut_off(root, disk)
-        # A writer that crashed may have left files with their second name alone.
+        # A writer that crashed may have left files that have only their second name.
         NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _planned(root, mode, settings, progress)
         _require_possible(plan, accept_loss)
@@ -138,7 +138,8 @@ def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:
     """Refuse a plan that cannot be applied, or that loses more than the user accepts.
 
     Raises:
-        StoreUnavailable: if so.
+        StoreUnavailable: if the plan cannot be applied.
+        LossRefused: if it loses more than the user accepts.
     """
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
@@ -156,8 +157,8 @@ def _planned(
         if plan.refused is not None:
             return plan
         if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
-            # RocketMQ truncates in memory only, as the note of an earlier recovery does: nothing is
-            # left to do.
+            # RocketMQ truncates in memory only. The record of an earlier recovery does the same:
+            # nothing is left to do.
             plan = dataclasses.replace(plan, steps=())
     else:
         plan = plan_safe(root, with_sizes(config, layout), progress=progress)
@@ -193,7 +194,7 @@ def _planned(
 
 
 def _only_stale_bytes(layout: StoreLayout, plan: RecoveryPlan) -> bool:
-    """Whether all that a plan does is to remove bytes that a sound store may have there."""
+    """Whether a plan only removes bytes that a sound store may have after its log's end."""
     found = [(step.kind, step.offset) for step in plan.steps]
     return (
         found == [(StepKind.ZERO, plan.log_end)]

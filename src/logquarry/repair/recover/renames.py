@@ -18,8 +18,8 @@ from logquarry.repair.recover.plan import Step
 def rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
     """Rename files durably.
 
-    A file whose name is still taken waits until that file was renamed. In a circle one file gets a
-    temporary name, which has its right one.
+    If another file still has a file's new name, that other file is renamed first. In a circle, one
+    file gets a temporary name, which contains its new name.
 
     Args:
         disk: the store's disk.
@@ -27,7 +27,7 @@ def rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
         steps: the RENAME steps of a plan.
 
     Raises:
-        StoreUnavailable: if a rename failed, or another file has a right name.
+        StoreUnavailable: if a rename failed, or a file that is not renamed has a new name.
     """
     left: dict[Path, Path] = {}
     for step in steps:

@@ -3,12 +3,12 @@
 The version is the one that wrote the store, as far as its files show it; 4.9.3 for older stores
 (:mod:`.java_version`).
 
-This mode follows RocketMQ's own code, bugs included: it cuts off the messages after a bad one, and
-queues may end with gaps. Files that Java destroys are moved to quarantine. The recovery refuses
-stores on which Java fails. As in Java, the log is cut in memory only: none of its bytes changes.
+This mode follows RocketMQ's own code, bugs included: it cuts off the messages after a bad message,
+and queues may have gaps. Files that Java destroys are moved to quarantine. The recovery refuses
+stores on which Java fails. As in Java, the log is cut in memory only: no byte of the log changes.
 
-The parts are :mod:`.java_log`, :mod:`.java_queues` and :mod:`.java_dispatch`. One code makes the
-plan and applies it, over two kinds of files.
+The parts are :mod:`.java_log`, :mod:`.java_queues` and :mod:`.java_dispatch`. The same code makes
+the plan and applies it: once on files in memory, once on the real files.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RocketmqPlan(RecoveryPlan):
         rules: the rules of the version that wrote the store.
         queue_ends: one past the last queue offset of each queue, as Java counts.
         checkpoint: the checkpoint after a shutdown.
-        offsets: its offsets, of a store of RocketMQ 5.
+        offsets: the checkpoint's offsets, in a store of RocketMQ 5.
         has_log: whether any file of the log is left.
     """
 
@@ -134,7 +134,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
     root = Path(plan.root)
-    # Both files describe the log before the recovery. They would still count if the checkpoint does
+    # Both files describe the log before the recovery. They would stay valid if the checkpoint did
     # not change.
     disk.remove(root / DURABLE)
     disk.remove(root / DAMAGE)
@@ -146,7 +146,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
         file.offsets = result.plan.offsets
         if not result.plan.has_log:
-            # No times for an empty log: later readers would treat its log files as missing.
+            # An empty log gets no times: later readers would think that its files are missing.
             file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
         file.flush()
         if result.plan.has_log:
@@ -214,7 +214,7 @@ class _Recovery:
         refuse_wrong_names(layout)
         self._is_clean = not layout.has_abort if is_clean is None else is_clean
         self._rules = rules_for(find_features(layout).writer)
-        # RocketMQ 4.9 opens a store of 3.x as one of 4.x.
+        # RocketMQ 4.9 treats a store of 3.x like a store of 4.x.
         self.config = with_sizes(config.in_dialect(config.dialect or DIALECTS[0]), layout)
         self.root = root
         self._layout = layout
@@ -252,7 +252,7 @@ class _Recovery:
             steps=() if refused else tuple(self._steps),
             refused=refused,
             damage=gaps,
-            # An applied plan has changed the queues already.
+            # If the plan was applied, the queues have already changed.
             loss=None if refused or self._disk else find_loss(self._layout, end=end, damage=gaps),
             config=self.config,
             rules=self._rules,
@@ -372,7 +372,7 @@ class _Recovery:
             self._step(StepKind.CUT, path, f"{log.stopped_by}", offset=end)
         for file in reversed(log.cut(end)):
             self._target.set_aside(file.path)
-            self._step(StepKind.SET_ASIDE, file.path, f"it lies behind the log's end at {end}")
+            self._step(StepKind.SET_ASIDE, file.path, f"it lies after the log's end at {end}")
         if (self._known if rules.starts_by_frame else known) >= end:
             for queue in self._dispatch.queues.values():
                 queue.truncate_dirty(end)
@@ -463,7 +463,7 @@ class _Recovery:
 
     @property
     def last_index_path(self) -> str | None:
-        """The index file that was written to, and is not on the disk."""
+        """The index file with changes that are not on the disk."""
         last = None if self._keeper is None else self._keeper.writer.last
         return None if last is None else f"{INDEX}/{last.file.path.name}"
 
@@ -487,7 +487,7 @@ class _Recovery:
             for path, reason in queue.set_aside:
                 self._step(StepKind.SET_ASIDE, path, reason)
             if queue.cut is not None:
-                reason = "its messages from there on are behind the log's end"
+                reason = "its messages from there on are after the log's end"
                 self._step(StepKind.CUT, queue.folder, reason, offset=queue.cut)
             if queue.put_units:
                 reason = "the log has messages that it lacks"

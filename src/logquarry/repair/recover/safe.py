@@ -72,13 +72,13 @@ class SafePlan(RecoveryPlan):
         config: settings of the store, with all sizes.
         queues: the plan of each queue.
         index: the plan of the index, None if the store has none.
-        transactions: the plans of state table and redo log, for a store of 3.x.
+        transactions: the plans for state table and redo log of a store of 3.x.
         last_timestamp: store time of the last message.
         message_count: number of sound messages.
         log_folders: the folders of the log.
         pieces: the stretches of the log without damage: physical offsets of start and end.
         misnamed: paths of files in the log's folder that do not belong to the log.
-        rocksdb: folder of the queues in RocksDB that are built again, None for none.
+        rocksdb: folder of the queues in RocksDB that are built again; None if none are.
     """
 
     config: StoreConfig
@@ -149,8 +149,7 @@ class _Planner:
         torn = torn_end(layout, bounds)
         if torn is not None:
             self._words.append(f"the log ends at {torn}: the message there ends in zeros")
-        # The decision of an earlier recovery still holds if no writer has worked on the store
-        # since.
+        # An earlier recovery's decision still holds if no writer has changed the store since.
         log = LogAudit(layout, bounds, stop=layout.cut_end if torn is None else torn)
         damage = DamageMap(log.damage)
         is_3_1 = keeps_transactions(layout, config)
@@ -257,7 +256,7 @@ class _Planner:
                     self._step(StepKind.PUT_BLANK, path, base, size, reason)
 
     def _plan_log(self, log: LogAudit) -> None:
-        """Plan the steps for bytes behind the log's end."""
+        """Plan the steps for the bytes after the log's end."""
         reader = LogReader(self._layout)
         if reader.data_end(log.end) <= log.end:
             return
@@ -271,14 +270,14 @@ class _Planner:
             if file.base < log.end or file is self._layout.commit_log.files[0]:
                 at = max(log.end, file.base)
                 self._require_writable(reader, at, last - at)
-                reason = "bytes behind the log's end must not become messages again"
+                reason = "bytes after the log's end must not become messages again"
                 self._step(StepKind.ZERO, self._layout.right_path(file), at, last - at, reason)
             else:
-                reason = "the whole file lies behind the log's end"
+                reason = "the whole file lies after the log's end"
                 self._step(StepKind.SET_ASIDE, self._layout.right_path(file), None, None, reason)
 
     def _require_writable(self, reader: LogReader, offset: int, length: int) -> None:
-        """Refuse to overwrite bytes that the disk does not deliver: they cannot be kept first."""
+        """Refuse to overwrite bytes that the disk does not deliver: they cannot be copied first."""
         fault = reader.fault(offset, length)
         if fault is not None:
             raise StoreUnavailable(
@@ -304,7 +303,7 @@ class _Planner:
                 if all(step.file != folder for step in self._steps):
                     self._step(StepKind.SET_ASIDE, folder, None, None, why)
                 continue
-            # A queue ignores files whose names are no multiple of an entry's size.
+            # A queue ignores files whose names are not a multiple of an entry's size.
             sequence = self._layout.batch_queue(*key) if is_batch else self._layout.queue(*key)
             files = sequence.files
             reason = queue_fault(files, form.file_size) or self._unreadable(files)
@@ -313,7 +312,7 @@ class _Planner:
             self._queues[key] = queue if reason is None else None
 
     def _unreadable(self, files: tuple[StoreFile, ...]) -> str | None:
-        """Which bytes of some files the disk does not deliver: it cannot change these files."""
+        """The unreadable bytes of some files: the recovery cannot change these files."""
         for file in files:
             self._files.read(file.path, 0, file.size)
             fault = self._files.fault(file.path, 0, file.size)
@@ -324,7 +323,7 @@ class _Planner:
     def _plan_rocksdb(
         self, queues: Sequence[AuditedQueue], log_end: int
     ) -> tuple[str | None, str | None]:
-        """The folder of RocksDB whose queues are built again, and why they cannot be."""
+        """The folder of RocksDB if its queues must be built again, and why they cannot be built."""
         folder = self._rocksdb
         if folder is None:
             return None, None
@@ -390,8 +389,9 @@ class _Planner:
             is_closed=self._is_closed,
             synced_timestamp=checkpoint.index_timestamp,
         )
-        # Move the last file first: after an interruption the wrong file is still there, so that the
-        # next recovery does not treat the files after it as a whole index.
+        # Move the last file first. After an interruption the wrong file is then still there.
+        # Otherwise the next recovery would treat the files after the wrong file as a complete
+        # index.
         for name, reason in reversed(found.set_aside):
             self._step(StepKind.SET_ASIDE, f"{INDEX}/{name}", None, None, reason)
         left = len(self._layout.index_files) - len(found.set_aside)

@@ -1,7 +1,7 @@
-"""The losses of a damaged log: the damaged spans, and their messages as far as they are known.
+"""The losses of a damaged log: the damaged spans, and those of their messages that are known.
 
-A lost message is known from its entry in a consume queue. If its body alone is damaged, it is known
-from its frame.
+A lost message is known from its entry in a consume queue, or from its frame if only its body is
+damaged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LostSpan:
         offset: physical offset of its first byte.
         length: number of bytes.
         reason: the damage in words.
-        messages: queue offsets of its messages, as far as they are known.
+        messages: the known queue offsets of its messages.
     """
 
     kind: str
@@ -72,13 +72,13 @@ class LostSpan:
 def lost_spans(
     layout: StoreLayout, damage: Sequence[DamagedSpan], end: int, known_end: int
 ) -> list[LostSpan]:
-    """The damaged spans, and the bytes that the log had behind its end.
+    """The damaged spans, and the bytes that the log had after its end.
 
     Args:
         layout: the store's files.
         damage: the damage of the log, in order.
         end: physical offset of the log's end.
-        known_end: physical offset that the log has reached once.
+        known_end: physical offset that the log once reached.
     """
     found: list[LostSpan] = []
     for span in damage:
@@ -105,7 +105,7 @@ def fill_messages(
     Args:
         layout: the store's files.
         spans: the spans in order.
-        framed: physical offsets and queue offsets of messages whose body alone is damaged.
+        framed: physical offsets and queue offsets of messages with damage only in the body.
     """
     if not spans:
         return

@@ -1,7 +1,7 @@
 """The files of a store that a salvage copies in addition to the log, and those that it leaves out.
 
-The new store is a plain one: log, queue files, index. Files that name messages by queue offset stay
-valid and are copied unchanged. The timer wheel, which names physical offsets, is written again
+The new store is a plain store: log, queue files, index. Files that name messages by queue offset
+stay valid and are copied unchanged. The timer wheel, which names physical offsets, is written again
 (:mod:`.timer_files`). All other files are left out, and the salvage lists each with the resulting
 loss.
 """
@@ -50,7 +50,7 @@ class LeftBehind:
     Attributes:
         feature: its name (docs/rocketmq-5.md).
         paths: files and folders below the store's root.
-        reason: the loss that this means.
+        reason: the resulting loss.
     """
 
     feature: str
@@ -151,7 +151,7 @@ def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:
         try:
             _copy(layout, path, disk, root / path)
         except FileNotFoundError:
-            # It is a folder, or was deleted meanwhile.
+            # The path is a folder, or was deleted meanwhile.
             disk.make_folders(root / path)
         return
     for entry in entries:

@@ -1,7 +1,7 @@
 """Plans a salvage: which messages of a damaged store are saved, and where they go.
 
-A frame keeps its bytes except its physical offset. Each file of the old log becomes one file of the
-new log, so that a loss moves only the later frames of the same file.
+A frame keeps its bytes, except for its physical offset. Each file of the old log becomes one file
+of the new log, so that a loss moves only the later frames of the same file.
 :class:`logquarry.repair.audit.log.LogAudit` decides which frames are messages. Nothing is written.
 """
 
@@ -69,15 +69,15 @@ class Piece:
 
 @dataclass(slots=True)
 class StaleFrames:
-    """Sound frames behind the log's end, which an earlier recovery cut off.
+    """Sound frames after the log's end, which an earlier recovery cut off.
 
     Attributes:
         messages: number of frames.
         bytes: their bytes.
         spans: physical offsets of start and end of each stretch.
         included: whether they are saved.
-        moved: number of frames that get a new queue offset, because other messages have their queue
-            offset.
+        moved: number of frames that get a new queue offset, because another message has the old
+            one.
     """
 
     messages: int = 0
@@ -104,16 +104,16 @@ class SalvagePlan:
         store: path or URL of the store.
         config: settings of the new store, with all sizes.
         looked_at: how the log's end was found, in words.
-        start: physical offset at which the new log begins.
+        start: physical offset of the new log's first byte.
         pieces: the saved frames, in order.
         lost: the lost spans of the log.
         queues: the queue offsets of the saved frames, by queue.
         topics: messages by topic.
-        stale: frames behind the log's end.
+        stale: frames after the log's end.
         queue_offsets: new queue offsets of messages, by physical offset.
-        rotten_offsets: number of harmed queue offsets.
+        rotten_offsets: number of messages with a harmed queue offset.
         raised_times: number of messages whose store time was before that of the previous message.
-        ends: number of transaction ends whose half message is lost.
+        ends: number of COMMIT and ROLLBACK messages whose half message is lost.
         wrong_crcs: physical offsets of saved frames whose property CRC is wrong.
         has_heads: whether the old log is a DLedger log.
         unproved_start: why messages before the log's start may be lost too, in words.
@@ -153,7 +153,7 @@ class SalvagePlan:
 
 
 def settings_for(layout: StoreLayout, config: StoreConfig) -> StoreConfig:
-    """Settings of the new store, with the sizes and delay levels of the old one."""
+    """Settings of the new store, with the sizes and delay levels of the old store."""
     found = with_sizes(config, layout)
     # The new store has its log in commitlog/.
     elsewhere = {"storePathCommitLog", "readOnlyCommitLogStorePaths", "enableDLegerCommitLog"}
@@ -178,7 +178,7 @@ def plan_salvage(
 
     Args:
         layout: the store's files.
-        include_stale: whether to save sound frames behind the log's end.
+        include_stale: whether to save sound frames after the log's end.
         progress: gets the bytes of the log that are read, and their total.
         pause: called at safe points; raise to cancel.
 
@@ -244,7 +244,7 @@ class _Planner:
         plan.lost = lost_spans(self._layout, log.damage, log.end, self._known_end)
         tail = lost_tail(self._layout, log.latest_timestamp)
         if tail is not None and self._known_end <= log.end:
-            # No offset shows how many bytes are lost.
+            # No offset in the store shows how many bytes are lost.
             plan.lost.append(LostSpan("checkpoint_ahead", CHECKPOINT, log.end, 0, tail))
         fill_messages(self._layout, plan.lost, self._framed)
         self._finish()
@@ -268,7 +268,7 @@ class _Planner:
         if not self._log.files:
             # Without a log no limit is known for valid entries.
             queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
-        # Each message in a queue had a frame, also in a store that crashed.
+        # Each message in a queue once had a frame, also in a store that crashed.
         self._known_end = max(bounds.durable or 0, queued or 0)
         # Without queues the end of a log is unknown, even if the store was shut down cleanly.
         is_closed = bounds.is_closed and (bounds.durable or queued) is not None
@@ -315,7 +315,7 @@ class _Planner:
         self._last_time = int(raised[-1])
 
     def _note_framed(self, run: Run) -> None:
-        """Note messages whose body alone is damaged."""
+        """Note messages with damage only in the body."""
         for _, found in follow_run(self._follower, run):
             for key, part in parts_of(found).items():
                 places, offsets = self._framed.setdefault(key, ([], []))
@@ -380,7 +380,8 @@ class _Planner:
                     notes = self._notes.get(key)
                     offset = int(part.offsets[0])
                     if notes is not None and offset < notes.next:
-                        # Another message has this queue offset: append this one.
+                        # Another message has this queue offset: the stale message gets the next
+                        # one.
                         offset = notes.next
                         self._plan.queue_offsets[one.start] = offset
                         self._plan.stale.moved += 1
@@ -399,7 +400,7 @@ class _Planner:
     def _finish(self) -> None:
         plan = self._plan
         try:
-            # The queue offset of a copy is not in the field of its frame.
+            # A copy by multi-dispatch has another queue offset than the field of its frame.
             mends = not self._config.enable_multi_dispatch and not self._has_copies
             for key, notes in self._notes.items():
                 is_batch = key[0] in self._config.batch_topics
@@ -422,8 +423,8 @@ class _Planner:
         """Bytes by which all physical offsets are raised.
 
         QUIRK: a filler has physical offset 0. RocketMQ's getMessage then treats the log's first
-            file as deleted, and skips the entries of all its messages. So that file must not begin
-            at 0.
+            file as deleted, and skips the entries of all its messages. So the first file of the new
+            log must not begin at 0.
         """
         is_padded = any(
             story.is_padded and key[0] not in self._config.batch_topics

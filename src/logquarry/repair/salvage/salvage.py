@@ -69,11 +69,11 @@ class Salvaged:
     Attributes:
         plan: the plan.
         into: the new store's folder, None if nothing was written.
-        progress: consumer groups whose progress had to move.
+        progress: consumer groups whose progress had to change.
         files: paths of the copied configuration files.
         carried: other files and folders that were copied unchanged.
-        left_behind: parts of the store that are not in the new one, and the loss.
-        timers: number of messages that wait for their time; the new store's wheel has them.
+        left_behind: parts of the store that are not in the new store, with the resulting loss.
+        timers: number of timer messages in the new store's wheel.
         seconds: duration.
     """
 
@@ -88,14 +88,13 @@ class Salvaged:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of the log is lost, and no file whose absence means a loss is left
-        out."""
+        """Whether nothing is lost: no part of the log, and no file that matters."""
         return self.plan.is_whole and not self.left_behind
 
     def to_json(self) -> dict[str, Any]:
         """The document that docs/json.md describes."""
         plan, stale = self.plan, self.plan.stale
-        # Each message of a DLedger log moves: a list would be as long as the log.
+        # Each message of a DLedger log gets a new offset: a list would be as long as the log.
         moved = [p for p in plan.pieces if p.to != p.start and not plan.has_heads]
         return {
             "store": plan.store,
@@ -152,7 +151,7 @@ def salvage(
     Args:
         layout: the store's files; they are not changed.
         into: the folder of the new store, empty or missing; None to write nothing.
-        include_stale: whether to save sound frames behind the log's end, after all others.
+        include_stale: whether to save sound frames after the log's end, after all others.
         disk: disk of the new store.
         bars: makes progress bars.
         pause: called at safe points; raise to cancel.
@@ -161,8 +160,8 @@ def salvage(
         UsageError: if the folder is not empty, or lies within the store.
         UnsupportedStore: if a plain store cannot hold the store's queues.
         StoreUnavailable: if a process has the store open, or the disk fails or is full.
-        CorruptStore: if queue offsets are invalid, the store is changed meanwhile, or the disk
-            stops to deliver bytes that were read.
+        CorruptStore: if queue offsets are invalid, the store is changed meanwhile, or the disk no
+            longer delivers bytes that were read.
     """
     began = time.monotonic()
     bars = bars or (lambda _: nullcontext())
@@ -180,7 +179,7 @@ def salvage(
     found.carried, found.left_behind = list(others.carried), list(others.left)
     found.progress, documents = _config(layout, plan)
     found.left_behind += unreadable_files(layout, documents)
-    # It belongs to the wheel, which salvage writes again.
+    # The file belongs to the wheel, which salvage writes again.
     documents.pop(TIMER_CHECK, None)
     found.files = sorted(path for path in documents if path.startswith(f"{CONFIG}/"))
     if into is None:
@@ -221,7 +220,7 @@ def salvage(
 
 # ----------------------------------------------------------------------------------------- config
 def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress], dict[str, bytes]]:
-    """Consumer groups whose progress had to move, and the new files of ``config/`` by path."""
+    """Consumer groups whose progress had to change, and the new files of ``config/`` by path."""
     documents: dict[str, bytes] = {}
     for entry in layout.filesystem.list(CONFIG):
         if not entry.is_dir:

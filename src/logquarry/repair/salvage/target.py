@@ -51,7 +51,7 @@ def check_target(layout: StoreLayout, into: Path) -> None:
     """Check that a new store can be made in a folder.
 
     Raises:
-        UsageError: if not.
+        UsageError: if it cannot be made there.
     """
     if isinstance(layout.filesystem, LocalFileSystem):
         store = Path(layout.root).resolve()
@@ -71,7 +71,7 @@ def check_target(layout: StoreLayout, into: Path) -> None:
 
 
 def settle(location: str, into: Path) -> bool:
-    """Undo or finish an interrupted salvage; return whether the folder has the complete new store.
+    """Undo or finish an interrupted salvage; return whether the new store is complete.
 
     Args:
         location: absolute path or URL of the damaged store.
@@ -106,7 +106,7 @@ def _settle(location: str, into: Path) -> bool:
 
 
 def _undo_or_finish(into: Path) -> bool:
-    """Remove what an interrupted salvage has made; return False if it was not complete."""
+    """Finish an interrupted salvage and return True, or remove its incomplete files."""
     work = into / SALVAGE
     if work.is_dir():
         if any(work.iterdir()) or not (into / SIDECAR / REPORT).is_file():
@@ -185,7 +185,7 @@ class SalvageTarget:
             self.disk.make_folders(self.work / name)
 
     def discard(self) -> None:
-        """Remove what this salvage has made, and nothing else. A first Ctrl-C waits for it."""
+        """Remove only the files that this salvage has made. A first Ctrl-C does not stop this."""
         if not self._has_begun:
             return
         # If something cannot be removed, the folder .salvage stays and shows that it is incomplete.
@@ -221,7 +221,7 @@ class SalvageTarget:
 
         QUIRK: the clean-up deletes a file whose last entry points before the log's start, and a
         filler points to 0. Such a last entry gets the start of the log file that has the next
-        message of the queue. Readers skip no message, since no entry follows in the queue file.
+        message of the queue. Readers skip no message, because no entry follows in the queue file.
         """
         size, log_size = plan.config.queue_file_size, plan.config.mapped_file_size_commit_log
         assert size is not None and log_size is not None

@@ -1,4 +1,4 @@
-"""Gives a salvaged store a timer wheel for the timer messages that wait (RocketMQ 5).
+"""Writes the timer wheel of a salvaged store, for the timer messages that wait (RocketMQ 5).
 
 The wheel names physical offsets, and salvage may move frames. So salvage does not copy the wheel:
 it finds the messages that wait in the new store, and writes a new wheel for them.

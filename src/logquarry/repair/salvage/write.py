@@ -184,8 +184,7 @@ class LogWriter:
 def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64, wrong: list[int]) -> None:
     """Write the property CRCs of changed frames again, computed from their bytes.
 
-    A CRC that was wrong stays wrong: a new one would hide the damage from verify and from the
-    broker.
+    A CRC that was wrong stays wrong: a right CRC would hide the damage from verify and the broker.
     """
     carriers = property_crc.carriers(data, starts, sizes)
     for number in np.setdiff1d(carriers, np.array(wrong, np.int64)).tolist():

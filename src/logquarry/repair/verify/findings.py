@@ -19,7 +19,7 @@ from logquarry.repair.audit.differences import Difference
 
 
 class Action(Enum):
-    """What the user does about a finding; the most urgent first."""
+    """The user's next step for a finding; the most urgent step first."""
 
     RECOVER = "`recover`"
     QUEUES = "`rebuild --queues`"
@@ -38,10 +38,10 @@ class Kind(NamedTuple):
     """A kind of finding.
 
     Attributes:
-        severity: ``damage``, or ``note`` for a fact that is no damage.
+        severity: ``damage``, or ``note`` for a fact that is not damage.
         meaning: what is found, in the words of the docs.
-        action: what the user does about it.
-        words: the action in the docs; empty if ``action.value`` is enough.
+        action: the user's next step.
+        words: the step in the docs; empty if ``action.value`` is enough.
     """
 
     severity: Severity
@@ -60,7 +60,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         kind.label: Kind("damage", meaning, Action.RECOVER, _LOG_DAMAGE)
         for kind, meaning in {
             DamageKind.ZEROED: "zeros instead of a frame or a blank",
-            DamageKind.TRUNCATED: "the file is too short: the log continues behind its end",
+            DamageKind.TRUNCATED: "the file is too short: the log continues after its end",
             DamageKind.BAD_MAGIC: "MAGICCODE is not that of a frame or a blank",
             DamageKind.BAD_SIZE: "TOTALSIZE is impossible",
             DamageKind.BAD_PHYSICAL_OFFSET: "PHYSICALOFFSET is not the frame's own physical offset",
@@ -120,7 +120,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "misnamed_queue_file": Kind(
         "note",
-        "a queue file whose entries belong to another queue or position; explains its findings",
+        "a queue file with the name of another queue or position; explains its other findings",
         Action.NOTHING,
         "the next step of the damage",
     ),
@@ -206,7 +206,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         "note",
         "the record of the settings cannot be read",
         Action.NOTHING,
-        "nothing: the next writer replaces them",
+        "nothing: the next writer replaces it",
     ),
     "checkpoint_missing": Kind(
         "note", "there is no checkpoint", Action.NOTHING, "nothing: the next writer makes one"
@@ -331,7 +331,7 @@ class VerifyReport:
 
     Attributes:
         store: path or URL of the store.
-        findings: those of the log in its order, then of queues, index and the rest.
+        findings: first those of the log in its order, then those of queues, index and other files.
         counts: numbers by name: messages, bytes, blanks, files, queue entries, index entries.
         recorded: physical offsets of the damage that a recovery has recorded.
     """
@@ -404,7 +404,7 @@ class Next(NamedTuple):
 
     Attributes:
         words: command and options to put around the store's path, the command first.
-        before: what the user does before typing the command; empty if nothing.
+        before: what the user must do before the command; empty if nothing.
     """
 
     words: tuple[str, ...]
@@ -445,7 +445,7 @@ def next_step(report: VerifyReport) -> Next | None:
 
 def _action(finding: Finding) -> Action:
     action = KINDS[finding.kind].action
-    # A recovery does not replace the files of a broker's configuration; a rebuild makes timercheck.
+    # A recovery replaces no file of the broker's configuration; a rebuild makes timercheck.
     if finding.file.startswith(f"{CONFIG}/") and action is not Action.QUEUES:
         return Action.RESTORE
     return action

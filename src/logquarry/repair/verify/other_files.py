@@ -1,9 +1,8 @@
 """Checks the files of a store besides log and index, and the names of queue files.
 
-The message of an entry has its topic, its queue id and its queue offset. If those of most entries
-of a queue file agree on another place than its path, the file was renamed, or two were swapped.
-The other findings of such a queue list its wrong entries; :func:`misnamed_queue_files` gives the
-reason.
+The message of an entry has a topic, a queue id and a queue offset. If most messages of a queue file
+show another place than the file's path, the file was renamed, or two files were swapped. The other
+findings of such a queue list its wrong entries; :func:`misnamed_queue_files` gives the reason.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ def check_sidecar(
 def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> None:
     """Compare the state table and the redo log of a store of 3.x with its log.
 
-    After a crash they usually differ, so that the findings are notes.
+    After a crash they usually differ, so the findings are notes.
 
     Args:
         layout: the store's files.
@@ -150,7 +149,7 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
         report: gets the findings.
     """
     check = TransactionCheck()
-    # Frames whose body alone is damaged count, as they do for queues.
+    # Frames with damage only in the body count, as they do for queues.
     for event in LogReader(layout, bound=end, check_crc=False).events():
         if isinstance(event, Run):
             check.take(transaction_frames(event.window, event.rows))
@@ -167,11 +166,11 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
 
 
 def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The misnamed files in the queues of some files, each with the reason.
+    """The misnamed files, each with the reason, of all queues that have findings.
 
     Args:
         layout: the store's files.
-        files: paths with findings; those of other parts of the store are skipped.
+        files: paths with findings; paths outside of the queues are skipped.
     """
     log = CommitLog(layout)
     keys = {tuple(path.split("/")[1:3]) for path in files if path.startswith(f"{CONSUME_QUEUE}/")}
@@ -191,7 +190,7 @@ def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[
 
 
 def _right_path(layout: StoreLayout, log: CommitLog, file: StoreFile) -> str | None:
-    """The path that the messages of most entries of a file show, None if they show none."""
+    """The path that fits the messages of most entries of a file; None if there is no such path."""
     places = Counter(islice(_places(layout, log, file), _MOST_ENTRIES))
     if not places:
         return None

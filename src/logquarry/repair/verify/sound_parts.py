@@ -35,7 +35,7 @@ class SoundRun:
         suspects: see :class:`FrameFacts`.
         wrong_crcs: see :class:`FrameFacts`.
         queues: for each queue its first queue offset, and one past its last; without a gap.
-        entries: the first index entry of the keys, and one past the last.
+        entries: the first index entry of the run's keys, and the place after the last entry.
         last_keyed: physical offset of the last frame with keys, None without one.
         last_time: latest store time in milliseconds.
     """
@@ -148,7 +148,7 @@ class SoundReader:
 
 
 def _joined(before: SoundRun, after: SoundRun) -> SoundRun | None:
-    """Two runs as one, None if they or their entries are apart."""
+    """Two runs joined; None if they or their entries are apart."""
     if before.end != after.start or before.entries[1] != after.entries[0]:
         return None
     queues = dict(before.queues)

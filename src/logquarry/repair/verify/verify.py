@@ -68,7 +68,7 @@ _COMES_AND_GOES: Final = frozenset(
 _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahead"})
 """Findings that are notes after RocketMQ's recovery, which cuts queues and index in memory only."""
 _OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MISSING_FILE})
-"""Findings beside which messages may be lost that queues or index know."""
+"""Findings with which messages that queues or index know may be lost."""
 _Facts = AuditedRun[FrameFacts]
 
 
@@ -89,7 +89,7 @@ def verify_store(
         sound: parts that Spark tasks have found sound; default: threads of this process read.
 
     Returns:
-        Findings of damage and notes. No content of the files raises an error.
+        Findings of damage and notes. Damaged contents never raise an error.
 
     Raises:
         UsageError: if the files contradict the configuration.
@@ -187,7 +187,7 @@ class _Verification:
             self.progress(min(done, self.total_bytes), self.total_bytes)
 
     def _lost(self, end: int) -> dict[str, int]:
-        """Count the messages that the queues know and the log has lost."""
+        """Count the messages that are in queues, but lost from the log."""
         has_lost = not self.live and self.report.by_kind.keys() & _OF_LOST
         lost = lost_messages(self.layout, self.damage, end) if has_lost else LostMessages(0, 0)
         return {"lost_messages": lost.messages, "lost_bytes": lost.bytes}
@@ -224,7 +224,7 @@ class _Verification:
             self._count_keys(bound)
         if bound is not None and log.files:
             self._beyond(end)
-            # An earlier recovery may have left queues and index behind the log's end.
+            # An earlier recovery may have left queues and index after the log's end.
             self.stale = end < bound or self.layout.cut_end is not None
         return end
 
@@ -334,7 +334,7 @@ class _Verification:
         self.report.add(span.kind, path, span.offset, span.reason + noted, span.length)
 
     def _beyond(self, end: int) -> None:
-        """Report bytes after the end of a log whose end is known."""
+        """Report bytes after the known end of a log."""
         reader = LogReader(self.layout, check_crc=True)
         stale = stale_bytes = 0
         first: int | None = None
@@ -344,7 +344,7 @@ class _Verification:
                 stale += len(event.rows)
                 stale_bytes += event.end - event.start
         if first is not None:
-            reason = f"{stale} sound frames behind the log's end at {end}: they are no messages"
+            reason = f"{stale} sound frames after the log's end at {end}: they are not messages"
             self.report.add("stale_frames", self.layout.log_file(first), first, reason, stale_bytes)
             return
         last = reader.data_end(end)
@@ -359,7 +359,7 @@ class _Verification:
                 "torn_tail",
                 self.layout.log_file(end),
                 end,
-                "bytes behind the log's end that are no frames",
+                "bytes after the log's end that are not frames",
                 last - end,
                 is_explained=self.layout.cut_end is not None,
             )
@@ -382,7 +382,7 @@ class _Verification:
             self.report.add("unknown_file", path, 0, "ignored; RocketMQ may refuse to start")
 
     def _unreadable(self) -> None:
-        """Report unreadable bytes that are in no frame: in other files, or behind the log's end."""
+        """Report unreadable bytes outside of frames: in other files, or after the log's end."""
         lost = [span for span in self.damage if span.kind == UNREADABLE]
         bases = {file.path: file.base for file in self.layout.commit_log.files}
         for path, ranges in sorted(self.layout.filesystem.unreadable.items()):

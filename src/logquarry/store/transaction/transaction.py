@@ -247,7 +247,7 @@ def key_of(half: Frame) -> HalfKey:
 # The thread that checks transactions (``TransactionalMessageCheckService``)
 
 
-_LOOK_MS: Final = 100
+_LOOK_MS: Final = 500
 """Interval in which the service reads the store's clock, which a test may advance."""
 
 

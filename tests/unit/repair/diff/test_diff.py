@@ -194,7 +194,7 @@ def test_messages_behind_the_end_of_a_log(golden: Path) -> None:
     assert found.verdict == "diverged" and found.divergence is not None
     assert found.log_a.max_offset < found.log_b.max_offset
     assert found.divergence.a.what == "damage" and found.divergence.b.what == "message"
-    assert any("a has messages behind its end" in note for note in found.notes)
+    assert any("a has messages after its end" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("is_crashed", [False, True])

@@ -141,7 +141,7 @@ def test_a_plan_says_what_it_does(tmp_path: Path) -> None:
     assert "there is no checkpoint" in text
     assert f"the log begins at 0 and will end at {end}" in text
     assert "magic code 00000000" in text
-    assert "orders/0 at 900: its messages from there on are behind the log's end" in text
+    assert "orders/0 at 900: its messages from there on are after the log's end" in text
     document = plan.to_json()
     assert document["mode"] == "rocketmq"
     assert document["log_end"] == end
