@@ -30,8 +30,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
 from logquarry.read.log_end import Noted, known_damage, last_entries
 from logquarry.read.log_queues import UnitCount, count_units
-from logquarry.read.lost_messages import lost_messages
-from logquarry.read.lost_tail import find_lost_tail
+from logquarry.read.lost_messages import find_lost_tail, lost_messages
 from logquarry.read.queue import Queue
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.store.reads import StoreReads

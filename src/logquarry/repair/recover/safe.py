@@ -27,7 +27,7 @@ from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.lost_tail import lost_tail
+from logquarry.read.lost_messages import lost_tail
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import RocksQueue
 from logquarry.repair.audit.differences import (
