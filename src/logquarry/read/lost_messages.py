@@ -22,7 +22,7 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.read.batch_queue import all_queues, frames_in
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.indexed import Span, indexed_frames
+from logquarry.read.index_file import Span, indexed_frames
 from logquarry.read.log_end import last_entries, last_store_timestamp
 from logquarry.read.queue import has_message
 from logquarry.text import plural, time_text
@@ -112,7 +112,7 @@ def lost_messages(layout: StoreLayout, spans: Sequence[Span], log_end: int) -> L
 
     Reads all queue entries. A message that several queues name counts once. Each message of an
     inner batch counts, and the bytes of its frame count once. The bytes of a message that only the
-    index names are an estimate (:func:`logquarry.read.indexed.indexed_frames`).
+    index names are an estimate (:func:`logquarry.read.index_file.indexed_frames`).
 
     Args:
         layout: the store's files.
