@@ -11,7 +11,7 @@ from pathlib import Path
 from logquarry.disk.disk import Disk
 from logquarry.format import timer
 from logquarry.log.layout import StoreLayout
-from logquarry.read import timer_wheel, timers
+from logquarry.read import timers
 from logquarry.write.timer_files import timer_log_file_size, write_timer_files
 
 
@@ -43,6 +43,6 @@ def make_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int) -> i
     write_timer_files(
         *(disk, root, found, now),
         file_size=timer_log_file_size(layout),
-        precision_ms=timer_wheel.precision(layout, check.read_time),
+        precision_ms=timers.precision(layout, check.read_time),
     )
     return len(found.due())
