@@ -341,7 +341,7 @@ class StoreReads(LogReads):
         """
         self._require_open()
         from logquarry.read import bulk
-        from logquarry.read.known_topics import warn_of_unknown_topics
+        from logquarry.read.bulk import warn_of_unknown_topics
 
         if topic is not None:
             topics = renamed_topic(topic, topics)
@@ -385,7 +385,7 @@ class StoreReads(LogReads):
         """
         self._require_open()
         from logquarry.read import bulk
-        from logquarry.read.known_topics import warn_of_unknown_topics
+        from logquarry.read.bulk import warn_of_unknown_topics
 
         wanted = bulk.message_filter(topics, queue_id, tags, keys, since, until)
         layout, stop = self._bulk_layout()

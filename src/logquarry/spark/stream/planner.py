@@ -30,7 +30,7 @@ from logquarry.log.splits import LogExtent, LogSplit, plan_splits
 from logquarry.log.store_names import stores_by_name
 from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import open_queue
-from logquarry.read.known_topics import warn_of_unknown_topics
+from logquarry.read.bulk import warn_of_unknown_topics
 from logquarry.read.log_end import LogFrontier
 from logquarry.read.selection import ReadPlan, Selection, time_range
 from logquarry.spark.option_names import FORMAT
