@@ -47,7 +47,7 @@ from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import REDO_LOG, STATE_TABLE, quarantine
 from logquarry.log.walk import LogReader, Run
-from logquarry.write.append31 import ScratchBuffer
+from logquarry.write.append import ScratchBuffer
 
 _FILLERS_AT_ONCE: Final = 1 << 14
 
