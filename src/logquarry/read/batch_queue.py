@@ -50,7 +50,7 @@ def is_batch_written(entries: BatchEntries) -> Bools:
 def own_messages(entries: BatchEntries) -> BatchEntries:
     """Entries shortened at their start by the queue offsets of lost messages.
 
-    See :func:`logquarry.write.batch_queue_writer.without_gaps`.
+    See :func:`logquarry.write.queue_writer.without_gaps`.
     """
     lost = entries["reserved"].astype(np.int64)
     lost = np.where((lost > 0) & (lost <= entries["count"]), lost, 0)

@@ -25,7 +25,7 @@ from logquarry.repair.audit.differences import (
     Int64,
     names_damage,
 )
-from logquarry.write.batch_queue_writer import falls
+from logquarry.write.queue_writer import falls
 
 _FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "base", "count")
 _CHUNK: Final = 1 << 12

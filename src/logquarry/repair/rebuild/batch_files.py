@@ -2,7 +2,7 @@
 
 The entries of a queue are written one after the other from the first file on, even if queue offsets
 are missing: the broker searches the entries for an offset. If the log has lost messages of a queue,
-the next entry takes their queue offsets (:func:`logquarry.write.batch_queue_writer.without_gaps`).
+the next entry takes their queue offsets (:func:`logquarry.write.queue_writer.without_gaps`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from logquarry.log.store_files import NAME_DIGITS
 from logquarry.read.batch_queue import BatchEntries, BatchQueue
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.rebuild.queue_files import LeftOut, sync_file
-from logquarry.write.batch_queue_writer import without_gaps
 from logquarry.write.dispatcher import queue_name_fault
+from logquarry.write.queue_writer import without_gaps
 
 _MOST_HELD: Final = 64 << 20
 
