@@ -25,10 +25,16 @@ from logquarry.read.batch_queue import all_queues
 from logquarry.read.fence import Action, require
 from logquarry.read.timers import CHECK as TIMER_CHECK
 from logquarry.repair.recover.folder_check import check_file_size
-from logquarry.repair.salvage.other_files import LeftBehind, carry, other_files, unreadable_files
+from logquarry.repair.salvage.other_files import (
+    LeftBehind,
+    carry,
+    count_timers,
+    make_timer_files,
+    other_files,
+    unreadable_files,
+)
 from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
 from logquarry.repair.salvage.target import SalvageTarget, check_target
-from logquarry.repair.salvage.timer_files import count_timers, make_timer_files
 from logquarry.repair.salvage.write import LogWriter
 from logquarry.units import Bars, now_ms
 from logquarry.write.topic_table import topics_of
