@@ -46,7 +46,6 @@ from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import queue_fault
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.timer_files import mend_timer_files
-from logquarry.repair.rebuild.batch_files import BatchFiles
 from logquarry.repair.rebuild.build import (
     Builder,
     BuildJob,
@@ -57,12 +56,13 @@ from logquarry.repair.rebuild.build import (
     made_of,
     write_note,
 )
-from logquarry.repair.rebuild.queue_files import QueueFiles
-from logquarry.repair.rebuild.rocksdb_files import (
+from logquarry.repair.rebuild.other_queues import (
+    BatchFiles,
     RocksFiles,
     require_dispatched,
     rocksdb_not_in_tasks,
 )
+from logquarry.repair.rebuild.queue_files import QueueFiles
 from logquarry.repair.rebuild.swap import (
     COMPLETE,
     bring_out,

@@ -16,7 +16,7 @@ from logquarry.read.rocksdb_queue import QueueDb, require_package, rocksdb_folde
 from logquarry.repair.audit.differences import AuditedQueue, queue_name
 from logquarry.repair.audit.log import KnownBounds, LogAudit
 from logquarry.repair.rebuild.build import BuildJob, build_here
-from logquarry.repair.rebuild.rocksdb_files import RocksFiles
+from logquarry.repair.rebuild.other_queues import RocksFiles
 from logquarry.repair.rebuild.swap import COMPLETE, swap
 from logquarry.units import Clock, Progress
 
