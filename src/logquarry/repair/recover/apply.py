@@ -45,7 +45,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.differences import names_damage
 from logquarry.repair.audit.log import damage_json
 from logquarry.repair.audit.timer_files import mend_timer_files
-from logquarry.repair.rebuild.rocksdb_queues import replace_queues
+from logquarry.repair.rebuild.swap import replace_queues
 from logquarry.repair.recover.folder_check import REPORT
 from logquarry.repair.recover.kept_entries import KEPT_ENTRIES, load_kept, save_kept, sync_files
 from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept_entries
