@@ -42,7 +42,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import note_end
 from logquarry.repair.recover.folder_check import refuse_wrong_names
-from logquarry.repair.recover.java_dispatch import JavaDispatch
+from logquarry.repair.recover.java_dispatch import JavaDispatch, JavaRules, rules_for
 from logquarry.repair.recover.java_log import JavaLog
 from logquarry.repair.recover.java_queues import (
     LARGEST_BASE,
@@ -54,7 +54,6 @@ from logquarry.repair.recover.java_queues import (
     Target,
     WrittenFiles,
 )
-from logquarry.repair.recover.java_version import JavaRules, rules_for
 from logquarry.repair.recover.kept_entries import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files
 from logquarry.repair.recover.plan import RecoveryPlan, Step, StepKind
