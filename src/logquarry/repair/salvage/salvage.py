@@ -34,8 +34,7 @@ from logquarry.repair.salvage.other_files import (
     unreadable_files,
 )
 from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
-from logquarry.repair.salvage.target import SalvageTarget, check_target
-from logquarry.repair.salvage.write import LogWriter
+from logquarry.repair.salvage.target import LogWriter, SalvageTarget, check_target
 from logquarry.units import Bars, now_ms
 from logquarry.write.topic_table import topics_of
 
