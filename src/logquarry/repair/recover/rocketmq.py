@@ -1,7 +1,7 @@
 """Recovery in the mode ``rocketmq``: does to a store what load() and start() of RocketMQ do.
 
 The version is the one that wrote the store, as far as its files show it; 4.9.3 for older stores
-(:mod:`.java_version`).
+(:mod:`.java_dispatch`).
 
 This mode follows RocketMQ's own code, bugs included: it cuts off the messages after a bad message,
 and queues may have gaps. Files that Java destroys are moved to quarantine. The recovery refuses
