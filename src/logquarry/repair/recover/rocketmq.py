@@ -54,7 +54,7 @@ from logquarry.repair.recover.java_queues import (
     Target,
     WrittenFiles,
 )
-from logquarry.repair.recover.kept_entries import sync_files
+from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files
 from logquarry.repair.recover.plan import RecoveryPlan, Step, StepKind
 from logquarry.units import Clock, now_ms
