@@ -2,7 +2,7 @@
 
 ``info`` reads the files and can count the whole log. ``report`` draws one HTML page.
 
-Prints the timer messages that wait (``info --timers``) and unacknowledged pops (``stats``).
+``info --timers`` prints the timer messages that wait; ``stats`` also prints pops.
 """
 
 from __future__ import annotations

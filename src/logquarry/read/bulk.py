@@ -1,6 +1,6 @@
 """``scan`` and ``to_arrow``: reads many messages in physical order, as objects or Arrow batches.
 
-Warns of a topic in a filter that no store knows: such a read finds nothing, without an error.
+A read warns of a topic in its filter that no store knows: it finds nothing, without an error.
 """
 
 from __future__ import annotations

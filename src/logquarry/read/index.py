@@ -1,11 +1,9 @@
-"""Reads the index of keys: topic and key -> physical offsets (``IndexService``).
+"""Finds messages by key: with the index (``IndexService``, ``queryMessage``) or in the log.
 
 :mod:`.index_file` reads one file.
 
 Since 5.4.0 ``IndexService.buildIndex`` puts ``topic#T#TAGS`` after UNIQ_KEY and the words of KEYS.
 An entry holds only a hash, so :func:`find_tag_entries` reads the messages that entries point to.
-
-Finds messages by key: with the index (``DefaultMessageStore.queryMessage``) or in the log.
 """
 
 from __future__ import annotations

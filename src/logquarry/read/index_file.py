@@ -1,4 +1,4 @@
-"""One index file: its header, its entries, and its shape (``IndexFile``).
+"""Index files: their headers, entries and shapes (``IndexFile``), and the messages that they name.
 
 A query follows each chain at most once and only backwards, so that no damage makes it loop. A short
 file lacks the entries after its end. Damaged bytes never make a read raise.
@@ -8,11 +8,10 @@ size of a file, ``40 + 4 x slots + 20 x entries``, does not determine both numbe
 determine them: the last nonzero byte belongs to the last entry, whose number is in the header, and
 every entry must be in the chain of its slot, whose place depends on the number of slots.
 
-The messages that the index names: evidence of messages that log and queues have lost.
-
-The queues are the first evidence of a lost part of the log. If the queues are lost too, the index
-still has the physical offset of each message with a key, but no size: a message whose frame is
-missing reaches up to the next one in the index. The last one counts as the smallest frame.
+The index is evidence of messages that log and queues have lost. The queues are the first evidence
+of a lost part of the log. If the queues are lost too, the index still has the physical offset of
+each message with a key, but no size: a message whose frame is missing reaches up to the next one in
+the index. The last one counts as the smallest frame.
 """
 
 from __future__ import annotations

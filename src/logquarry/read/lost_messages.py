@@ -1,11 +1,7 @@
 """Messages that a log has lost: its tail, by the checkpoint, and others, by queues and index.
 
-Finds out from the checkpoint alone that a log has lost its last messages.
-
 The checkpoint names the store time of the last message on the disk. If queues and index are lost
 with the end of the log, nothing else shows that there were later messages.
-
-Counts the messages that queues or index point to and the log has lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The timer messages of RocketMQ 5 that wait for their time.
+"""The timer messages of RocketMQ 5 that wait for their time: from the log, or counted by the wheel.
 
 The answer is derived from the log and from the queue of ``rmq_sys_wheel_timer``; of the timer's own
 files only ``config/timercheck`` is read::
@@ -13,12 +13,9 @@ files only ``config/timercheck`` is read::
 
 So the answer is right after a kill too, when ``timercheck`` and the wheel are older than the log.
 
-Counts the messages that wait in RocketMQ 5's timer wheel, from the wheel alone.
-
-A slot keeps its numbers after its messages were delivered, so that only slots from the read time
-of ``timercheck`` on count. Messages in the queue of ``rmq_sys_wheel_timer`` from the queue offset
-of ``timercheck`` on are not in the wheel yet. :mod:`.timers` finds the messages themselves, in the
-log.
+The wheel alone gives numbers. A slot keeps its numbers after its messages were delivered, so that
+only slots from the read time of ``timercheck`` on count. Messages in the queue of
+``rmq_sys_wheel_timer`` from the queue offset of ``timercheck`` on are not in the wheel yet.
 """
 
 from __future__ import annotations

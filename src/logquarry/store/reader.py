@@ -1,13 +1,11 @@
-"""A store that is open for reading: its log, queues and index, read from the files.
+"""How open stores read: a reader from the store's files, a writer from the files that it writes.
 
 The reader makes, locks and changes nothing, so it can run beside a live broker. It lists the
 folders when it opens the store, and again on :meth:`BaseReader.refresh` or when you request an
 offset beyond the files that it knows. If a store has no queue files, the reader takes the queues
 from RocksDB, and makes from the log, in memory, what RocksDB lacks.
 
-The read API of a store that this process writes.
-
-Log and queues are read from the writer's own files, so a get finds a message as soon as it is
+A writer reads log and queues from the writer's own files, so a get finds a message as soon as it is
 dispatched, without listing folders. Scans and queries read the files as any other process would,
 up to the log's end at their start.
 """

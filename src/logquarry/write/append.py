@@ -7,11 +7,10 @@ through :mod:`logquarry.write.encode` and :meth:`LogAppender.append`.
 
 Guarantees: if a put raises, its message is not in the log.
 
-The append rules of dialect 3.1 (``DefaultAppendMessageCallback.doAppend`` of 3.1.3).
-
-A PREPARED message gets the state table's next number as its queue offset; a ROLLBACK carries the
-number of its transaction. A blank is written in full. Its bytes come from the buffer in which
-RocketMQ makes each frame, so the blank contains bytes of earlier frames.
+Dialect 3.1 has append rules (``DefaultAppendMessageCallback.doAppend`` of 3.1.3): a PREPARED
+message gets the state table's next number as its queue offset; a ROLLBACK carries the number of its
+transaction. A blank is written in full. Its bytes come from the buffer in which RocketMQ makes each
+frame, so the blank contains bytes of earlier frames.
 """
 
 from __future__ import annotations

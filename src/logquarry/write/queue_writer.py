@@ -7,9 +7,8 @@ Guarantees: an entry is written at its queue offset or not at all. Existing entr
 that a part of the log can be dispatched again. If entries before a new entry are missing, the new
 entry is refused. (Java writes it at a wrong offset, and logs a bug.)
 
-Writes the batch queues of RocketMQ 5 (``BatchConsumeQueue.putBatchMessagePositionInfo``).
-
-If the log has lost messages of a queue, the entry of the next frame also covers their queue offsets
+Batch queues of RocketMQ 5 follow ``BatchConsumeQueue.putBatchMessagePositionInfo``. If the log has
+lost messages of a queue, the entry of the next frame also covers their queue offsets
 (:func:`without_gaps`). The broker looks for the last entry that begins at or before an offset, so a
 consumer that asks for a lost message gets that frame. If a gap remained between two entries, the
 consumer would get the frame before the gap again, possibly for ever.

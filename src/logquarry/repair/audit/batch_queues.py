@@ -1,4 +1,4 @@
-"""Audit of the batch queues of RocketMQ 5: every difference between them and the log.
+"""Audit of the batch queues of RocketMQ 5: every difference from the log, or the first of a queue.
 
 :class:`BatchQueuesAudit` looks up the entry of each dispatched frame by the frame's first queue
 offset, run by run, and compares all its fields. Entries whose queue offsets no frame of the log has
@@ -6,11 +6,9 @@ are spare: expired, lost, or misplaced.
 
 Memory does not grow with the log.
 
-Audit of a batch queue for a recovery: its first difference from the log.
-
-The entries of a batch queue follow each other in the log's order, so this audit compares them by
-their position in the files. It has the same methods as
-:class:`~logquarry.repair.audit.first_difference.QueueAudit`, with positions instead of
+A recovery needs the first difference of each queue. The entries of a batch queue follow each other
+in the log's order, so this audit compares them by their position in the files. It has the same
+methods as :class:`~logquarry.repair.audit.first_difference.QueueAudit`, with positions instead of
 queue offsets.
 """
 

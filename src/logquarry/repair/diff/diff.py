@@ -1,7 +1,4 @@
-"""Compares the commit logs of two stores byte by byte, and their consume queues.
-
-Compares two stores: logs, then queues, then the files of config/.
-"""
+"""Compares two stores: logs byte by byte, then consume queues, then the files of config/."""
 
 from __future__ import annotations
 

@@ -1,14 +1,11 @@
 """Builds queues of other forms: batch queues, and queues in RocksDB (RocketMQ 5).
 
-Writes the batch queues of RocketMQ 5 in bulk, into a folder that no other process uses.
+The entries of a batch queue are written one after the other from the first file on, even if queue
+offsets are missing: the broker searches the entries for an offset. If the log has lost messages of
+a queue, the next entry takes their queue offsets
+(:func:`logquarry.write.queue_writer.without_gaps`).
 
-The entries of a queue are written one after the other from the first file on, even if queue offsets
-are missing: the broker searches the entries for an offset. If the log has lost messages of a queue,
-the next entry takes their queue offsets (:func:`logquarry.write.queue_writer.without_gaps`).
-
-Builds the consume queues of a store that has them all in RocksDB (RocketMQ 5).
-
-:class:`RocksFiles` makes the same entries as
+For a store that has all queues in RocksDB, :class:`RocksFiles` makes the same entries as
 :class:`~logquarry.repair.rebuild.queue_files.QueueFiles`, and writes a RocksDB with the records of
 the broker: entries, bounds and the dispatched end. RocksDB writes and syncs its files without
 :mod:`logquarry.disk.disk`.

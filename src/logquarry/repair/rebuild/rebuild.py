@@ -6,8 +6,6 @@ the old files are moved to quarantine just before. An interrupted rebuild can be
 - During the build the store is unchanged; the next run deletes the unfinished files.
 - During the renames the new files are complete (the file ``complete`` exists); the next run puts
   them in place.
-
-The batch queues in the report of a rebuild.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A build is complete when its file ``complete`` exists: see :mod:`logquarry.repair.rebuild.rebuild`.
 
-Replaces the queues in RocksDB during a recovery, after the log is mended.
+A recovery replaces the queues in RocksDB after the log is mended.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""The rules of recovery in which versions of RocketMQ differ, for stores with queue files.
+"""Dispatches messages as RocketMQ does (``doDispatch``), and the rules in which versions differ.
 
-The source of 4.9.3, 5.1.4, 5.3.3, 5.4.0 and 5.5.0 has them in ``CommitLog.recoverNormally``,
-``recoverAbnormally`` and ``DefaultMessageStore.load``. All of 5.x read V2 frames, know the delay
-levels during the recovery, and dispatch afterwards from the log's end on, not from the end of the
-queues. No file distinguishes 5.1 from 5.3: both get the rules of 5.3, which dispatches more. (After
-a clean shutdown, 5.1 dispatches no message that is in the log already.)
-
-Dispatches a message to queues and index as RocketMQ does (``doDispatch``).
+The rules are for stores with queue files. The source of 4.9.3, 5.1.4, 5.3.3, 5.4.0 and 5.5.0 has
+these rules in ``CommitLog.recoverNormally``, ``recoverAbnormally`` and
+``DefaultMessageStore.load``. All of 5.x read V2 frames, know the delay levels during the recovery,
+and dispatch afterwards from the log's end on, not from the end of the queues. No file distinguishes
+5.1 from 5.3: both get the rules of 5.3, which dispatches more. (After a clean shutdown, 5.1
+dispatches no message that is in the log already.)
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """The files that a recovery keeps: renamed by their content, and synced.
 
-Gives the files of a log their right names, as a plan lists them.
+A renamed file is never replaced, so no bytes can be lost. After an interruption at any point the
+frames of each file still show its place, and the next plan continues
+(:mod:`logquarry.log.log_names`).
 
-A file is never replaced, so no bytes can be lost. After an interruption at any point the frames of
-each file still show its place, and the next plan continues (:mod:`logquarry.log.log_names`).
-
-Syncs the data that a recovery relies on: entries of lost messages, and unchanged files.
-
-The entry of a lost message exists only in its queue. A recovery records these entries before it
-cuts a queue. Otherwise an interruption would leave fillers in their place.
+The data that a recovery relies on is synced: entries of lost messages, and unchanged files. The
+entry of a lost message exists only in its queue. A recovery records these entries before it cuts a
+queue. Otherwise an interruption would leave fillers in their place.
 """
 
 from __future__ import annotations

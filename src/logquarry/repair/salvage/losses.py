@@ -1,10 +1,8 @@
-"""Queue offsets in the frames of a log: gaps, recreated topics, harmed offsets.
+"""What a damaged log has lost: damaged spans, known messages, and harmed queue offsets.
 
 No CRC covers a frame's queue offset. Salvage has no reliable queue to compare with, so it treats an
 offset as harmed if it does not fit between those of the neighbouring messages. If salvage trusted
 such an offset, the offset would look like a recreated topic, or leave a gap of billions.
-
-The losses of a damaged log: the damaged spans, and those of their messages that are known.
 
 A lost message is known from its entry in a consume queue, or from its frame if only its body is
 damaged.

@@ -2,13 +2,8 @@
 
 The new store is a plain store: log, queue files, index. Files that name messages by queue offset
 stay valid and are copied unchanged. The timer wheel, which names physical offsets, is written again
-(:mod:`.timer_files`). All other files are left out, and the salvage lists each with the resulting
-loss.
-
-Writes the timer wheel of a salvaged store, for the timer messages that wait (RocketMQ 5).
-
-The wheel names physical offsets, and salvage may move frames. So salvage does not copy the wheel:
-it finds the messages that wait in the new store, and writes a new wheel for them.
+for the messages that wait. All other files are left out, and the salvage lists each with the
+resulting loss.
 """
 
 from __future__ import annotations

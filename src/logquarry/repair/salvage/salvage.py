@@ -1,13 +1,12 @@
-"""Salvage: saves every sound message of a damaged store in a new store.
+"""Salvage: saves every sound message of a damaged store in a new store; and convert.
 
 The new store is made in a folder within the target (``DIR/.salvage``) and is moved out when it is
 complete, so that no program opens a part of it. A safe recovery of the new log builds queues and
 index.
 
-Converts a store whose log is outside of ``commitlog/`` into a plain store.
-
-A broker of RocketMQ 4.9 or 5 serves the new store. The messages of a DLedger log get new physical
-offsets, because the head of each entry is not copied; their queue offsets stay.
+:func:`convert` makes a plain store from one whose log is outside of ``commitlog/``. A broker of
+RocketMQ 4.9 or 5 serves the new store. The messages of a DLedger log get new physical offsets,
+because the head of each entry is not copied; their queue offsets stay.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""The folder in which a salvage makes its new store: checked, locked, finished or undone.
+"""The new store of a salvage: its folder is checked, locked, finished or undone; its log written.
 
 The store is made in ``DIR/.salvage`` and is moved out when it is complete.
 
-Writes the log of a salvaged store.
-
-The writer changes these fields of a frame: PHYSICALOFFSET, the offset of a half message that was
-moved, a store time that is before that of the previous frame, and a queue offset that the plan
-replaces.
+The writer of the log changes these fields of a frame: PHYSICALOFFSET, the offset of a half message
+that was moved, a store time that is before that of the previous frame, and a queue offset that the
+plan replaces.
 """
 
 from __future__ import annotations

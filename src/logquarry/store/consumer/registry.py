@@ -1,6 +1,6 @@
 """All consumers of one store: makes them, forms their groups, and saves offsets periodically.
 
-Reads the queues of an open store for consumers: the implementations of ``source``'s port.
+Its readers of queues implement the port in :mod:`.source`.
 """
 
 from __future__ import annotations
