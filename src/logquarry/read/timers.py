@@ -36,7 +36,7 @@ from logquarry.format.frame import Frame
 from logquarry.format.property_crc import PREFIX
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.format.timer import TimerCheck
-from logquarry.log.first_frames import first_frames
+from logquarry.log.codec import first_frames
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import LogReader, Run
