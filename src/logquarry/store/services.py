@@ -52,8 +52,8 @@ from logquarry.stored_message import StoredMessage
 from logquarry.write.put_future import PutFuture
 from logquarry.write.put_many import PutManyResult
 from logquarry.write.put_result import PutResult
+from logquarry.write.queue_table import TopicTable
 from logquarry.write.timer_files import timer_log_file_size
-from logquarry.write.topic_table import TopicTable
 
 if TYPE_CHECKING:
     from logquarry.log.walk import LogReader

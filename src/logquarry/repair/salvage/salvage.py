@@ -41,7 +41,7 @@ from logquarry.repair.salvage.other_files import (
 from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
 from logquarry.repair.salvage.target import LogWriter, SalvageTarget, check_target
 from logquarry.units import Bars, now_ms
-from logquarry.write.topic_table import topics_of
+from logquarry.write.queue_table import topics_of
 
 ORIGINALS: Final = "salvage"
 """Folder in the sidecar of the new store for original files that salvage had to change."""
