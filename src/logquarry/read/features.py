@@ -33,9 +33,9 @@ from logquarry.log.store_files import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, 
 from logquarry.log.store_files import COMPACTED_LOG as COMPACTION_FOLDER
 from logquarry.read import timers
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.index import ROCKSDB_STORE as INDEX_TAGS_SINCE
 from logquarry.read.index import find_tag_entries
+from logquarry.read.queue import ConsumeQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.text import listed
 

@@ -41,8 +41,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue
-from logquarry.read.queue import Queue
+from logquarry.read.queue import ConsumeQueue, Queue
 from logquarry.read.rocksdb_queue import derived_queues, rocksdb_folders
 
 CHECK: Final = f"{CONFIG}/{timer.CHECK_FILE}"

@@ -30,13 +30,12 @@ from logquarry.log.store_names import absolute
 from logquarry.message import Message
 from logquarry.read.batch_queue import open_queue
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import FileQueue
 from logquarry.read.fence import OtherQueues, other_queues, require_queue
 from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
 from logquarry.read.live_read import LiveLog
 from logquarry.read.log_end import last_entries, log_bound, sound_bound
-from logquarry.read.queue import Queue
+from logquarry.read.queue import FileQueue, Queue
 from logquarry.read.rocksdb_queue import derived_queues, rocksdb_queues
 from logquarry.read.store_sizes import require_log
 from logquarry.store.log_reads import get_arguments, no_queue

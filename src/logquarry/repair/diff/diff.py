@@ -19,10 +19,9 @@ from logquarry.log.readable import rereads
 from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import last_entries, missing_end
 from logquarry.read.lost_messages import lost_messages
-from logquarry.read.queue import Units
+from logquarry.read.queue import ConsumeQueue, Units
 from logquarry.read.store_sizes import require_log
 from logquarry.repair.audit.differences import TagsRule, same_entries
 from logquarry.repair.diff.store_diff import (

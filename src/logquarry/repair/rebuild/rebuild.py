@@ -34,11 +34,11 @@ from logquarry.log.location import local_folder, local_store
 from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, REBUILD
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.features import BATCH_QUEUES
 from logquarry.read.fence import Action, other_queues, require
 from logquarry.read.log_end import last_entries
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import ConsumeQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import queue_fault

@@ -39,9 +39,9 @@ from logquarry.log.store_files import (
     queue_form,
 )
 from logquarry.log.walk import DamagedSpan
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.differences import names_damage
 from logquarry.repair.audit.log import damage_json
 from logquarry.repair.audit.timer_files import mend_timer_files

@@ -45,8 +45,8 @@ from logquarry.log.store_files import (
 )
 from logquarry.log.store_names import absolute
 from logquarry.log.walk import LogReader, Run
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.salvage.other_files import carried_names
