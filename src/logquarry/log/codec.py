@@ -4,7 +4,7 @@ The reference loops over :mod:`logquarry.format.frame`; the kernels are in
 :mod:`logquarry.format.kernels` (numba). ``LOGQUARRY_KERNELS=off`` selects the reference; without
 numba the reference is used too.
 
-Reads the first frames of a log file without knowing where in the log the file begins.
+:func:`first_frames` reads a file without knowing where in the log the file begins.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """A consume queue that can be read: queue offset -> physical offset.
 
-:class:`Queue` is the interface. :class:`logquarry.read.queue.ConsumeQueue` and
+:class:`Queue` is the interface. :class:`ConsumeQueue` and
 :class:`logquarry.read.batch_queue.BatchQueue` read a queue's files,
 :class:`logquarry.read.rocksdb_queue.RocksQueue` reads RocksDB, and
 :class:`logquarry.read.log_queues.LogQueue` is made from the log.
 
 Guarantees: damaged bytes never make a read raise. A range takes no more memory than the files,
 except in :meth:`Queue.units`, whose caller gives the length.
-
-Reads the files of one consume queue (``ConsumeQueue``).
 """
 
 from __future__ import annotations
@@ -41,18 +39,14 @@ StoreTime = Callable[[int, int], int]
 MOST_HOLES: Final = 1 << 24
 """Maximum number of entries without a file in one range."""
 
+_FIRST_CHUNK: Final = 512
 _LARGEST_CHUNK: Final = 1 << 16
 _NO_MESSAGE_TIME: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSegment:
-    """One file of a queue.
-
-    Attributes:
-        start: queue offset of its first entry.
-        count: entries that are written in it.
-    """
+    """One file of a queue: the queue offset of its first entry, and the number of written entries."""
 
     start: int
     count: int
@@ -252,9 +246,6 @@ def has_message(units: Units) -> npt.NDArray[np.bool_]:
     """Which entries name a message: those that are written and do not only pad a file."""
     message: npt.NDArray[np.bool_] = is_written(units) & (units["size"] != FILLER_SIZE)
     return message
-
-
-_FIRST_CHUNK: Final = 512
 
 
 class FileQueue(Queue):

@@ -1,14 +1,11 @@
 """The tables of a store open for writing: its consume queues and its topics.
 
-The topics of a store open for writing: ``config/topics.json`` (``TopicConfigManager``).
-
-A broker serves a topic to clients only if this file lists it. The writer adds each topic that gets
+A broker serves a topic to clients only if ``config/topics.json`` (``TopicConfigManager``) lists it.
+The writer adds each topic that gets
 a message, and raises the number of its queues if a message goes into a queue beyond them. It never
 removes or lowers anything: another program may have configured the rest.
 
-The consume queues of a store that is open for writing (``consumeQueueTable``).
-
-A broker has thousands of queues. Their ends are found when the store is opened; the files of a
+A broker has thousands of queues (``consumeQueueTable``). Their ends are found when the store is opened; the files of a
 queue are mapped with its first read or write.
 """
 
