@@ -46,7 +46,7 @@ _NO_MESSAGE_TIME: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class QueueSegment:
-    """One file of a queue: the queue offset of its first entry, and the number of written entries."""
+    """One file of a queue: queue offset of its first entry, and number of written entries."""
 
     start: int
     count: int

@@ -1,12 +1,12 @@
 """The tables of a store open for writing: its consume queues and its topics.
 
 A broker serves a topic to clients only if ``config/topics.json`` (``TopicConfigManager``) lists it.
-The writer adds each topic that gets
-a message, and raises the number of its queues if a message goes into a queue beyond them. It never
-removes or lowers anything: another program may have configured the rest.
+The writer adds each topic that gets a message, and raises the number of its queues if a message
+goes into a queue beyond them. It never removes or lowers anything: another program may have
+configured the rest.
 
-A broker has thousands of queues (``consumeQueueTable``). Their ends are found when the store is opened; the files of a
-queue are mapped with its first read or write.
+A broker has thousands of queues (``consumeQueueTable``). Their ends are found when the store is
+opened; the files of a queue are mapped with its first read or write.
 """
 
 from __future__ import annotations
