@@ -1,18 +1,15 @@
 """The operating system: calls that it may lack, folders for caches, and interrupts.
 
-Replaces system calls for reading a store that macOS or Windows does not have.
+Reading works on Linux, macOS and Windows. Writing needs Linux or macOS: see
+:func:`require_writing`.
 
-Reading works on all three. Writing needs Linux or macOS: see :func:`require_writing`.
+A cache folder has the Java shim and compiled kernels. It may be deleted at any time; the next run
+then takes a moment longer.
 
-Folders in which this package keeps files between runs: the Java shim, compiled kernels.
-
-A cache folder may be deleted at any time; the next run then takes a moment longer.
-
-Holds back interrupts (Ctrl-C, SIGTERM) until a point at which they are safe.
-
-An import must report exactly how many messages it has put. py4j has one connection per thread: an
-exception inside a call leaves that call's answer in the connection, and the next call then fails or
-hangs. An export must not stop while only some of its files are in place.
+Interrupts (Ctrl-C, SIGTERM) are held back until a point at which they are safe. An import must
+report exactly how many messages it has put. py4j has one connection per thread: an exception inside
+a call leaves that call's answer in the connection, and the next call then fails or hangs. An export
+must not stop while only some of its files are in place.
 """
 
 from __future__ import annotations

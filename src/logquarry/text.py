@@ -1,9 +1,9 @@
-"""Formats sizes, times and messages for users, and parses the sizes and times that users type.
+"""Formats sizes, times, messages and JSON for users, and parses the sizes and times that they type.
 
 The content of a store is untrusted. Escape sequences in it could move the cursor, change the
 window's title or hide text. So all content passes :func:`printable` before it reaches a terminal.
 
-Makes JSON documents of objects: by default, each field of a dataclass becomes a member.
+In the JSON document of an object, each field of a dataclass becomes a member by default.
 """
 
 from __future__ import annotations

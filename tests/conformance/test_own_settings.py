@@ -14,7 +14,7 @@ from logquarry.errors import UnsupportedStore, UsageError
 from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CONSUME_QUEUE
-from logquarry.read.consume_queue import ConsumeQueue
+from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.salvage.salvage import salvage

@@ -7,7 +7,7 @@
 
 One event loop serves all connections. The store's calls run in a few threads (``lanes.py``).
 
-Runs a broker in a thread, for programs and tests without asyncio.
+For programs and tests without asyncio, :func:`background` runs a broker in a thread.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Consumer groups: heartbeats, offsets and locks, and the progress of each group.
 
-Heartbeats, consumer lists, offsets, and locks for ordered consumption.
-
 Follows ``ClientManageProcessor``, ``ConsumerManageProcessor`` and ``RebalanceLockManager``.
-
-The progress of consumer groups: their offsets beside the ends of the queues.
+The progress of a group is its offsets beside the ends of the queues.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The name server: routes, the cluster, and lists of topics (``DefaultRequestProcessor``).
+"""The name server: routes, lists of topics, settings of tools (``DefaultRequestProcessor``).
 
 It has routes to one broker only, the one in the same process. Clients cannot register a broker.
 
-Settings that tools keep at the name server: values by namespace and key (``KVConfigManager``).
-
-mqadmin keeps the order of topics there. The broker keeps them in ``config/kvConfig.json`` of the
+Tools keep settings here: values by namespace and key (``KVConfigManager``). mqadmin keeps the order
+of topics there. The broker keeps them in ``config/kvConfig.json`` of the
 store, with RocketMQ's format.
 """
 

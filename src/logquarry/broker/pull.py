@@ -3,6 +3,10 @@
 If a pull finds no message, the broker holds it, as an object without a thread. New messages in its
 queue start it again. If its time ends first, the answer is PULL_NOT_FOUND. The pulls of a client
 that does not read its answers stay held.
+
+New messages that the filter of a held pull excludes do not end it, as in RocketMQ
+(``PullRequestHoldService``): their tags codes suffice for tags, and an SQL92 filter reads them. At
+most five seconds later, the client gets the offset after them.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ from logquarry.broker.connection import Connection, Handler, Request
 from logquarry.broker.core import BUSY, Core
 from logquarry.broker.lanes import Mailbox
 from logquarry.broker.tables import READ
+from logquarry.format import java
+from logquarry.format.properties import parse_tags
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
-from logquarry.read.get_message import GetMessageStatus, GetResult
+from logquarry.read.get_message import GetMessageStatus, GetResult, may_match
 from logquarry.read.messages import frames_of
 from logquarry.store.consumer.sql_filter import SqlFilter
 from logquarry.store.consumer.subscription import RETRY_PREFIX
@@ -37,6 +43,8 @@ _TICK_SECONDS: Final = 0.5
 _MOST_READS: Final = 8
 """Most answers of one client under way: each has up to 256 KiB."""
 _LONGEST_HOLD_MS: Final = 120_000
+_EXCLUDED_SECONDS: Final = 5.0
+"""How long a pull stays held after messages that its filter excludes."""
 _FILTERED_READS: Final = 8
 """Most reads for one pull with an SQL92 filter. Without a match the client pulls again."""
 
@@ -69,6 +77,8 @@ class Pull:
         sql: the filter, None for none.
         deadline: until when it may be held, by the loop's time; 0 if it is not held.
         group: the consumer group.
+        was_held: whether it was held before.
+        has_moved: whether ``offset`` is after messages that the filter excludes.
     """
 
     request: Request
@@ -79,6 +89,25 @@ class Pull:
     sql: SqlFilter | None
     deadline: float
     group: str
+    was_held: bool = False
+    has_moved: bool = False
+    _codes: frozenset[int] | None = None
+
+    def excludes(self, codes: frozenset[int]) -> bool:
+        """Whether the filter excludes all messages with these tags codes."""
+        if self.tags is None:
+            return False
+        if self._codes is None:
+            tags = parse_tags(self.tags)
+            assert tags is not None
+            self._codes = frozenset(map(java.hash_code, tags))
+        return not any(may_match(code, self._codes) for code in codes)
+
+    def skip(self, after: int, now: float) -> None:
+        """Go on after messages that the filter excludes."""
+        self.offset = after
+        self.has_moved = True
+        self.deadline = min(self.deadline, now + _EXCLUDED_SECONDS)
 
 
 class Pulling:
@@ -221,17 +250,26 @@ class Pulling:
             # An arrival may have been faster than this result.
             _, known = self._ends.get(pull.key, (0, 0))
             self._ends[pull.key] = result.min_offset, max(known, result.max_offset)
+        _, end = self._ends.get(pull.key, (0, 0))
+        now = self._core.loop.time()
+        is_patient = pull.deadline > now and not self._is_closing
+        if result.status is _S.NO_MATCHED_MESSAGE and pull.was_held and is_patient:
+            pull.skip(result.next_offset, now)
+            if end > pull.offset:
+                self._start(pull)
+            else:
+                self._hold(pull)
+            return
         code = _CODES.get(result.status)
         if code is None:
             # NO_MESSAGE_IN_QUEUE
             code = _C.PULL_OFFSET_MOVED if pull.offset else _C.PULL_NOT_FOUND
         if code is _C.PULL_NOT_FOUND and pull.deadline:
-            _, end = self._ends.get(pull.key, (0, 0))
             if end > pull.offset:
                 # A message arrived during this read, so read again. The pause limits these reads
                 # if the queue was truncated and never reaches the noted end.
                 self._core.loop.call_later(_PAUSE_SECONDS, self._start, pull)
-            elif pull.deadline > self._core.loop.time() and not self._is_closing:
+            elif is_patient:
                 self._hold(pull)
             else:
                 self._not_found(pull)
@@ -244,7 +282,8 @@ class Pulling:
 
     def _not_found(self, pull: Pull) -> None:
         first, end = self._ends.get(pull.key, (0, 0))
-        self._reply(pull, _C.PULL_NOT_FOUND, pull.offset, first, end)
+        code = _C.PULL_RETRY_IMMEDIATELY if pull.has_moved else _C.PULL_NOT_FOUND
+        self._reply(pull, code, pull.offset, first, end)
 
     def _reply(
         self, pull: Pull, code: int, after: int, first: int, end: int, body: bytes = b""
@@ -274,6 +313,7 @@ class Pulling:
             pull.request.reply(_C.SYSTEM_BUSY, BUSY)
             return
         connection.hold()
+        pull.was_held = True
         self._held_count += 1
         held.add(pull)
         self._held.setdefault(pull.key, set()).add(pull)
@@ -302,15 +342,31 @@ class Pulling:
 
     def _take_arrival(self, arrival: MessageArrival) -> None:
         self._core.tables.note_message(arrival.topic, arrival.queue_id)
-        self.arrived(arrival[:2], arrival.next_offset)
+        key = arrival[:2]
+        if key in self._held and arrival.tags_codes is not None:
+            self._skip(key, arrival, arrival.tags_codes)
+        self.arrived(key, arrival.next_offset)
+
+    def _skip(self, key: QueueKey, arrival: MessageArrival, codes: frozenset[int]) -> None:
+        """Move the held pulls whose tags exclude all messages of an arrival to its end."""
+        now, after = self._core.loop.time(), arrival.next_offset
+        for pull in self._held[key]:
+            # Otherwise messages are between the pull and the arrival.
+            is_next = after - arrival.messages <= pull.offset < after
+            if is_next and pull.excludes(codes):
+                _discard(self._ending, int(pull.deadline), pull)
+                pull.skip(after, now)
+                self._ending.setdefault(int(pull.deadline), set()).add(pull)
 
     def arrived(self, key: QueueKey, next_offset: int) -> None:
-        """Start the pulls of a queue that has grown."""
+        """Start the pulls of a queue that has grown, unless they have moved to its end."""
         first, known = self._ends.get(key, (0, 0))
-        self._ends[key] = first, max(known, next_offset)
-        for pull in self._held.pop(key, ()):
-            self._release(pull)
-            self._start(pull)
+        end = max(known, next_offset)
+        self._ends[key] = first, end
+        for pull in list(self._held.get(key, ())):
+            if not (pull.has_moved and pull.offset == end):
+                self._release(pull)
+                self._start(pull)
 
     def grown(self, key: QueueKey, end: int) -> None:
         """Record the end of a queue, which a poll has read."""

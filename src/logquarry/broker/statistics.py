@@ -1,14 +1,11 @@
 """The broker's numbers for mqadmin and other tools: over the last minute, hour and day, and now.
 
-Counts over the last minute, hour and day, for mqadmin and other tools (``BrokerStatsManager``).
+The names of the counts (``BrokerStatsManager``) are RocketMQ's: TOPIC_PUT_NUMS and TOPIC_PUT_SIZE
+by topic, GROUP_GET_NUMS, GROUP_GET_SIZE and SNDBCK_PUT_NUMS by topic@group, BROKER_PUT_NUMS and
+BROKER_GET_NUMS by cluster.
 
-The names of the counts are RocketMQ's: TOPIC_PUT_NUMS and TOPIC_PUT_SIZE by topic, GROUP_GET_NUMS,
-GROUP_GET_SIZE and SNDBCK_PUT_NUMS by topic@group, BROKER_PUT_NUMS and BROKER_GET_NUMS by cluster.
-
-The broker's numbers and settings for mqadmin and other tools (``getRuntimeInfo``).
-
-Tools parse the numbers by their names and fail if one is missing, so the answer has all names of
-RocketMQ 4.9, in its formats.
+Tools parse the current numbers (``getRuntimeInfo``) by their names and fail if one is missing, so
+the answer has all names of RocketMQ 4.9, in its formats.
 """
 
 from __future__ import annotations

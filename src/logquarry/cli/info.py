@@ -2,7 +2,7 @@
 
 ``info`` reads the files and can count the whole log. ``report`` draws one HTML page.
 
-Prints the timer messages that wait (``info --timers``) and unacknowledged pops (``stats``).
+``info --timers`` prints the timer messages that wait; ``stats`` also prints pops.
 """
 
 from __future__ import annotations
@@ -411,8 +411,7 @@ def report(store: str, target: str, config: str | None, quiet: bool) -> None:
 
 def timers_document(layout: StoreLayout) -> dict[str, Any]:
     """``timers`` of ``info --json``, described in docs/json.md."""
-    from logquarry.read.timer_wheel import precision
-    from logquarry.read.timers import check_or_none, timers_of
+    from logquarry.read.timers import check_or_none, precision, timers_of
 
     check = check_or_none(layout)
     found = timers_of(layout, check)

@@ -68,7 +68,7 @@ def messages(
     """
     out = Output(quiet=quiet)
     from logquarry.log import json_lines
-    from logquarry.read.known_topics import warn_of_unknown_topics
+    from logquarry.read.bulk import warn_of_unknown_topics
     from logquarry.store.message_store import MessageStore
 
     policy = options.damage_policy(on_damage)

@@ -1,8 +1,4 @@
-"""The transactions of 3.x in files: entries of state table and redo log, frames, and what is open.
-
-Reads the entries of state table and redo log, and the log's transaction frames.
-
-Open transactions of 3.x, from the log's frames or from the state table and redo log.
+"""Open transactions of 3.x, from the log's frames or from the entries of state table and redo log.
 
 The QUEUEOFFSET of a PREPARED message is the number of its state table entry, if that number is
 plausible: producers send the number when they end the transaction. A COMMIT or ROLLBACK names a

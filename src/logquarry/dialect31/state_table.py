@@ -1,12 +1,8 @@
 """The state table and redo log of 3.x: written for dispatched transactions, and recovered.
 
-Writes the state table and redo log of 3.x, from the transactions that are dispatched.
-
-Compares the state table and the redo log of 3.x with the log, and plans their recovery.
-
-A table or redo log that differs from the log is set aside and rebuilt. The new table has the
-numbers of the PREPARED messages, so that producers can end these transactions. It also has all
-ended transactions, so that no number is used twice.
+A recovery compares both with the log. A table or redo log that differs from the log is set aside
+and rebuilt. The new table has the numbers of the PREPARED messages, so that producers can end these
+transactions. It also has all ended transactions, so that no number is used twice.
 """
 
 from __future__ import annotations
@@ -47,7 +43,7 @@ from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import REDO_LOG, STATE_TABLE, quarantine
 from logquarry.log.walk import LogReader, Run
-from logquarry.write.append31 import ScratchBuffer
+from logquarry.write.append import ScratchBuffer
 
 _FILLERS_AT_ONCE: Final = 1 << 14
 

@@ -1,19 +1,15 @@
-"""Opens the files of a store's log for writing, in one folder or several.
+"""The files of a store's log for writing: opened, created and loaded ahead, and freed of room.
 
 :class:`AllocateMappedFileService` creates the log's next file ahead of its first write. A put that
 reaches the end of a file then finds the next one created, allocated, durable and, by option, warm.
 At shutdown the service deletes the file that was not used, as RocketMQ does.
 
-Loads the pages of the log that puts write next, so that a put does not wait for page faults.
-
-The first write to a page costs a page fault: about half of the time of a put in a batch. This
+The first write to a page costs a page fault: about half of the time of a put in a batch. Another
 service takes the faults in its thread, many at once (``MADV_POPULATE_WRITE``, Linux 5.14; elsewhere
 it does nothing). The pages stay zero until a put writes them.
 
 A flush also writes the loaded pages that no put has used. So the service loads few if puts are
 rare, and a store does not use it if each put waits for a flush.
-
-Frees the disk blocks that a store's last files hold for later messages.
 
 A writer allocates all blocks of a file before it writes the file's map, so that a full disk raises
 an error instead of SIGBUS. After a load or an import a store gets no more messages soon. So loads

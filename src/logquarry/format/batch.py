@@ -1,31 +1,27 @@
 """Batches: a client's request, inner batches of RocketMQ 5, and the entries of batch queues.
 
-The wire form of a batch: the body of a client's batch request.
-
-Per message, big-endian, consecutive (``MessageDecoder.encodeMessage``)::
+The wire form, the body of a client's batch request, has per message, big-endian, consecutive
+(``MessageDecoder.encodeMessage``)::
 
     | TOTALSIZE 4 | MAGICCODE 4 | BODYCRC 4 | FLAG 4 | BODYLEN 4 | BODY |
     | PROPERTIESLEN 2 | PROPERTIES |
 
 Clients write 0 for magic and CRC; the store ignores both.
 
-Inner batches of RocketMQ 5: one frame that holds several messages.
-
-A producer sends a batch to a topic with batch queues; the broker stores it as one frame with the
-SYSFLAG bits INNER_BATCH and NEED_UNWRAP. The body is the wire form of the batch. Message i of the
-batch has the queue offset QUEUEOFFSET + i. The batch gives its body, properties and FLAG; the
-frame gives all other fields
-(``MessageDecoder.decodeMessage``). The property INNER_NUM is the number of messages, by which the
+An inner batch is one frame that holds several messages. A producer sends a batch to a topic with
+batch queues; the broker stores it as one frame with the SYSFLAG bits INNER_BATCH and NEED_UNWRAP.
+The body is the wire form of the batch. Message i of the batch has the queue offset QUEUEOFFSET + i.
+The batch gives its body, properties and FLAG; the frame gives all other fields (see
+``MessageDecoder.decodeMessage``). The property INNER_NUM is the number of messages, by which the
 queue offset advances; INNER_BASE repeats QUEUEOFFSET.
 
 Readers return a message of a batch as a :class:`~logquarry.format.frame.Frame` that stands alone.
 Its SYSFLAG lacks the bits of the batch and of compression. BODYCRC is the CRC of its body.
 TOTALSIZE is the size that it would have in the log. PHYSICALOFFSET is the one of the batch.
 
-The 46-byte entry of a batch queue of RocketMQ 5 (``BatchConsumeQueue``).
-
-An entry names one frame and the queue offsets of its messages: ``[base, base + count)``. Its place
-in the files is not a queue offset: readers search the base.
+A batch queue of RocketMQ 5 (``BatchConsumeQueue``) has entries of 46 bytes. An entry names one
+frame and the queue offsets of its messages: ``[base, base + count)``. Its place in the files is not
+a queue offset: readers search the base.
 """
 
 from __future__ import annotations

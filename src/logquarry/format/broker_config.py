@@ -1,16 +1,13 @@
 """A broker's settings and offsets: the JSON tables in ``config/``, and their form in RocksDB.
 
-The JSON tables in a broker's ``config/``: delay and consumer offsets, topics, groups.
+The tables are delay and consumer offsets, topics and groups. Each document has one decoder and one
+encoder over :mod:`logquarry.format.fastjson`. Decoders raise ValueError with the reason and never
+guess.
 
-Each document has one decoder and one encoder over :mod:`logquarry.format.fastjson`. Decoders raise
-ValueError with the reason and never guess.
-
-The configuration in RocksDB of RocketMQ 5, as the JSON documents that a broker without it keeps.
-
-Version 1 has a RocksDB for topics, one for subscription groups and one for consumer offsets: the
-key is the member's name in the JSON table, the value its JSON. Version 2 (``configManagerVersion``)
-has one RocksDB, whose keys begin with the number of a table (``TablePrefix``, ``TableId``,
-``RecordPrefix``).
+A broker of RocketMQ 5 may keep the tables in RocksDB. Version 1 has a RocksDB for topics, one for
+subscription groups and one for consumer offsets: the key is the member's name in the JSON table,
+the value its JSON. Version 2 (``configManagerVersion``) has one RocksDB, whose keys begin with the
+number of a table (``TablePrefix``, ``TableId``, ``RecordPrefix``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""The property string of a message, keys, and tag expressions of consumers.
+r"""The properties of a message: their string, keys, tags code, delay levels, tag expressions.
 
 ::
 
@@ -8,8 +8,6 @@ Follows ``MessageDecoder.string2messageProperties`` and ``messageProperties2Stri
 parser is lenient: it skips a segment that is not ``key \x01 value`` with both sides non-empty, and
 of duplicate keys the last value wins. A frame is sound regardless of the string's content; only
 the length counts.
-
-Delay levels, and the tags code that the dispatcher computes from a frame.
 """
 
 from __future__ import annotations

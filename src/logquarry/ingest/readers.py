@@ -1,9 +1,4 @@
-"""Reads exported files back into rows: JSON Lines and Parquet.
-
-Reads JSON Lines back into rows: the output of ``messages --jsonl`` and ``export``.
-
-Reads Parquet files of an export back into rows.
-"""
+"""Reads exported files back into rows: Parquet, and JSON Lines of ``messages`` and ``export``."""
 
 from __future__ import annotations
 

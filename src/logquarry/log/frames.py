@@ -1,17 +1,14 @@
 """Frames of a walk as readers need them: none of a lost page, and inner batches taken apart.
 
-Decodes frames from maps, and finds out afterwards whether pages were lost meanwhile.
-
 The walk checks frames, and their bytes are read a second time when they are decoded. In between
 the disk may fail, or another program may truncate the file. A lost page then holds ``FILL``
 (:mod:`logquarry.log.readable`), so what was decoded from it must not reach the caller:
 :func:`decoded` decodes the sound rest again, from a copy, and reports the lost frames as damage.
 
-Takes inner batches of RocketMQ 5 apart: every bulk read gets one row per message.
-
-A run of frames with an inner batch becomes a run of frames that stand alone
-(:mod:`logquarry.format.batch`), in a window of their own; filters and columns read them as
-they read the log. A run without an inner batch stays as it is, at the cost of reading its flags.
+Every bulk read gets one row per message, also of the inner batches of RocketMQ 5. A run of frames
+with an inner batch becomes a run of frames that stand alone (:mod:`logquarry.format.batch`), in a
+window of their own; filters and columns read them as they read the log. A run without an inner
+batch stays as it is, at the cost of reading its flags.
 """
 
 from __future__ import annotations

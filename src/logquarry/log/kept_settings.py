@@ -1,25 +1,21 @@
 """What a store shows of its past: settings and offsets in ``.logquarry/``, and its delay levels.
 
-The settings that a store keeps: ``.logquarry/settings.json``, which RocketMQ ignores.
-
-A writer of this library records the settings that decide the format of the store's files. Files
-that do not show a setting (a new index without keys, for example) are then read and continued with
-the settings that made them. Without the record, the files and RocketMQ's defaults decide.
+A writer of this library records, in ``.logquarry/settings.json``, the settings that decide the
+format of the store's files. Files that do not show a setting (a new index without keys, for
+example) are then read and continued with the settings that made them. Without the record, the files
+and RocketMQ's defaults decide.
 
 The files win: a recorded setting counts only as long as no file contradicts it
 (:mod:`logquarry.read.store_sizes`).
 
-Reads ``.logquarry/durable``: where the log of a store ended on the disk, and where it started.
+``.logquarry/durable`` says where the log ended on the disk, and where it started. Both are known
+only if this library wrote the store last (:class:`logquarry.format.checkpoint.DurableMark`).
+Retention records a new start before it deletes files. So a log whose first file begins later has
+lost its first files.
 
-Both are known only if this library wrote the store last
-(:class:`logquarry.format.checkpoint.DurableMark`). Retention records a new start before it deletes
-files. So a log whose first file begins later has lost its first files.
-
-Finds the delay levels of a store from the entries of its schedule queues.
-
-An entry of SCHEDULE_TOPIC_XXXX carries the delivery time of its message, and the message carries
-its store time. The difference is the delay of the level. So the reader needs no broker
-configuration for a store with its own levels.
+Delay levels are found from the schedule queues. An entry of SCHEDULE_TOPIC_XXXX carries the
+delivery time of its message, and the message carries its store time. The difference is the delay of
+the level. So the reader needs no broker configuration for a store with its own levels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The names of the files and folders of a store.
+"""The names of the files and folders of a store, and the two forms of queue files.
 
 ::
 
@@ -8,8 +8,6 @@
     STORE/index/yyyyMMddHHmmssSSS
     STORE/transaction/statetable/0000...      names: byte offset in the table (3.x)
     STORE/config/*.json  checkpoint  abort  lock
-
-The two forms of queue files: folder, entry size and file size of each topic's queues.
 """
 
 from __future__ import annotations

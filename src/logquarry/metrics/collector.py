@@ -1,4 +1,4 @@
-"""Collects the metrics of a store for Prometheus, under the names that RocketMQ 5 uses.
+"""Collects the metrics of a store or a broker for Prometheus, under the names of RocketMQ 5.
 
 ::
 
@@ -9,7 +9,7 @@
 
 The collector computes the metrics at each scrape; it needs no thread and keeps no state.
 
-The metrics of a broker for Prometheus: those of its store, its clients and its answers.
+The metrics of a broker are those of its store, its clients and its answers.
 """
 
 from __future__ import annotations

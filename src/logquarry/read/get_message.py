@@ -191,7 +191,7 @@ def get_message(
         if messages and (len(messages) >= most or grown > most_size):
             done -= 1
             break
-        if codes is not None and not _may_match(tags_code, codes):
+        if codes is not None and not may_match(tags_code, codes):
             if not messages:
                 status = GetMessageStatus.NO_MATCHED_MESSAGE
             continue
@@ -264,7 +264,8 @@ class _InnerReader:
         return self._batch[queue_offset - first]
 
 
-def _may_match(tags_code: int, codes: Collection[int]) -> bool:
+def may_match(tags_code: int, codes: Collection[int]) -> bool:
+    """Whether the message of a tags code may have a tag with one of these codes."""
     # An address into ConsumeQueueExt does not determine the tag: the frame does. Java compares
     # intValue(), and delivery times of the schedule topic take more than 32 bits.
     return tags_code < java.INT_MIN or java.to_int(tags_code) in codes

@@ -161,7 +161,7 @@ class LiveQueue(Queue):
 
     @property
     def min_offset(self) -> int:
-        """See :attr:`logquarry.read.consume_queue.ConsumeQueue.min_offset`."""
+        """See :attr:`logquarry.read.queue.ConsumeQueue.min_offset`."""
         base, start = self._starts()
         if base < 0:
             return 0

@@ -34,11 +34,11 @@ from logquarry.log.log_place import setting
 from logquarry.log.store_files import CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, INDEX
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.features import find_queue_kinds
 from logquarry.read.index import Index, with_index_tags
 from logquarry.read.index_file import kept_shape, likely_shape
 from logquarry.read.log_queues import LMQ_PREFIX
+from logquarry.read.queue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 _MOST_QUEUES: Final = 256

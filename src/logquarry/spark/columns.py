@@ -1,6 +1,6 @@
-"""The columns of a read as Spark's types, and the differences between versions of PySpark.
+"""The columns of a read as Spark's types, rows as Arrow batches, and the versions of PySpark.
 
-The differences between versions of PySpark, in one place; each is found by its feature.
+The versions differ; each difference is found by its feature:
 
 | feature | first PySpark | without it |
 |---|---|---|
@@ -11,8 +11,6 @@ The differences between versions of PySpark, in one place; each is found by its 
 
 All other modules take PySpark's base classes from here. If this PySpark lacks a class, the name is
 an empty class, so that the modules can be imported.
-
-The columns of a read as Spark's types, and the rows of a task as Arrow batches of them.
 """
 
 from __future__ import annotations

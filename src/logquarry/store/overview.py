@@ -4,9 +4,8 @@ It reads the entries of the queues and both ends of the log. If the queues do no
 bytes of a topic, the overview has a hint instead of a number; :func:`count_log` reads the whole log
 and always has the number.
 
-The damage of a store that shows without reading its log: for ``logquarry info``.
-
-It reads folder names, the last queue entries, the checkpoint and ``.logquarry/damage.json``. If
+The overview also names the damage that shows without reading the log. For it the overview reads
+folder names, the last queue entries, the checkpoint and ``.logquarry/damage.json``. If
 files of the log are missing, or the queues point beyond the log's end, it reads all queue entries.
 """
 
@@ -30,8 +29,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
 from logquarry.read.log_end import Noted, known_damage, last_entries
 from logquarry.read.log_queues import UnitCount, count_units
-from logquarry.read.lost_messages import lost_messages
-from logquarry.read.lost_tail import find_lost_tail
+from logquarry.read.lost_messages import find_lost_tail, lost_messages
 from logquarry.read.queue import Queue
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.store.reads import StoreReads

@@ -1,13 +1,11 @@
-"""A store that is open for reading: its log, queues and index, read from the files.
+"""How open stores read: a reader from the store's files, a writer from the files that it writes.
 
 The reader makes, locks and changes nothing, so it can run beside a live broker. It lists the
 folders when it opens the store, and again on :meth:`BaseReader.refresh` or when you request an
 offset beyond the files that it knows. If a store has no queue files, the reader takes the queues
 from RocksDB, and makes from the log, in memory, what RocksDB lacks.
 
-The read API of a store that this process writes.
-
-Log and queues are read from the writer's own files, so a get finds a message as soon as it is
+A writer reads log and queues from the writer's own files, so a get finds a message as soon as it is
 dispatched, without listing folders. Scans and queries read the files as any other process would,
 up to the log's end at their start.
 """
@@ -32,13 +30,12 @@ from logquarry.log.store_names import absolute
 from logquarry.message import Message
 from logquarry.read.batch_queue import open_queue
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import FileQueue
 from logquarry.read.fence import OtherQueues, other_queues, require_queue
 from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
 from logquarry.read.live_read import LiveLog
 from logquarry.read.log_end import last_entries, log_bound, sound_bound
-from logquarry.read.queue import Queue
+from logquarry.read.queue import FileQueue, Queue
 from logquarry.read.rocksdb_queue import derived_queues, rocksdb_queues
 from logquarry.read.store_sizes import require_log
 from logquarry.store.log_reads import get_arguments, no_queue

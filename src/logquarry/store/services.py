@@ -31,7 +31,7 @@ from logquarry.log.batches import sound_runs
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import Run
 from logquarry.message import Message, require_message
-from logquarry.read import timer_wheel, timers
+from logquarry.read import timers
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
@@ -52,8 +52,8 @@ from logquarry.stored_message import StoredMessage
 from logquarry.write.put_future import PutFuture
 from logquarry.write.put_many import PutManyResult
 from logquarry.write.put_result import PutResult
+from logquarry.write.queue_table import TopicTable
 from logquarry.write.timer_files import timer_log_file_size
-from logquarry.write.topic_table import TopicTable
 
 if TYPE_CHECKING:
     from logquarry.log.walk import LogReader
@@ -219,7 +219,7 @@ class Services:
             _DueLog(self._store, engine.log, ()),
             self._deliver,
             *(engine.disk, engine.root, engine.sync_log, timers.known_by(layout, check)),
-            precision_ms=timer_wheel.precision(layout, check.read_time),
+            precision_ms=timers.precision(layout, check.read_time),
             file_size=timer_log_file_size(layout),
         )
 

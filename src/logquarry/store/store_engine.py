@@ -60,8 +60,7 @@ from logquarry.store.retention.retain import LiveRetention, RetentionService
 from logquarry.store.stats import StatsRecorder
 from logquarry.store.store_files import Housekeeping, StoreFiles
 from logquarry.units import Clock
-from logquarry.write.append import CommitLogWriter
-from logquarry.write.append31 import AppendRules31
+from logquarry.write.append import AppendRules31, CommitLogWriter
 from logquarry.write.dispatcher import (
     ArrivalListeners,
     Dispatcher,

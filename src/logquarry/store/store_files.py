@@ -28,8 +28,7 @@ from logquarry.repair.recover.open_check import StoreFound
 from logquarry.units import Clock
 from logquarry.write.flush import Flushable
 from logquarry.write.index_writer import IndexKeeper
-from logquarry.write.queue_table import QueueTable
-from logquarry.write.topic_table import TopicTable
+from logquarry.write.queue_table import QueueTable, TopicTable
 
 logger = logging.getLogger(__name__)
 

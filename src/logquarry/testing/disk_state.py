@@ -5,12 +5,13 @@ and the pending changes of each folder. A crash keeps an arbitrary part of the d
 durable:
 
 - a page of 4 KiB has its old content, its new content, a content in between, or is torn at a
-multiple of 512 bytes; - a file has its old size, its new size or a size in between; bytes without
-data are zeros; - the creation, rename or removal of a name is either done or not done.
+  multiple of 512 bytes;
+- a file has its old size, its new size or a size in between; bytes without data are zeros;
+- the creation, rename or removal of a name is either done or not done.
 
 A rename never loses the file: a crash may leave both names, and leaves at least one.
 
-Files with unreadable blocks, for tests: a probe that fails as a bad disk does.
+:class:`BadBlocks` is a probe that fails as a disk with unreadable blocks does.
 """
 
 from __future__ import annotations

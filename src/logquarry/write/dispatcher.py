@@ -33,9 +33,9 @@ from logquarry.log.follow import DispatchRequests, Followed, Follower
 from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE
 from logquarry.read.log_queues import QueueKey
 from logquarry.write import index_writer, queue_writer
-from logquarry.write.batch_queue_writer import BatchQueueWriter
 from logquarry.write.message_rules import LONGEST_NAME, name_fault
 from logquarry.write.queue_writer import (
+    BatchQueueWriter,
     ConsumeQueueMender,
     ConsumeQueueWriter,
     Mending,
@@ -59,6 +59,8 @@ class MessageArrival(NamedTuple):
         next_offset: one past the queue offset of the last message.
         messages: the number of messages.
         store_timestamp: store time of the last message, in milliseconds.
+        tags_codes: the different tags codes of the messages; None if they are unknown, as in a
+            batch queue or in an arrival of more than 1,024 messages.
     """
 
     topic: str
@@ -66,6 +68,7 @@ class MessageArrival(NamedTuple):
     next_offset: int
     messages: int
     store_timestamp: int
+    tags_codes: frozenset[int] | None = None
 
 
 Listener = Callable[[MessageArrival], None]
@@ -96,12 +99,16 @@ class ArrivalListeners:
             return
         for (topic, queue_id), part in groups.items():
             counts = part.counts
+            codes: frozenset[int] | None = None
+            if counts is None and len(part.units) <= _MOST_CODES:
+                codes = frozenset(part.units["tags_code"].tolist())
             arrival = MessageArrival(
                 topic,
                 queue_id,
                 int(part.offsets[-1]) + (1 if counts is None else int(counts[-1])),
                 len(part.offsets) if counts is None else int(counts.sum()),
                 int(requests.store_timestamp[part.rows[-1]]),
+                codes,
             )
             for listener in self._listeners:
                 try:
@@ -120,6 +127,7 @@ Groups = Mapping[QueueKey, QueuePart]
 Arrived = Callable[[DispatchRequests], None]
 Grown = Callable[[DispatchRequests, Groups], None]
 
+_MOST_CODES: Final = 1_024
 _MOST_BYTES: Final = 8 << 20
 RUN_SPAN: Final = 2 * _MOST_BYTES
 """A run of frames, whose entries are written queue by queue, ends within this many bytes."""

@@ -31,7 +31,7 @@ from logquarry.message import Message
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.verify.verify import verify_store
 from logquarry.store.message_store import StoreWriter
-from logquarry.write.append31 import ScratchBuffer
+from logquarry.write.append import ScratchBuffer
 
 NOW = 1_700_000_000_000
 

@@ -14,8 +14,7 @@ from logquarry.errors import UsageError
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.log.layout import StoreLayout
-from logquarry.read.consume_queue import ConsumeQueue
-from logquarry.read.queue import MOST_HOLES, has_message, is_written
+from logquarry.read.queue import MOST_HOLES, ConsumeQueue, has_message, is_written
 
 UNITS = 5
 FOLDER = "consumequeue/orders/0"

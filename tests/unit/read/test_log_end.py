@@ -11,13 +11,13 @@ import logquarry as lq
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.log.layout import StoreLayout
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import (
     LogFrontier,
     last_entries,
     log_bound,
     sound_bound,
 )
+from logquarry.read.queue import ConsumeQueue
 from tests.helpers.store_maker import StoreMaker
 
 

@@ -1,15 +1,11 @@
 """Shared by all kernels: how they are compiled, machine instructions, and operations on bytes.
 
-Machine instructions for the kernels: unaligned loads and stores, memcpy, zlib-ng's CRC-32.
-
 Numba has no unaligned big-endian load and no memcpy; these intrinsics do both, over addresses. An
 address keeps no buffer alive and is not bounds-checked: callers hold the buffer and check every
 index first.
 
 A kernel that captures a ctypes function is not cached, so kernels take the CRC function's address
 as an argument.
-
-Shared by all kernels: how they are compiled, positions in a frame, operations on bytes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Kernels that take inner batches apart: the twins of ``logquarry.log.frames``.
+"""Kernels for Arrow columns: inner batches taken apart, fields, text and bodies copied.
 
-:func:`measure_inner` decides which frames are taken apart and how much room their messages take;
-:func:`unwrap_frames` writes the messages, and copies all other frames.
-
-Kernels for Arrow columns: fixed fields, spans of text and bodies, message ids and hosts.
+Those for inner batches are the twins of ``logquarry.log.frames``. :func:`measure_inner` decides
+which frames are taken apart and how much room their messages take; :func:`unwrap_frames` writes the
+messages, and copies all other frames.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ SYSFLAG, and the topic after its length. :func:`encode_frames` writes messages f
 (:mod:`logquarry.format.put_rows`) into a file of the log, :func:`batch_frames` writes the messages
 of a wire form into a buffer.
 
-Kernels for staged frames (:mod:`logquarry.format.staged`): number, place and compare them.
+Other kernels number, place and compare staged frames (:mod:`logquarry.format.staged`).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import NAME_DIGITS
 from logquarry.log.walk import DamagedSpan, ExpiredSpan
-from logquarry.read.indexed import Span
+from logquarry.read.index_file import Span
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units
 

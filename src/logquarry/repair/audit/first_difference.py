@@ -25,7 +25,7 @@ from logquarry.log.walk import Run
 from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units
-from logquarry.repair.audit.batch_first_difference import BatchQueueAudit
+from logquarry.repair.audit.batch_queues import BatchQueueAudit
 from logquarry.repair.audit.differences import (
     GAP_SLACK,
     MOST_MOVED,

@@ -39,17 +39,22 @@ from logquarry.log.store_files import (
     queue_form,
 )
 from logquarry.log.walk import DamagedSpan
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.differences import names_damage
 from logquarry.repair.audit.log import damage_json
 from logquarry.repair.audit.timer_files import mend_timer_files
-from logquarry.repair.rebuild.rocksdb_queues import replace_queues
+from logquarry.repair.rebuild.swap import replace_queues
 from logquarry.repair.recover.folder_check import REPORT
-from logquarry.repair.recover.kept_entries import KEPT_ENTRIES, load_kept, save_kept, sync_files
+from logquarry.repair.recover.kept_files import (
+    KEPT_ENTRIES,
+    load_kept,
+    rename_files,
+    save_kept,
+    sync_files,
+)
 from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept_entries
-from logquarry.repair.recover.renames import rename_files
 from logquarry.repair.recover.safe import SafePlan
 from logquarry.units import Progress
 from logquarry.write.dispatcher import Dispatcher, Lacking

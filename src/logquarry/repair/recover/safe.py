@@ -27,7 +27,7 @@ from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.lost_tail import lost_tail
+from logquarry.read.lost_messages import lost_tail
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import RocksQueue
 from logquarry.repair.audit.differences import (
@@ -39,7 +39,7 @@ from logquarry.repair.audit.differences import (
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, made_whole, torn_end
 from logquarry.repair.audit.runs import EntryFacts, runs_ahead
-from logquarry.repair.rebuild.rocksdb_queues import (
+from logquarry.repair.rebuild.swap import (
     folder_to_recover,
     why_not_built,
     why_replaced,

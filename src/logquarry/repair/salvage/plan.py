@@ -31,14 +31,16 @@ from logquarry.log.walk import LogReader, Run
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_end import last_entries
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.lost_tail import lost_tail
+from logquarry.read.lost_messages import lost_tail
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
-from logquarry.repair.audit.queue_offsets import QueueNotes, QueueStory, Range
 from logquarry.repair.recover.loss import vouched_end
 from logquarry.repair.salvage.losses import (
     LostSpan,
     Pairs,
+    QueueNotes,
+    QueueStory,
+    Range,
     fill_messages,
     lost_by_queue,
     lost_spans,

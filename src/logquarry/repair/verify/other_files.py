@@ -38,7 +38,7 @@ from logquarry.log.store_files import (
 )
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.lost_tail import lost_tail
+from logquarry.read.lost_messages import lost_tail
 from logquarry.repair.verify.findings import VerifyReport
 
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)

@@ -1,11 +1,9 @@
 """Decodes binary bodies: Avro and Protobuf.
 
-Decodes Avro bodies: datums of one schema, without a container file.
-
-Decodes Protobuf bodies: messages of one type of a descriptor set (``protoc -o``).
-
-A missing field is null if Protobuf tracks its presence; otherwise it has its default. An enum
-becomes the name of its value, or the number if the value has no name.
+Avro bodies are datums of one schema, without a container file. Protobuf bodies are messages of one
+type of a descriptor set (``protoc -o``). There a missing field is null if Protobuf tracks its
+presence; otherwise it has its default. An enum becomes the name of its value, or the number if the
+value has no name.
 """
 
 from __future__ import annotations

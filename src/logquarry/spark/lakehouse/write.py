@@ -2,7 +2,7 @@
 
 Files are written at their final place, under unique names: these contain the run and the attempt.
 
-Removes files that a crashed export left behind: files that no table contains.
+Files that a crashed export left behind are in no table, and are removed:
 
 ::
 

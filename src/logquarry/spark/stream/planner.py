@@ -3,11 +3,10 @@
 One planner serves one query on the driver while the query runs. Its caches save time only: a
 restarted query gets the same offsets from its checkpoint.
 
-Plans the batches of a stream for a Spark without admission control (before Spark 4.2).
-
-Such a Spark asks for the newest offset and passes neither the batch's start nor a limit. A batch
-therefore takes everything: with a limit that the source kept for itself, Trigger.AvailableNow,
-which asks once, would end after the first batch as if it had read all messages.
+A Spark without admission control (before Spark 4.2) asks for the newest offset and passes neither
+the batch's start nor a limit. A batch therefore takes everything: with a limit that the source kept
+for itself, Trigger.AvailableNow, which asks once, would end after the first batch as if it had read
+all messages.
 
 A restarted query also begins by asking for the newest offset, before the planner has seen the
 checkpoint. Its first offset then holds the start conditions of the options; `tasks` compares them
@@ -30,7 +29,7 @@ from logquarry.log.splits import LogExtent, LogSplit, plan_splits
 from logquarry.log.store_names import stores_by_name
 from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import open_queue
-from logquarry.read.known_topics import warn_of_unknown_topics
+from logquarry.read.bulk import warn_of_unknown_topics
 from logquarry.read.log_end import LogFrontier
 from logquarry.read.selection import ReadPlan, Selection, time_range
 from logquarry.spark.option_names import FORMAT

@@ -1,6 +1,6 @@
 """All consumers of one store: makes them, forms their groups, and saves offsets periodically.
 
-Reads the queues of an open store for consumers: the implementations of ``source``'s port.
+Its readers of queues implement the port in :mod:`.source`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreError, StoreUnavailable
 from logquarry.format import java
 from logquarry.message import Message
-from logquarry.read.consume_queue import FileQueue
 from logquarry.read.get_kernel import MessageGetter
 from logquarry.read.get_message import LEAST_UNITS
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Queue
+from logquarry.read.queue import FileQueue, Queue
 from logquarry.store.consumer.consumer import Consumer, ConsumerParts
 from logquarry.store.consumer.progress import LostOffsets, Progress, Start
 from logquarry.store.consumer.source import (

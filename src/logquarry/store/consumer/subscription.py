@@ -1,6 +1,6 @@
-"""What a group subscribes to (tags or SQL92), and its retry and dead-letter messages.
+"""What a group subscribes to (tags or SQL92), its retry and dead-letter topics, and its queues.
 
-The assignment of queues to the consumers of a group (``AllocateMessageQueueAveragely``).
+The queues are assigned to the consumers of the group as by ``AllocateMessageQueueAveragely``.
 """
 
 from __future__ import annotations

@@ -22,11 +22,10 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import INDEX
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import FileQueue
 from logquarry.read.index import Index
 from logquarry.read.log_end import last_entries
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Queue, has_message, is_written
+from logquarry.read.queue import FileQueue, Queue, has_message, is_written
 from logquarry.read.rocksdb_queue import RocksQueue, require_package
 from logquarry.store.retention.rules import (
     DiskUse,

@@ -1,15 +1,12 @@
 """Retention carried out: of a store that this process writes, and of one that is not open.
 
-Retention of a store that this process writes.
-
-Files are deleted while other threads put, dispatch and read. Of the log only synced and dispatched
-files may be deleted, and never the last one, so no writer uses them. A reader keeps its data: a
-deleted file's map lives until its last view is released, in this process and in any other.
-
-Retention of a store that is not open: plans, and with ``apply`` deletes expired files.
+Of an open store, files are deleted while other threads put, dispatch and read. Of the log only
+synced and dispatched files may be deleted, and never the last one, so no writer uses them. A reader
+keeps its data: a deleted file's map lives until its last view is released, in this process and in
+any other.
 
 A writer runs the retention of its open store
-(:meth:`logquarry.store.message_store.StoreWriter.retain`).
+(:meth:`logquarry.store.message_store.StoreWriter.retain`); :func:`retain` is for other stores.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import DamagedSpan
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import DamageMap
+from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.first_difference import QueueAudit
 from logquarry.repair.recover.plan import QueueAction, QueuePlan, kept_entries, plan_queue
 from logquarry.write.queue_writer import MOST_GAP, units_of
