@@ -114,7 +114,7 @@ class Account:
             self.refuse(f"the permission {permission} for the topic {topic[:200]}")
 
     def require_group(self, group: str) -> None:
-        """Raise Refused without the permission to consume with a group."""
+        """Raise Refused if the account lacks the permission to consume with a group."""
         if not self.admin and SUB not in self.groups.get(group, self.default_group):
             self.refuse(f"the permission SUB for the group {group[:200]}")
 

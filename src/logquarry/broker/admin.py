@@ -66,7 +66,7 @@ class Admin:
         request.reply()
 
     async def update_topics(self, request: Request) -> None:
-        """The same for the topics of a list (``CreateTopicListRequestBody``)."""
+        """Create or change the topics of a list (``CreateTopicListRequestBody``)."""
         found = parse_body(request.command.body).get("topicConfigList")
         entries = found if isinstance(found, list) else []
         names = ("topicName", "readQueueNums", "writeQueueNums", "perm")
@@ -93,7 +93,7 @@ class Admin:
             for fields in topics:
                 core.tables.set_topic(_topic_of(fields))
         finally:
-            # Those before an illegal topic stay.
+            # The topics before an illegal topic stay.
             await core.slow(core.tables.save)
 
     async def delete_topic(self, request: Request) -> None:
@@ -147,7 +147,7 @@ class Admin:
         request.reply()
 
     async def update_groups(self, request: Request) -> None:
-        """The same for the groups of a list (``SubscriptionGroupList``)."""
+        """Create or change the groups of a list (``SubscriptionGroupList``)."""
         found = parse_body(request.command.body).get("groupConfigList")
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
             raise Refused(ResponseCode.SYSTEM_ERROR, "the body has no list of groups")
@@ -216,7 +216,7 @@ class Admin:
     def all_producers(self, request: Request) -> None:
         """The producers of all groups (``ProducerTableInfo``)."""
         core = self._core
-        # A client has the time of its last heartbeat by another clock.
+        # The client's last heartbeat has its time by another clock.
         shift = core.clock() - round(time.monotonic() * 1_000)
         data = {
             group: [

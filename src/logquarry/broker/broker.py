@@ -67,7 +67,8 @@ _SMALL: Final = StoreConfig(
 """Sizes of a temporary store."""
 _SHM: Final = "/dev/shm"
 _LEAST_MEMORY: Final = 1 << 30
-"""Bytes. Docker gives a container 64 MiB of tmpfs: a store there would soon refuse messages."""
+"""Minimum free bytes. Docker gives a container 64 MiB of tmpfs: a store there would soon refuse
+messages."""
 
 
 class Broker:

@@ -27,11 +27,11 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 BROADCASTING: Final = "BROADCASTING"
 _MOST_GROUPS: Final = 10_000
-"""Most producer groups, and most consumer groups, of one connection."""
+"""Maximum number of producer groups of one connection, and of consumer groups."""
 _MOST_IDS: Final = 100
-"""Most client ids of one connection. Clients of RocketMQ have one."""
+"""Maximum number of client ids of one connection. Clients of RocketMQ have one."""
 _LONGEST_FILTER: Final = 8_192
-"""Most characters of an SQL92 filter: the event loop parses it."""
+"""Maximum characters of an SQL92 filter: the event loop parses it."""
 _CACHED_FILTERS: Final = 256
 _LONGEST_NAME: Final = 512
 """Characters of a client id, or of the name of a group."""

@@ -24,7 +24,7 @@ from logquarry.store.consumer.subscription import retry_topic
 
 _MOST_LOCKS: Final = 100_000
 _LONGEST_NAMES: Final = 512
-"""Most characters of the group, the topic and the client of a lock."""
+"""Maximum characters of the group, the topic and the client of a lock."""
 _LOCK_SECONDS: Final = 60.0
 """How long a queue stays locked without a renewal (``REBALANCE_LOCK_MAX_LIVE_TIME``)."""
 
@@ -254,7 +254,7 @@ class Progress:
         return sum(self._statistics.rate("GROUP_GET_NUMS", (topic.name, group)) for topic in topics)
 
     async def of_group(self, request: Request) -> None:
-        """For each queue of a group its end and the group's offset (``ConsumeStats``)."""
+        """The end of each queue of a group, and the group's offset there (``ConsumeStats``)."""
         core, fields = self._core, request.fields
         group = fields["consumerGroup"]
         topics = self._topics(group, fields["topic"])
@@ -263,7 +263,7 @@ class Progress:
         request.reply(body=fastjson.compact(document).encode())
 
     async def of_all_groups(self, request: Request) -> None:
-        """The same for each topic of each group (``ConsumeStatsList``)."""
+        """The progress of each group in each of its topics (``ConsumeStatsList``)."""
         core = self._core
         groups = []
         lag = 0

@@ -39,7 +39,7 @@ class Lanes:
     Args:
         loop: the event loop.
         is_writer: whether the store is open for writing; only one thread may use a reader.
-        capacity: most jobs of a lane.
+        capacity: maximum number of jobs of a lane.
 
     Attributes:
         puts: appends messages, in the order of the requests.

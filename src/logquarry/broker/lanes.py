@@ -70,7 +70,7 @@ class Lane:
     Args:
         loop: the loop that gives jobs and gets results.
         name: the thread's name.
-        capacity: most jobs that wait or run.
+        capacity: maximum number of jobs that wait or run.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, capacity: int) -> None:

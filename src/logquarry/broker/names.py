@@ -138,7 +138,7 @@ def _reply_topics(request: Request, names: list[str]) -> None:
 
 _TABLE: Final = "configTable"
 _MOST_CHARACTERS: Final = 4 << 20
-"""Of all namespaces, keys and values: each change writes the whole file."""
+"""Maximum characters of all namespaces, keys and values: each change writes the whole file."""
 
 Namespaces = dict[str, dict[str, str]]
 

@@ -49,15 +49,16 @@ class BrokerOptions:
         tls: serves TLS with this context; None for plain TCP.
         acl: the accounts; None to serve every client.
         insecure: whether to listen on an address that is not loopback without TLS and ACL.
-        max_connections: most connections at each port.
+        max_connections: maximum number of connections at each port.
         idle_s: seconds without a byte after which a connection is closed
             (``serverChannelMaxIdleTimeSeconds``).
         expire_s: seconds without a heartbeat after which a client counts as gone.
         most_created: if this many topics exist, clients can create no other; likewise groups. Retry
             topics count too. mqadmin can create more.
-        most_waiting: most sends that wait for the disk (``sendThreadPoolQueueCapacity``).
-        most_waiting_bytes: most bytes of bodies that wait for the disk; also of replies that wait
-            for their producers.
+        most_waiting: maximum number of sends that wait for the disk
+            (``sendThreadPoolQueueCapacity``).
+        most_waiting_bytes: maximum bytes of bodies that wait for the disk; also of replies that
+            wait for their producers.
     """
 
     host: str = "127.0.0.1"

@@ -37,16 +37,16 @@ _COMMITS, _SUSPENDS, _HAS_SUBSCRIPTION = 1, 2, 4
 _MOST_MESSAGES: Final = 32
 _MOST_HELD: Final = 200_000
 _MOST_HELD_OF_ONE: Final = 8_192
-"""Most pulls that are held for one client; it has one for each of its queues."""
+"""Maximum number of pulls that are held for one client; it has one for each of its queues."""
 _PAUSE_SECONDS: Final = 0.001
 _TICK_SECONDS: Final = 0.5
 _MOST_READS: Final = 8
-"""Most answers of one client under way: each has up to 256 KiB."""
+"""Maximum number of answers of one client under way: each has up to 256 KiB."""
 _LONGEST_HOLD_MS: Final = 120_000
 _EXCLUDED_SECONDS: Final = 5.0
 """How long a pull stays held after messages that its filter excludes."""
 _FILTERED_READS: Final = 8
-"""Most reads for one pull with an SQL92 filter. Without a match the client pulls again."""
+"""Maximum number of reads for one pull with an SQL92 filter. Then the client pulls again."""
 
 _S = GetMessageStatus
 _C = ResponseCode

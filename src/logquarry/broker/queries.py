@@ -43,7 +43,7 @@ class Queries:
         }
 
     async def by_key(self, request: Request) -> None:
-        """The messages with a key; with ``_UNIQUE_KEY_QUERY`` those with a UNIQ_KEY."""
+        """The messages with a key; with ``_UNIQUE_KEY_QUERY`` the messages with a UNIQ_KEY."""
         fields, store = request.fields, self._core.store
         count = 32 if fields["_UNIQUE_KEY_QUERY"] else min(max(1, fields["maxNum"]), 64)
         found = await self._core.slow(

@@ -138,7 +138,7 @@ class Statistics:
     def view(self, request: Request) -> None:
         """One count over the last minute, hour and day (``BrokerStatsData``).
 
-        The averages of sizes are bytes of a message.
+        The average of a size is in bytes per message.
 
         Raises:
             Refused: if there is no such count, or it is 0.
@@ -278,7 +278,7 @@ class Runtime:
     def broker_config(self, request: Request) -> None:
         """The broker's settings as a properties file.
 
-        mqadmin's exportConfigs fails if one that it reads is missing.
+        mqadmin's exportConfigs fails if a setting that it reads is missing.
         """
         core, options, store = self._core, self._core.options, self._core.store.config
         settings = {

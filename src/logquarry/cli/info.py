@@ -47,7 +47,7 @@ STATES: Final = {
 @click.option(
     "--transactions",
     is_flag=True,
-    help="Count half messages: committed, rolled back, open. Lists the open ones.",
+    help="Count half messages: committed, rolled back, open. Lists the open half messages.",
 )
 @click.option(
     "--timers",

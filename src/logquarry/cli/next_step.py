@@ -98,7 +98,7 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
 
 
 def after_salvage(store: str, into: str | None, stale: bool, config: str | None) -> str:
-    """The next step after a salvage: write the new store, or check the one that was written."""
+    """The next step after a salvage: write the new store, or check the written store."""
     if into is not None:
         return line("verify", into)
     words = ["--include-stale"] if stale else []

@@ -156,7 +156,7 @@ class Output:
         self.lines(lines)
 
     def more(self, count: int, words: str = "more", *, indent: str = "") -> None:
-        """Print how many items were left out of a list, if any were."""
+        """Print how many items a list left out, if any."""
         if count > 0:
             self.line(f"{indent}and {count} {words}; --json lists all")
 

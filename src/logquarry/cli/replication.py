@@ -341,15 +341,15 @@ class _Line:
     type=click.IntRange(1),
     default=16,
     show_default=True,
-    help="Most slaves at the same time.",
+    help="Maximum number of slaves at the same time.",
 )
 @click.option(
-    "--rate", metavar="SIZE", help="Most bytes a second to each slave: 50m.  [default: no limit]"
+    "--rate", metavar="SIZE", help="Maximum bytes a second to each slave: 50m.  [default: no limit]"
 )
 @click.option(
     "--transfer-size",
     metavar="SIZE",
-    help="Most bytes in one transfer.  [default: haTransferBatchSize of --config, else 32k]",
+    help="Maximum bytes in one transfer.  [default: haTransferBatchSize of --config, else 32k]",
 )
 @click.option(
     "--tls-cert", metavar="FILE", help="Serve TLS with this certificate (PEM).  [default: no TLS]"

@@ -78,7 +78,7 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
             descriptor = lock_folder(folder)
             break
         except FileNotFoundError:
-            # Another process created the folder, had nothing to leave in it, and removed it.
+            # Another process created the folder, and removed it because it left nothing in it.
             continue
         except OSError as error:
             raise disk.refused(folder, error) from error

@@ -215,7 +215,7 @@ class AllocateMappedFileService(Service):
                     request.file.warm()
                 self._logged = None
             except StoreUnavailable as error:
-                # Each put that waits tries again: log a full disk once, not for each of them.
+                # Each waiting put tries again: log a full disk once, not for each put.
                 text = f"{request.path}: cannot be created: {error}"
                 if text != self._logged:
                     logger.warning("%s", text)

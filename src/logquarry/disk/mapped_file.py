@@ -190,8 +190,7 @@ class MappedFile(FilePlace):
         self.wrote = end
 
     def load(self, length: int) -> None:
-        """Read the file's first bytes into :attr:`buffer`, to change them there; see
-        :meth:`FileCopy.load`."""
+        """Read the file's first bytes into :attr:`buffer`; see :meth:`FileCopy.load`."""
         if self._copy is not None:
             self._copy.load(length)
 
@@ -345,7 +344,8 @@ class MappedFile(FilePlace):
 
     def _return_buffer(self) -> None:
         pooled = self._pooled
-        # Set the map first: a thread that reads `buffer` meanwhile gets the map or the pool's one.
+        # Set the map first: a thread that reads `buffer` meanwhile gets the map or the pool's
+        # buffer.
         self._use_buffer(None)
         self._pooled = None
         if pooled is not None and self._pool is not None:
@@ -362,7 +362,7 @@ class MappedFile(FilePlace):
         """
         if self._health.is_gone:
             self._health.require_readable()
-        # As `committed`, without the call: every read of a message passes here.
+        # Like `committed`, but without the call: every read of a message passes here.
         end = self.wrote if self._pooled is None else self._committed
         if size is not None:
             stop = position + size
@@ -424,7 +424,7 @@ class MappedFile(FilePlace):
 
     # -------------------------------------------------------------------------------- life
     def is_named(self) -> bool:
-        """Whether the file is still the one at its path."""
+        """Whether the path still leads to this file."""
         try:
             return self._disk.is_named(self._descriptor, self.path)
         except OSError:

@@ -42,13 +42,13 @@ class Allocator(Protocol):
         """The file at ``path``; None if it was not made in time. ``following`` is made next."""
 
     def discard(self) -> None:
-        """Delete the files that were not taken: they are no longer the next ones."""
+        """Delete the files that were not taken: other files come next."""
 
 
 class MappedFileQueue(LastFile):
     """The files of a commit log or of a consume queue. Offsets count over all files of the queue.
 
-    The constructor touches no file; :meth:`load` finds those that exist.
+    The constructor touches no file; :meth:`load` finds the existing files.
 
     Args:
         disk: the store's disk.

@@ -151,8 +151,8 @@ class CheckpointFile:
 
     Attributes:
         physic_timestamp: store time up to which the log is on the disk, in ms.
-        logics_timestamp: likewise for all queues.
-        index_timestamp: likewise for the index. RocketMQ sets it only when an index file is full.
+        logics_timestamp: the same for all queues.
+        index_timestamp: the same for the index. RocketMQ sets it only when an index file is full.
         offsets: the offsets of RocketMQ 5; nothing but a recovery changes them.
         before_write: called with the times on the disk and the new times before each write.
 

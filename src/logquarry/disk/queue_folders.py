@@ -129,8 +129,8 @@ class NameGuard:
     def restore(self, folders: Iterable[Path]) -> list[Path]:
         """Restore, after a crash, files that have only their second name.
 
-        A file that was renamed in its folder has its first name, only another one: a recovery
-        renames it back.
+        A file that was renamed in its folder still has a first name, although a wrong one: a
+        recovery renames it back.
 
         Afterwards no second name exists, and none reappears after a crash. This includes names that
         an earlier process removed without a successful sync.

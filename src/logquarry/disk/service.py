@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Refusal(Enum):
-    """Why a store takes no messages; the value is the text of the error."""
+    """Why a store takes no messages; the value is the error's text."""
 
     NOT_WRITEABLE = "the application has switched off messages"
     LOGICS_QUEUE_ERROR = "a consume queue could not be written"

@@ -3,7 +3,7 @@
 RocketMQ 5 has three offsets after them, which are 0 in the file of a 4.9 broker.
 
 :class:`DurableMark` is the log's durable offset, in ``.logquarry/durable``, unknown to RocketMQ.
-Damage before the durable offset is rot: the bytes were good once. Damage after it may come from a
+Damage before the durable offset is rot: the bytes were once good. Damage after it may come from a
 crash. The content fits one sector, so a power cut leaves either the old or the new content. A
 RocketMQ that opens the store rewrites the checkpoint, and the durable offset is then stale. So the
 file records the content of the checkpoint before and after the checkpoint's next write.
@@ -53,7 +53,7 @@ START: Final = Layout(
     "log start", Field("start", "q", "physical offset at which the log starts; -1: unknown")
 )
 START_SIZE: Final = START.size + 4
-"""With the CRC-32 after the field. It follows the durable mark, and is valid as long as that is."""
+"""With the CRC-32 after the field. The start follows the durable mark, and is valid with it."""
 
 
 class Checkpoint(NamedTuple):
@@ -72,14 +72,14 @@ class Offsets(NamedTuple):
     logics_physical: int = 0
 
     def limited(self, end: int) -> Offsets:
-        """The offsets for a log that was cut: none is after its end."""
+        """The offsets for a log that was cut, limited to the new end."""
         return self._replace(
             confirm=min(self.confirm, end), logics_physical=min(self.logics_physical, end)
         )
 
 
 def decode_offsets(data: bytes) -> Offsets:
-    """Decode the offsets; 0 for those after the end of the data."""
+    """Decode the offsets; 0 for each offset that the data does not have."""
     data = data[LAYOUT.size :].ljust(OFFSETS.size, b"\0")
     return Offsets(*OFFSETS.struct.unpack_from(data, 0))
 

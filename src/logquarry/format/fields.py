@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 PAGE_SIZE: Final = 4096
-"""Bytes of a small file that RocketMQ maps, and of a page by which it counts the least to flush
-(``MappedFile.OS_PAGE_SIZE``)."""
+"""Bytes of a page (``MappedFile.OS_PAGE_SIZE``): the size of the checkpoint file, and the unit in
+which RocketMQ counts the minimum for a flush."""
 
 _WIDTHS = {"b": 1, "h": 2, "i": 4, "I": 4, "q": 8}
 _DTYPES = {"b": "i1", "h": ">i2", "i": ">i4", "I": ">u4", "q": ">i8"}

@@ -91,7 +91,7 @@ def encode(properties: Mapping[str, str], *, is_closed: bool = False) -> str:
 
 
 def split_keys(keys: str) -> list[str]:
-    """Split a ``KEYS`` property to single keys, as the index does (without empty ones)."""
+    """Split a ``KEYS`` property into single keys, as the index does (without empty keys)."""
     return [key for key in keys.split(KEY_SEPARATOR) if key]
 
 

@@ -68,7 +68,7 @@ def bound_key(topic: str, which: bytes, queue_id: int) -> bytes:
 
 
 def decode_bound_key(key: bytes) -> BoundKey | None:
-    """Decode a key of the column family ``offset``; None if it is none."""
+    """Decode a key of the column family ``offset``; None if it is not the key of a bound."""
     if len(key) < _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack_from(key)

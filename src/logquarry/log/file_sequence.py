@@ -81,12 +81,12 @@ class FileSequence:
 def of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None) -> FileSequence:
     """The files of a queue or a table, with room for whole entries."""
     size = stated or size_of(files)
-    # If the largest file has room for no whole entry, use the size of one entry.
+    # If even the largest file has no room for a whole entry, use the size of one entry.
     return FileSequence(files, max(entry_size, size // entry_size * entry_size))
 
 
 def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
-    """Whether a size may be the one that the files were made with, even if some were damaged later.
+    """Whether the files may have been made with a size, even if some were damaged later.
 
     Args:
         size: bytes of a file, by a setting.

@@ -93,7 +93,7 @@ class MessageFilter:
         )
 
     def offsets_of(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The least queue offset of a queue that may pass, and the end (exclusive)."""
+        """The lowest queue offset of a queue that may pass, and the end (exclusive)."""
         least, beyond = self.queue_offsets or (0, java.LONG_MAX)
         first, stop = (self.queue_ranges or {}).get((topic, queue_id), (0, None))
         return max(least, first), beyond if stop is None else min(beyond, stop)

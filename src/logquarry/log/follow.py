@@ -320,8 +320,7 @@ def _keys_of_3_1(window: Window, found: Followed) -> tuple[Int64, Int64]:
 
 
 def _keys_of_5_4(window: Window, found: Followed) -> tuple[Int64, Int64]:
-    """The keys that 5.4 puts into its index: UNIQ_KEY, KEYS and the tag of all messages but
-    ROLLBACK."""
+    """The keys in an index of 5.4: UNIQ_KEY, KEYS and the tag of all messages except ROLLBACK."""
     flags = columns.fixed_fields(window, found.rows, ["sys_flag"])["sys_flag"]
     keyed = np.flatnonzero(flags & sys_flag.TRANSACTION_MASK != sys_flag.TRANSACTION_ROLLBACK)
     hashes, numbers = index_keys(window, found.rows[keyed], tags=True)

@@ -1,4 +1,4 @@
-"""Frames of a walk as readers need them: none of a lost page, and inner batches taken apart.
+"""Frames of a walk as readers need them: without lost pages, and with inner batches taken apart.
 
 The walk checks frames, and their bytes are read a second time when they are decoded. In between
 the disk may fail, or another program may truncate the file. A lost page then holds ``FILL``
@@ -67,7 +67,7 @@ def _error(span: DamagedSpan) -> CorruptFrame:
 
 
 def _lost_spans(run: Run) -> Iterator[tuple[int, DamagedSpan]]:
-    """The number of each lost frame of a run, and the damage."""
+    """The number of each lost frame of a run, with the damage."""
     view = run.view
     assert view is not None, "a copy loses nothing"
     view.window(run.start - run.base, 1)

@@ -106,7 +106,7 @@ class LostHead(NamedTuple):
         )
 
     def as_file(self, folder: str) -> StoreFile:
-        """The first missing file, as a file of 0 bytes: readers treat it as a missing one."""
+        """The first missing file, as a file of 0 bytes: readers treat such a file as missing."""
         return StoreFile(self.start, 0, f"{folder}/{self.start:0{NAME_DIGITS}d}")
 
 

@@ -284,7 +284,7 @@ class StoreLayout:
 
     @_listed
     def log_names(self) -> LogNames:
-        """The files of the log by their content, with those that have wrong names."""
+        """The files of the log by their content, and the files with wrong names."""
         return self._find_log_names()
 
     def _find_log_names(self) -> LogNames:

@@ -39,7 +39,7 @@ _COMMIT_LOG: Final = "commitlog"
 _CONSUME_QUEUE: Final = "consumequeue"
 _NAME_DIGITS: Final = 20
 RENAMING: Final = ".renaming"
-"""Suffix of a file that a recovery is renaming; its name before the suffix is its right one."""
+"""Suffix of a file that a recovery is renaming; the rest of the name is the right name."""
 _LEAST_FRAMES: Final = 2
 """Frames that must agree against a name that may be right, if no queue confirms them."""
 _CHUNK: Final = 1 << 20
@@ -206,7 +206,7 @@ class _Item:
     """One file.
 
     Attributes:
-        named: the offset by its name, None if the name is none.
+        named: the offset by its name, None if the name is not an offset.
         ours: the offset that an interrupted recovery was renaming it to.
         base: the offset by its frames, None if they show none.
         frames: the frames that agree on it.
@@ -328,7 +328,7 @@ class _Identification:
                     self._mute.append(item)
 
     def _place(self) -> None:
-        """Decide which misnamed files get the offset that their frames show."""
+        """Give misnamed files the offset that their frames show, if it is possible."""
         claims: defaultdict[int, list[_Item]] = defaultdict(list)
         for item in self._wrong:
             assert item.base is not None
@@ -388,7 +388,7 @@ class _Identification:
             self._strangers.append((item.path, reason))
 
     def _place_mute(self) -> None:
-        """Place the files whose content shows no offset."""
+        """Give the files whose content shows no offset a place."""
         shifts = {
             item.named - base for base, item in self._placed.items() if item.named is not None
         }

@@ -184,7 +184,7 @@ def _missing(feature: str, evidence: tuple[str, ...], reason: str) -> LogFolders
 
 
 def _twice(filesystem: FileSystem, folders: Sequence[str]) -> LogFolders | None:
-    """The refusal if two folders have files of the same name; else None."""
+    """The refusal if two folders have files of the same name, else None."""
     seen: dict[int, str] = {}
     for folder in folders:
         for base in _offset_names(filesystem, folder):
@@ -306,7 +306,7 @@ def find_missing_log(
 
 
 def _goes_on(bases: Sequence[int], found: Sequence[int]) -> bool:
-    """Whether files of another folder continue this log; a copy does not, as its offsets repeat."""
+    """Whether files of another folder continue this log. A copy does not: its offsets repeat."""
     return not bases or (not set(bases) & set(found) and max(found) > min(bases))
 
 

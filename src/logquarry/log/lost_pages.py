@@ -53,7 +53,7 @@ def watch(mapped: mmap.mmap, in_children: bool) -> int:
 
 
 def forget(number: int) -> None:
-    """Stop to watch a map; it is unmapped afterwards."""
+    """Stop watching a map; it is unmapped afterwards."""
     if cython.compiled:
         c_forget(number)
 

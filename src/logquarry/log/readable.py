@@ -77,7 +77,7 @@ class Unreadable(NamedTuple):
 
 
 def first_unreadable(ranges: Sequence[Unreadable], start: int, length: int) -> Unreadable | None:
-    """The first of some ranges that has bytes of another one.
+    """The first of some ranges that overlaps another range.
 
     Args:
         ranges: ordered by offset, without overlaps.
@@ -91,7 +91,7 @@ def first_unreadable(ranges: Sequence[Unreadable], start: int, length: int) -> U
 
 
 def joined(ranges: Iterable[Unreadable]) -> tuple[Unreadable, ...]:
-    """Ranges in order; ranges that touch and have the same reason are one."""
+    """Ranges in order; adjacent ranges with the same reason are joined."""
     found: list[Unreadable] = []
     for one in sorted(ranges):
         last = found[-1] if found else None
@@ -192,7 +192,7 @@ def rereads(read: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def none_lost(place: str) -> Iterator[None]:
-    """Fail at the end of a block if pages were lost in it: its results may be wrong.
+    """Raise an error at the end of a block if pages were lost in it: its results may be wrong.
 
     Raises:
         UnreadableFile: for the place; the next call knows the pages, and reads around them.
@@ -248,7 +248,7 @@ class WatchedMap(mmap.mmap):
 
 
 class ReadableMap:
-    """One mapped file with the knowledge which of its pages can be read.
+    """A mapped file; it knows which of its pages can be read.
 
     Any number of threads may use it.
 

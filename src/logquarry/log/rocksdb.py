@@ -92,7 +92,7 @@ class RocksDb:
                     raise self._failed(error) from error
 
     def get(self, family: str, key: bytes) -> bytes | None:
-        """The value of a key; None without one."""
+        """The value of a key; None if it has none."""
         if family not in self.families:
             return None
         try:

@@ -133,10 +133,10 @@ def plan_splits(
         start: first offset (default: the log's start).
         stop: end, exclusive (default: the log's end).
         split_size: maximum bytes of one split.
-        min_splits: fewest splits, if the log is large enough to be cut that often.
+        min_splits: minimum number of splits, if the log is large enough.
     """
     if split_size <= 0 or min_splits <= 0:
-        raise UsageError("the split size and the least number of splits must be above 0")
+        raise UsageError("the split size and the minimum number of splits must be above 0")
     files = layout.commit_log
     first = extent.start if start is None else max(start, extent.start)
     end = extent.stop if stop is None else min(stop, extent.stop)

@@ -118,7 +118,7 @@ def groups(files: Sequence[S], target_size: int) -> Iterator[list[S]]:
 def fewer(
     chosen: Sequence[list[S]], made: Sequence[tuple[Merged, ...]]
 ) -> tuple[list[list[S]], list[Merged]]:
-    """Keep the merges that have fewer files than sources; return their sources and files.
+    """Return sources and files of the merges that have fewer files than sources.
 
     The metadata of exact properties can be too large for one file, so a merge may write several.
     """

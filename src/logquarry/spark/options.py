@@ -270,7 +270,7 @@ class ReadOptions:
         wanted: the filter for messages.
         start: physical offset of the first byte that is read.
         stop: physical offset after the last byte that is read.
-        split_size: most bytes of log in one partition; None to choose by the machine.
+        split_size: maximum bytes of log in one partition; None to choose by the machine.
         min_partitions: fewest partitions, if the stores have enough bytes for them.
         batch_bytes: bytes of log in one Arrow batch, approximately.
         on_damage: see :data:`~logquarry.log.batches.OnDamage`.
@@ -279,8 +279,8 @@ class ReadOptions:
         decompress: whether ``body`` is decompressed.
         config: settings that the files of a store do not contain.
         storage_options: options for the file system of a URL.
-        max_bytes: most bytes of log in one batch of a stream; None for no limit.
-        max_rows: most messages in one batch of a stream; None for no limit.
+        max_bytes: maximum bytes of log in one batch of a stream; None for no limit.
+        max_rows: maximum number of messages in one batch of a stream; None for no limit.
         remarks: warnings about options that have no effect.
     """
 

@@ -101,7 +101,7 @@ def _length(document: Any) -> int:
 
 
 def _pieces(layout: StoreLayout, span: DamagedSpan) -> Iterator[bytes]:
-    """The bytes of a span, as far as there are any, up to the last that is not zero."""
+    """The bytes of a span that exist, up to the last byte that is not zero."""
     file = layout.commit_log.at(span.offset)
     if file is None:
         return

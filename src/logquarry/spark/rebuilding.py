@@ -49,7 +49,7 @@ _NOTES: Final = "rebuilt"
 """Folder in the sidecar of ``into``: one note for each store that names its source."""
 _STAGES: Final = 3
 _AT_ONCE: Final = 8
-"""Most stores at the same time: while the driver works on one store, tasks work on others."""
+"""Maximum number of stores at the same time: the driver works on one store, tasks on others."""
 
 
 def rebuild_on_spark(
@@ -80,7 +80,7 @@ def rebuild_on_spark(
         queues: see :func:`rebuild`.
         index: see :func:`rebuild`.
         config: see :func:`rebuild`.
-        split_size: most bytes of log in one task.
+        split_size: maximum bytes of log in one task.
         progress: called with (bytes done, total); the log counts three times.
         pause: called at safe points; raise to cancel.
         note: see :func:`rebuild`.
@@ -132,7 +132,7 @@ def rebuild_stores(
         queues: whether to rebuild the consume queues.
         index: whether to rebuild the index.
         config: settings that the files of a store do not contain.
-        split_size: most bytes of log in one task.
+        split_size: maximum bytes of log in one task.
         resume: with ``into``: continue an interrupted call and skip stores that are complete. Notes
             in ``into`` record to which store each folder belongs.
         progress: called with (bytes done, total); each log counts three times.

@@ -98,7 +98,7 @@ def verify_stores(
         stores: a path, URL or glob, or several.
         config: settings that the files of a store do not contain.
         storage_options: options for the file system of a URL.
-        split_size: most bytes of log in one task.
+        split_size: maximum bytes of log in one task.
         progress: called with (bytes read, bytes in total).
 
     Returns:
@@ -202,7 +202,7 @@ def salvage_stores(
         stores: a path, URL or glob, or several.
         into: folder for the new stores, each in a folder named after its broker; None to only
             report the messages that would be saved.
-        include_stale: whether to save stale frames (behind the log's end) too.
+        include_stale: whether to save stale frames (after the log's end) too.
         config: settings that the files of a store do not contain.
         storage_options: options for the file system of a URL.
         resume: continue an interrupted call: skip stores that are complete, start the others over.

@@ -45,7 +45,7 @@ LOST_END: Final = "lost_end"
 """Kind of damage: bytes that the log has lost since a stream's batch was planned."""
 
 LARGEST_SPLIT = 128 << 20
-"""Most bytes of a task, unless the user gives a split size."""
+"""Maximum bytes of a task, unless the user gives a split size."""
 LEAST_SPLIT = 16 << 20
 """Fewest bytes of a task by default: starting a smaller task costs more than running it."""
 _TASKS_A_CORE = 4
@@ -54,9 +54,9 @@ LEAST_STATED_SPLIT = 64 << 10
 FEW_TASKS = 1_000
 """The user may always request this many tasks, even if they are very small."""
 MOST_TASKS = 100_000
-"""Most tasks of one read: the driver keeps a few kilobytes for each."""
+"""Maximum number of tasks of one read: the driver keeps a few kilobytes for each."""
 MOST_PARTS = 256
-"""Most parts of one task. A part takes 30 bytes; a read of many queues can have a million."""
+"""Maximum number of parts of one task. A part takes 30 bytes; a read can have a million parts."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,8 +123,8 @@ class LogReads(ABC):
 
         Args:
             physical_offset: physical offset of the first byte.
-            size: most bytes. The result is shorter only at the log's end, and empty there. It may
-                have bytes of several log files.
+            size: maximum bytes. The result is shorter only near the log's end, and empty at the
+                end. It may have bytes of several log files.
 
         Raises:
             MessageNotFound: if the log does not have that offset: it starts later, or ends before.

@@ -204,9 +204,9 @@ class StoreReads(LogReads):
             topic: the topic.
             queue_id: the queue.
             offset: queue offset of the first message.
-            max_count: most messages; the settings ``max_transfer_...`` limit them too, and a result
-                does not cross the end of a queue file. If there is a message, the result has at
-                least one.
+            max_count: maximum number of messages; the settings ``max_transfer_...`` limit them too,
+                and a result does not cross the end of a queue file. If there is a message, the
+                result has at least one.
             tag: a subscription: ``paid``, ``paid || sent``; None or ``*`` for all.
 
         Raises:
@@ -273,7 +273,7 @@ class StoreReads(LogReads):
             key: one of its keys: a word of KEYS, or UNIQ_KEY.
             since: earliest store time, as :meth:`scan` takes it; the index keeps whole seconds.
             until: latest store time, inclusive.
-            max_count: most messages.
+            max_count: maximum number of messages.
             exact: leave out messages with another key of the same hash, which RocketMQ returns
                 too, and second entries of the same message.
 

@@ -148,7 +148,7 @@ def frames(
 
     Args:
         draw: passed by Hypothesis.
-        max_body: most bytes of a body.
+        max_body: maximum bytes of a body.
         magics: magic codes to choose from.
         topic: the topic's bytes (default: :func:`topics`).
         property_string: the property string (default: :func:`property_strings`).
@@ -294,7 +294,7 @@ def logs(
         draw: passed by Hypothesis.
         items: strategy of the frames (default: :func:`frames`).
         min_frames: fewest frames.
-        max_frames: most frames.
+        max_frames: maximum number of frames.
         start: physical offset of the first file (default: 0 or a multiple of ``file_size``).
     """
     found = draw(

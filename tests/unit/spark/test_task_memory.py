@@ -25,7 +25,7 @@ MIB = 1 << 20
 LARGEST = int(os.environ.get("TASK_MIB") or 256) * MIB
 """Bytes of the largest task; set ``TASK_MIB=1024`` for more."""
 MOST = {"export": 256 * MIB, "table": 256 * MIB}
-"""Most bytes of a task that writes: one copy of a row group's rows and one of a partition's;"""
+"""Maximum bytes of a task that writes: one copy of a row group's rows and one of a partition's;"""
 MOST_OF_OTHERS = 48 * MIB
 """most bytes of all other tasks: a few batches."""
 SLACK = {"export": 48 * MIB, "table": 48 * MIB}

@@ -23,9 +23,9 @@ from tests.helpers.lake import Lake
 from tests.helpers.store_maker import StoreMaker
 
 MOST = 16 << 10
-"""Most bytes of any pickled task."""
+"""Maximum bytes of any pickled task."""
 MOST_OF_RANGE = 2 << 10
-"""Most bytes of a pickled task that reads a range of the log."""
+"""Maximum bytes of a pickled task that reads a range of the log."""
 PREPARED = 0x4
 SETTINGS = {"maxHashSlotNum": 16, "maxIndexNum": 50}
 

@@ -238,8 +238,8 @@ def check_places(
 ) -> int:
     """The verdict on each of some positions in ``codes``, and the sound frames in ``rows``.
 
-    A sound frame whose size is not the one in ``sizes`` (0: any) counts as BAD_SIZE.
-    Returns the number of sound frames.
+    A sound frame of another size than in ``sizes`` (0: any) counts as BAD_SIZE. Returns the number
+    of sound frames.
     """
     count = 0
     for i in range(places.shape[0]):

@@ -43,7 +43,7 @@ from logquarry.systems import held
 logger = logging.getLogger(__name__)
 
 QUIET_BYTES: Final = 256 << 20
-"""Most bytes of log without messages for the table that are left uncommitted: a restart reads them
+"""Maximum bytes of log without messages for the table that stay uncommitted: a restart reads them
 again."""
 
 Work = Callable[[int, ReadTask], TableResult]

@@ -409,7 +409,7 @@ class Run:
 
 
 def _has(table: Table, wanted: Marks, *, may_come: bool) -> bool:
-    """Whether the commit was made; if not, this makes sure that it never will be."""
+    """Whether the commit was made; if not, this makes sure that it is never made."""
     state = table.look()
     if state is None or _reached(state.marks(wanted), wanted):
         return state is not None

@@ -113,9 +113,9 @@ def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
 
 
 NEAR: Final = 16 << 20
-"""Most bytes to walk from a known frame; for a longer way, a nearer frame is searched first."""
+"""Maximum bytes to walk from a known frame; for a longer way, a nearer frame is searched first."""
 MOST_COUNTED: Final = 1 << 30
-"""Most bytes of a log in which one batch counts messages: a rare topic may need far more."""
+"""Maximum bytes of a log in which one batch counts messages: a rare topic may need far more."""
 
 Int64 = npt.NDArray[np.int64]
 
@@ -163,7 +163,7 @@ def by_rows(
 
     Args:
         backlogs: the new parts of the logs.
-        limit: most messages that pass the filter.
+        limit: maximum number of messages that pass the filter.
         wanted: filter by broker.
     """
     counted = {name: _counted(log, wanted[name], limit) for name, log in backlogs.items()}

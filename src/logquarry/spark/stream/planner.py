@@ -43,7 +43,7 @@ _LEVELS_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Most bytes of log and most messages of one batch; None for no limit."""
+    """Maximum bytes of log and maximum number of messages in one batch; None for no limit."""
 
     max_bytes: int | None = None
     max_rows: int | None = None

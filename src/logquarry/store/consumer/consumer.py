@@ -214,7 +214,7 @@ class Consumer:
                 return
 
     def _give(self, found: _Found) -> Iterator[StoredMessage]:
-        """Yield messages one by one; a message counts as handled at the request of the next."""
+        """Yield messages one by one; a message counts as handled when the next one is requested."""
         slot = found.slot
         slot.given = 1
         for position, message in zip(found.positions, found.messages, strict=True):
@@ -233,7 +233,7 @@ class Consumer:
         They count as handled at the next call.
 
         Args:
-            max_count: most messages.
+            max_count: maximum number of messages.
             timeout: seconds to wait for a message; None to wait without limit.
 
         Returns:

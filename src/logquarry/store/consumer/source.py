@@ -166,7 +166,7 @@ class PolledArrivals(Arrivals):
 # Reading queues
 
 MOST_AT_ONCE: Final = 256
-"""Most messages of one read."""
+"""Maximum number of messages of one read."""
 AT_ONCE: Final = TransferLimits(
     memory_bytes=java.LONG_MAX,
     count=MOST_AT_ONCE,

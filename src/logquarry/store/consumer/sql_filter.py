@@ -264,7 +264,7 @@ class Joined(Node):
 
 @dataclass(frozen=True)
 class Equal(Node):
-    """Equality. Unknown if the left value is unknown, false if only the right one is."""
+    """Equality. Unknown if the left value is unknown; false if only the right value is unknown."""
 
     left: Node
     right: Node

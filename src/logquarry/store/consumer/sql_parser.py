@@ -43,9 +43,9 @@ from logquarry.store.consumer.sql_filter import (
 )
 
 MAX_LENGTH: Final = 1 << 16
-"""Most characters of a filter."""
+"""Maximum characters of a filter."""
 MAX_DEPTH: Final = 40
-"""Most levels of brackets, of NOT and minus, and of the tree."""
+"""Maximum number of levels of brackets, of NOT and minus, and of the tree."""
 
 _CACHED: Final = 100
 _MOST_DIGITS: Final = 19

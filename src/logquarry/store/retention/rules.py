@@ -1,4 +1,4 @@
-"""What a retention decides by: the age of files, the use of the disk, and messages not yet read.
+"""The criteria of a retention: the age of files, the use of the disk, and messages not yet read.
 
 Messages that a retention deletes before they are read, delivered or ended.
 
@@ -58,7 +58,7 @@ class Unread:
         queue_id: their queue.
         group: the consumer group, or DELAYED, or OPEN.
         offset: the next queue offset of the group. For open transactions the queue offset of the
-            first one; for PREPARED messages of 3.x its number in the state table.
+            first open one; for PREPARED messages of 3.x its number in the state table.
         messages: number of messages.
     """
 
@@ -419,7 +419,7 @@ def rules_due(
         max_disk_ratio: use of the disk above which to delete at any hour.
         forcibly: whether files that have not expired may be deleted.
         used_ratio: the current use of the disk.
-        most_files: most files of one run.
+        most_files: maximum number of files of one run.
         zone: time zone of the hours (default: this machine's).
     """
     if forcibly and used_ratio > FORCIBLY_RATIO:

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 Int64 = npt.NDArray[np.int64]
 
 AT_ONCE: Final = 2_048
-"""Most entries of a level to read at once, and most messages of one put call."""
+"""Maximum number of entries of a level to read at once, and of messages of one put call."""
 BYTES_AT_ONCE: Final = 8 << 20
 _LEAST_TAGS_CODE: Final = -(1 << 31)
 """Smaller values are addresses in ConsumeQueueExt, not times."""
@@ -224,7 +224,7 @@ class DelayedDelivery:
 
         Args:
             now: the time in milliseconds.
-            limit: most messages.
+            limit: maximum number of messages.
             levels: only these levels (default: all that have a queue).
 
         Returns:
@@ -390,7 +390,7 @@ _INTERVAL_MS: Final = 100
 may be set while the thread sleeps.
 """
 _BETWEEN_SAVES: Final = 20_000
-"""Most deliveries between two checks whether to save the progress."""
+"""Maximum number of deliveries between two checks whether to save the progress."""
 
 
 class Delivery(Protocol):

@@ -186,7 +186,7 @@ Pending = Callable[[int, int], Iterator[tuple[int, Frame | None]]]
 _SCHEDULE_TOPIC: Final = props.SCHEDULE_TOPIC.encode()
 _UNIQUE: Final = f"{props.UNIQ_KEY}{props.NAME_VALUE_SEPARATOR}".encode()
 _LOOK_AHEAD: Final = 256
-"""Most messages that the delivery may have skipped between two deliveries."""
+"""Maximum number of messages that the delivery may have skipped between two deliveries."""
 
 
 def advance(

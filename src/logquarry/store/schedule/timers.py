@@ -124,7 +124,7 @@ class TimerDelivery:
 
         Args:
             now: the time in milliseconds.
-            limit: most messages.
+            limit: maximum number of messages.
 
         Returns:
             The number of delivered messages.
@@ -251,8 +251,8 @@ class TimerDelivery:
         waiting = timers.waiting.values()
         read_time = min((one.slot_time for one in waiting), default=_FOREVER)
         first = min(timers.waiting, default=timers.stop)
-        # A message with an earlier slot counts as delivered by read_time, and a message before
-        # the first waiting one by its offset.
+        # A message with an earlier slot counts as delivered by read_time, and a message before the
+        # first waiting message by its offset.
         timers.done = {
             offset: slot
             for offset, slot in timers.done.items()

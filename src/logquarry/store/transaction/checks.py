@@ -62,8 +62,8 @@ class CheckRules(NamedTuple):
     """When to check a half message.
 
     Attributes:
-        timeout_ms: least age (``transactionTimeOut``).
-        most_checks: most checks (``transactionCheckMax``).
+        timeout_ms: minimum age (``transactionTimeOut``).
+        most_checks: maximum number of checks (``transactionCheckMax``).
         kept_hours: age above which it is abandoned without a check (``fileReservedTime``).
     """
 
