@@ -28,7 +28,7 @@ FOREIGN_FILES = frozenset({"mailer.py", "structured_kafka_wordcount.py", "test_m
 _FILE = re.compile(r"(?<![\w./*<>{}$-])[\w./-]+\.(?:py|md)(?![\w/*{<-])")
 _DOTTED = re.compile(r"(?<![\w./-])((?:logquarry|lq)(?:\.[A-Za-z_]\w*)+)(?![\w/-])")
 _ROLE = re.compile(r":(?:mod|class|func|meth|attr|data|exc):`([^`]+)`")
-# A test that an example defines is no reference.
+# A test that an example defines is not a reference.
 _TEST = re.compile(r"(?<![\w/.])(?<!def )((?:test_\w+\.py::)?test_\w+)(?!\.py|[\w*/])")
 _LINK = re.compile(r"\]\(([^)#\s]*)#([^)\s]+)\)")
 _RULE = re.compile(r"\b([\w-]+\.md)(?:,|'s)\s+rule\s+(\d+)")

@@ -233,7 +233,7 @@ def test_manifests_that_are_wrong(exported: Path, tmp_path: Path, put_in: Import
     with_manifest(exported, path="../x.parquet")
     assert "outside of it" in put_in(exported, code=3).stderr
     (exported / "_manifest.json").write_text('{"files": [{"path": 1}]}')
-    assert "is no manifest of an export" in put_in(exported, code=3).stderr
+    assert "is not a manifest of an export" in put_in(exported, code=3).stderr
     with_manifest(exported)
     (exported / "_SUCCESS").unlink()
     assert "the export is incomplete" in put_in(exported, code=3).stderr

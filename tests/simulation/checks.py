@@ -150,9 +150,7 @@ class Checks:
         if end > self._had[name]:
             era = self.eras[self._era_of[name]]
             if era[start:end] != own:
-                raise Wrong(
-                    f"{name} took more of a master that its log {start}..{end} is no beginning of"
-                )
+                raise Wrong(f"{name} took more of a master whose log differs in {start}..{end}")
         elif not any(era[start:end] == own for era in self.eras):
             raise Wrong(f"{name} has {start}..{end}, which is of no master's log")
 

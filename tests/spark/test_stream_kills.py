@@ -274,7 +274,7 @@ def bytes_without_times(root: Path) -> dict[str, npt.NDArray[np.uint8]]:
 def check_same(
     found: dict[str, npt.NDArray[np.uint8]], expected: dict[str, npt.NDArray[np.uint8]]
 ) -> None:
-    # A preallocated file without messages is no difference.
+    # A preallocated file without messages is not a difference.
     used = [name for name, data in found.items() if data.any()]
     assert used == [name for name, data in expected.items() if data.any()]
     for name in used:

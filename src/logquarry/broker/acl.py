@@ -288,5 +288,5 @@ def _rules(entries: Any) -> dict[str, frozenset[str]]:
 def _permissions(words: str) -> frozenset[str]:
     found = _PERMISSIONS.get(words.strip().upper().replace(" ", ""))
     if found is None:
-        raise ValueError(f"{words!r} is no permission; use DENY, PUB, SUB or PUB|SUB")
+        raise ValueError(f"{words!r} is not a permission; use DENY, PUB, SUB or PUB|SUB")
     return found

@@ -253,7 +253,7 @@ def _offset_v2(key: bytes, value: bytes) -> tuple[str, int, int]:
     group, rest = _name(key[_KEY.size :])
     topic, rest = _name(rest[1:])
     if len(rest) != _QUEUE.size or len(value) != _OFFSET.size:
-        raise ValueError(f"the record {key!r} is no consumer offset")
+        raise ValueError(f"the record {key!r} is not a consumer offset")
     return f"{topic}@{group}", _QUEUE.unpack(rest)[1], _OFFSET.unpack(value)[0]
 
 

@@ -129,7 +129,7 @@ def _exported(folder: Path) -> Source:
     except OSError as error:
         raise SourceNotReadable(f"{manifest}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise SourceNotReadable(f"{manifest}: is no manifest of an export: {error!r}") from error
+        raise SourceNotReadable(f"{manifest}: is not a manifest of an export: {error!r}") from error
     _require_within(folder, [path for path, _ in files])
     return Source(str(folder), tuple(_file(path, rows) for path, rows in files), damage)
 

@@ -470,7 +470,7 @@ class _Identification:
             return "it has no frame, and another file needs its name"
         told = f"its frames start at physical offset {base}"
         if item.named is None:
-            return f"{told}, but its name is no offset"
+            return f"{told}, but its name is not an offset"
         told += f", but its name says {item.named}"
         other = self._placed.get(item.named)
         if other is not None and other.named == base:

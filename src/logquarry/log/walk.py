@@ -426,7 +426,7 @@ class LogReader:
         if kind == DamageKind.UNREADABLE.label:
             return DamagedSpan(position, last - position, kind, reason, path), last
         if kind == DamageKind.ZEROED.label:
-            reason = "zeros, and then bytes that are no frame"
+            reason = "zeros, and then bytes that are not a frame"
         else:
             reason = f"{kind}: {reason}"
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last

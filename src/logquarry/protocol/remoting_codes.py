@@ -381,7 +381,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
     try:
         found = fastjson.decode(body)
     except (ValueError, RecursionError) as error:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise Refused(ResponseCode.SYSTEM_ERROR, "the body is no JSON object")
+        raise Refused(ResponseCode.SYSTEM_ERROR, "the body is not a JSON object")
     return found

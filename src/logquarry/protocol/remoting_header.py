@@ -237,15 +237,15 @@ def decode_json(header: bytes, body: bytes) -> RemotingCommand:
     if document is None:
         document = fastjson.decode(header)
     if not isinstance(document, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     remark, language = document.get("remark"), document.get("language")
     fields = document.get("extFields")
     if remark is not None and not isinstance(remark, str):
-        raise ValueError("its remark is no string")
+        raise ValueError("its remark is not a string")
     if fields is None:
         fields = {}
     elif not isinstance(fields, dict):
-        raise ValueError("its extFields are no JSON object")
+        raise ValueError("its extFields are not a JSON object")
     else:
         try:
             # The fastest check that all values are text.
@@ -258,7 +258,7 @@ def decode_json(header: bytes, body: bytes) -> RemotingCommand:
     if not (_is_int(code) and _is_int(opaque) and _is_int(flag) and _is_int(version)):
         values = {"code": code, "opaque": opaque, "flag": flag, "version": version}
         wrong = [name for name, value in values.items() if not _is_int(value)]
-        raise ValueError(f"its {wrong[0]} is no 32-bit integer")
+        raise ValueError(f"its {wrong[0]} is not a 32-bit integer")
     if type(language) is not str:
         language = LANGUAGES[0]
     return _new(
@@ -379,7 +379,7 @@ def _texts(fields: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, value in fields.items():
         if isinstance(value, dict | list):
-            raise ValueError("one of its extFields is no scalar")
+            raise ValueError("one of its extFields is not a scalar")
         if value is not None:
             found[key] = value if isinstance(value, str) else json.dumps(value)
     return found
@@ -489,7 +489,7 @@ def _number(name: str, bits: int, text: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise ValueError(f"the custom field <{name}> is no number: {text[:80]!r}") from None
+        raise ValueError(f"the custom field <{name}> is not a number: {text[:80]!r}") from None
     if not -1 << bits <= value < 1 << bits:
         raise ValueError(f"the custom field <{name}> is too large: {text[:80]!r}")
     return value

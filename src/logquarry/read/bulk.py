@@ -140,7 +140,7 @@ def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter
 
     A topic is known if it has queues, or the configuration names it. If any of the stores cannot
     list its topics, there is no warning. Messages that are not yet in a queue may be of any topic:
-    so this is no error.
+    so this is not an error.
 
     Args:
         layouts: the stores' files.

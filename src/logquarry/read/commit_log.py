@@ -146,7 +146,7 @@ class CommitLog:
             if file is None:
                 return 0, 0, _NO_BYTES
             position, data = self._reader.window(file.path, offset - file.base, size)
-            # Bytes after a file's room are no part of the log.
+            # Bytes after a file's room are not part of the log.
             data = data[: max(0, self.files.file_size - position)]
             start = file.base + position
             self._hot = hot = start, start + len(data), data

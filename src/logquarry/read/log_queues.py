@@ -295,7 +295,7 @@ class QueueBuilder:
         units["tags_code"] = numbers["tags_code"]
         flags = numbers["sys_flag"] & sys_flag.TRANSACTION_MASK
         queued = (flags == sys_flag.TRANSACTION_NOT) | (flags == sys_flag.TRANSACTION_COMMIT)
-        # A negative offset is no place in a queue.
+        # A negative offset is not a place in a queue.
         queued &= numbers["queue_offset"] >= 0
         offsets = numbers["queue_offset"]
         rows = np.flatnonzero(queued)

@@ -165,7 +165,7 @@ class Replica:
             offset, first = 0, b"\0" + bytes(data)
         if not self._feed.append_data(offset, first):
             raise ReplicationError(
-                f"{self._root}: its log cannot begin at physical offset {offset}, which is no "
+                f"{self._root}: its log cannot begin at physical offset {offset}, which is not a "
                 f"multiple of its file size, {self._feed.file_size} bytes. Begin at the start of "
                 "one of the master's files, and set the master's mappedFileSizeCommitLog"
             )

@@ -286,7 +286,7 @@ def _require_name(host: str) -> None:
     try:
         host.encode("idna")
     except UnicodeError as error:
-        raise OSError(f"{host!r} is no host name") from error
+        raise OSError(f"{host!r} is not a host name") from error
 
 
 def address_text(address: tuple[object, ...] | str) -> str:

@@ -284,9 +284,9 @@ def _manifest(folder: OutputFolder) -> dict[str, Any]:
     try:
         document = folder.read_json(MANIFEST)
     except ValueError as error:
-        raise UsageError(f"{where}: is no manifest of an export: {error}") from error
+        raise UsageError(f"{where}: is not a manifest of an export: {error}") from error
     if not isinstance(document, dict) or document.get("written_by") != WRITTEN_BY:
-        raise UsageError(f"{where}: is no manifest of an export")
+        raise UsageError(f"{where}: is not a manifest of an export")
     return document
 
 
@@ -306,7 +306,7 @@ def _files(folder: OutputFolder, manifest: Mapping[str, Any]) -> Iterator[_File]
                 yield _File(entry, place, found["kind"], int(found["first"]))
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{folder.location}/{MANIFEST}: is no manifest of an export: {error!r}"
+            f"{folder.location}/{MANIFEST}: is not a manifest of an export: {error!r}"
         ) from error
 
 

@@ -211,12 +211,12 @@ def _read(folder: OutputFolder, path: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise CorruptFile(where, 0, "the file is missing") from error
     except pa.ArrowException as error:
-        raise CorruptFile(where, 0, f"is no valid Parquet file: {error}") from error
+        raise CorruptFile(where, 0, f"is not a valid Parquet file: {error}") from error
     except OSError as error:
         # Arrow raises OSError without errno for invalid pages.
         if error.errno is not None or not folder.is_local:
             raise
-        raise CorruptFile(where, 0, f"is no valid Parquet file: {error}") from error
+        raise CorruptFile(where, 0, f"is not a valid Parquet file: {error}") from error
 
 
 def _columns(schema: pa.Schema) -> pa.Schema:

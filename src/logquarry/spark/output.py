@@ -456,6 +456,6 @@ def _checked(
                 raise ValueError(f"staged {staged!r}")
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{folder.location}: {INTENT} is no valid intent of a compaction: {error!r}"
+            f"{folder.location}: {INTENT} is not a valid intent of a compaction: {error!r}"
         ) from error
     return staging, moves, removed, manifest

@@ -98,7 +98,7 @@ class Faults:
     def add(self, fault: Fault) -> None:
         """Add a fault."""
         if fault.kind is not None and fault.kind not in CALLS:
-            raise ValueError(f"{fault.kind!r} is no disk call; use one of {sorted(CALLS)}")
+            raise ValueError(f"{fault.kind!r} is not a disk call; use one of {sorted(CALLS)}")
         self._faults.append(fault)
 
     def clear(self) -> None:

@@ -36,7 +36,7 @@ def test_a_failed_allocation_leaves_nothing(disk: FaultyDisk, tmp_path: Path) ->
     with pytest.raises(StoreUnavailable, match="no room"):
         disk.make_file(tmp_path / "file", 100_000)
     assert list(tmp_path.iterdir()) == []
-    assert disk.health.reason is None, "a full disk is no failed sync: later there may be room"
+    assert disk.health.reason is None, "a full disk is not a failed sync: later there may be room"
     del disk.failing["allocate"]
     disk.close(disk.make_file(tmp_path / "file", 100_000))
 

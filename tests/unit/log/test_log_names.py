@@ -225,7 +225,7 @@ def test_a_recovery_that_stops_anywhere_is_continued(
         shutil.rmtree(root)
 
 
-# ------------------------------------------------------------------------ what is no wrong name
+# ------------------------------------------------------------------------ what is not a wrong name
 @pytest.mark.parametrize("name", ["{}.bak", "{} (1)", "old/{}"])
 def test_a_copy_beside_its_file_is_ignored(store: Path, name: str) -> None:
     copy = store / "commitlog" / name.format(name_of(1))

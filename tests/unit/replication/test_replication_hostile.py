@@ -343,7 +343,7 @@ def test_what_cannot_be_meant() -> None:
 def test_what_no_host_is_called(tmp_path: Path) -> None:
     """The slave tries again later, as with an unknown host."""
     with opened(tmp_path / "s", "SLAVE") as copy, HaSlave(copy, "a..b", 1, options=SLAVE) as slave:
-        eventually(lambda: "is no host name" in slave.status().trouble)
+        eventually(lambda: "is not a host name" in slave.status().trouble)
         assert slave.error is None
-        with pytest.raises(OSError, match="is no host name"):
+        with pytest.raises(OSError, match="is not a host name"):
             HaMaster(copy, "a..b")

@@ -122,7 +122,7 @@ def test_a_manifest_that_cannot_be(tmp_path: Path, harm: Callable[[Any], Any]) -
     harm(document["files"])
     (dest / MANIFEST).write_text(json.dumps(document))
     before = {path.name: path.read_bytes() for path in dest.iterdir()}
-    with pytest.raises(UsageError, match="is no manifest of an export"):
+    with pytest.raises(UsageError, match="is not a manifest of an export"):
         compact(dest)
     assert {path.name: path.read_bytes() for path in dest.iterdir()} == before
 
@@ -289,5 +289,5 @@ def test_nothing_to_compact(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="takes bytes"):
         compact(tmp_path, target_size=0)
     (tmp_path / MANIFEST).write_text("{}")
-    with pytest.raises(UsageError, match="is no manifest"):
+    with pytest.raises(UsageError, match="is not a manifest"):
         compact(tmp_path)

@@ -353,7 +353,7 @@ def test_a_commit_that_is_overtaken_in_the_middle(
 def test_somebody_else_changes_the_table_in_the_middle_of_a_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another change that is no export: the commit succeeds after it."""
+    """Another change that is not an export: the commit succeeds after it."""
     from pyiceberg.catalog import load_catalog
 
     from logquarry.spark.lakehouse import iceberg

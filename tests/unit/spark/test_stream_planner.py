@@ -198,7 +198,7 @@ def test_our_stores_are_read_up_to_their_mark(tmp_path: Path) -> None:
 def test_sound_frames_behind_a_break_of_a_live_log_wait(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """RocketMQ's recovery leaves such stale frames; they are no messages."""
+    """RocketMQ's recovery leaves such stale frames; they are not messages."""
     maker = made(tmp_path / "store", 30)
     last = maker.frames[-1].physical_offset // 3000 * 3000
     broken = next(f for f in maker.frames if f.physical_offset > last)

@@ -299,7 +299,7 @@ def test_own_messages_behind_those_of_a_master(tmp_path: Path) -> None:
         assert store.put(lq.Message("t")).queue_offset == 10
         assert store.append_data(store.max_offset, log[:5])
     with opened(tmp_path / "copy") as store:
-        assert len(bodies(store)) == 11, "the beginning of a message is no message"
+        assert len(bodies(store)) == 11, "the beginning of a message is not a message"
 
 
 # ------------------------------------------------------------------------------------- others

@@ -98,7 +98,7 @@ class LogDiff:
         has_a, has_b = (self._file_name(layout, offset) for layout in (self._a, self._b))
         if has_a is None and has_b is not None:
             return "a"
-        # If both logs lack the file there is no difference.
+        # If both logs lack the file, there is no difference.
         return "b" if has_a is not None and has_b is None else None
 
     @staticmethod

@@ -121,7 +121,7 @@ def _check(path: Path, *, is_folder: bool = False) -> os.stat_result | None:
         return None
     if is_folder:
         if not stat.S_ISDIR(found.st_mode):
-            raise _refused(path, "is no folder")
+            raise _refused(path, "is not a folder")
     elif not stat.S_ISREG(found.st_mode):
         raise _refused(
             path, "is a folder" if stat.S_ISDIR(found.st_mode) else "is not a plain file"

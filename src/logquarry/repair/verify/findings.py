@@ -306,7 +306,7 @@ class Finding:
 
     Attributes:
         kind: one of :data:`KINDS`.
-        severity: ``damage``, or ``note`` for a fact that is no damage.
+        severity: ``damage``, or ``note`` for a fact that is not damage.
         file: path below the store's folder.
         offset: in the commit log a physical offset, elsewhere a position in the file.
         length: bytes concerned, 0 if unknown.

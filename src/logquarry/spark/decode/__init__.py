@@ -202,5 +202,5 @@ def _text(data: bytes) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         raise UsageError(
-            f"schema: is no UTF-8 text: it begins with {base64.b16encode(data[:8]).decode()}"
+            f"schema: is not UTF-8 text: it begins with {base64.b16encode(data[:8]).decode()}"
         ) from None

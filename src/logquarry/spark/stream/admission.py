@@ -101,7 +101,7 @@ class StreamOffset:
 def _offsets(document: Mapping[str, Any]) -> dict[str, int]:
     for value in document.values():
         if type(value) is not int or value < 0:
-            raise ValueError(f"{value!r} is no physical offset (a whole number >= 0)")
+            raise ValueError(f"{value!r} is not a physical offset (a whole number >= 0)")
     return dict(document)
 
 

@@ -74,14 +74,14 @@ class Subscription:
         arguments.optional(arguments.text, sql, "sql")
         fault = name_fault(group, BROKER_CHECK, longest=_LONGEST_GROUP)
         if fault is not None:
-            raise UsageError(f"{group!r} is no valid consumer group: {fault}")
+            raise UsageError(f"{group!r} is not a valid consumer group: {fault}")
         names = tuple(sorted(set(arguments.names(topics, "topics"))))
         if not names:
             raise UsageError("a consumer needs at least one topic")
         for name in names:
             fault = name_fault(name, BROKER_CHECK)
             if fault is not None:
-                raise UsageError(f"{name!r} is no topic to consume: {fault}")
+                raise UsageError(f"{name!r} is not a topic that can be consumed: {fault}")
         if tags is not None and sql is not None:
             raise UsageError("give either tags or an SQL92 filter, not both")
         return cls(group, names, props.parse_tags(tags), None if sql is None else parse(sql))

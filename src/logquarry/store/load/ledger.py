@@ -150,7 +150,7 @@ class Ledger:
             return False
         version = document.get("version")
         if document.get("app") != load.app or type(version) is not int:
-            raise CorruptFile(str(path), 0, f"it is no record of {load.app!r}")
+            raise CorruptFile(str(path), 0, f"it is not the record of {load.app!r}")
         return version >= load.version
 
     def add(self, load: LoadId) -> None:

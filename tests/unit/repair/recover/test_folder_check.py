@@ -98,7 +98,8 @@ def test_it_is_no_folder(store: Path, name: str) -> None:
     shutil.rmtree(store / name, ignore_errors=True)
     (store / name).write_bytes(b"something")
     before = facts(store)
-    with pytest.raises(StoreUnavailable, match=rf"/{name}: it is no folder.*Nothing was changed"):
+    text = rf"/{name}: it is not a folder.*Nothing was changed"
+    with pytest.raises(StoreUnavailable, match=text):
         lq.recover(store, config=config())
     assert facts(store) == before
 
