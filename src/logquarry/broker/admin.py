@@ -216,7 +216,7 @@ class Admin:
     def all_producers(self, request: Request) -> None:
         """The producers of all groups (``ProducerTableInfo``)."""
         core = self._core
-        # The client's last heartbeat has its time by another clock.
+        # The time of a client's last heartbeat is by the monotonic clock: shift it to the broker's.
         shift = core.clock() - round(time.monotonic() * 1_000)
         data = {
             group: [

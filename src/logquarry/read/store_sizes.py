@@ -356,7 +356,7 @@ class MultiDispatchFound:
 
 
 def find_multi_dispatch(layout: StoreLayout) -> MultiDispatchFound | None:
-    """Find a queue that multi-dispatch fills; None if no queue shows that it is on.
+    """Find a queue that multi-dispatch fills; None if there is none.
 
     Reads the last entry of up to 256 queues, and the frame that it points to.
     """

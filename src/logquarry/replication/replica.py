@@ -258,7 +258,7 @@ class Replica:
 
     # ---------------------------------------------------------------------- the master's position
     def heartbeat(self, offset: int) -> None:
-        """Process a heartbeat: the master's next byte is at an offset.
+        """Process a heartbeat; ``offset`` is the physical offset of the master's next byte.
 
         Raises:
             LogsDiverged: if this log is longer, and the master has nothing more to send.

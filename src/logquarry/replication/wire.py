@@ -1,4 +1,4 @@
-"""Non-blocking sockets with or without TLS, and the waiting for them.
+"""Non-blocking sockets with or without TLS, and the wait for them.
 
 Master and slave are generators that yield the selectors on which they wait. :func:`drive` waits
 with a selector of the system; a simulation advances its own clock instead.

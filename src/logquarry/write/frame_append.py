@@ -135,7 +135,7 @@ class LogLock:
 
     def __enter__(self) -> None:
         while not acquire_lock(self._lock):
-            # A signal came first: its handler may raise.
+            # A signal interrupted the wait for the lock: its handler may raise.
             PyErr_CheckSignals()
 
     def __exit__(self, *error: object) -> None:
@@ -389,7 +389,7 @@ class FrameAppend:
         # Under the lock: place, queue offset and store time; then the bytes.
         lock = self._lock
         while not acquire_lock(lock._lock):
-            # A signal came first: its handler may raise.
+            # A signal interrupted the wait for the lock: its handler may raise.
             PyErr_CheckSignals()
         try:
             began = ticks_ns()

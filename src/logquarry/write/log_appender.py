@@ -368,7 +368,7 @@ def require_fit(encoded: Encoded, file_size: int) -> None:
 def end_file(file: MappedFile) -> int:
     """Fill the rest of a file with a blank, of which eight bytes are written. Returns its size."""
     left = file.room
-    # Fewer bytes are left only if another program wrote the file: a reader treats them as its end.
+    # Fewer bytes are left only if another program wrote the file; for readers the file ends there.
     if left >= _BLANK:
         file.buffer[file.wrote : file.wrote + _BLANK] = frame.encode_blank(left)
     file.advance(left)

@@ -1,4 +1,4 @@
-"""Audit of the index: compares headers, chains and entries of its files, and the log.
+"""Audit of the index: compares headers, chains and entries of its files with the log.
 
 :class:`IndexAudit` finds every difference, for verify. :func:`index_fault` and :func:`file_fault`
 find the first fault of a file, to open or recover a store. An index file costs little to build, so

@@ -152,7 +152,7 @@ class SpareEntries:
     ) -> None:
         """Compare the ascending queue offsets of entries with those of their messages.
 
-        The frame of a copy holds its queue offset in its topic, not in this queue.
+        The frame of a copy holds the queue offset in the message's own topic, not in this queue.
         """
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
         ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))

@@ -55,7 +55,7 @@ class AuditedRun(Generic[F]):
         start: physical offset of the first frame.
         end: physical offset after the last frame.
         count: number of frames.
-        facts: facts about them.
+        facts: what a collector (:class:`FrameFacts`, for example) found in them.
     """
 
     start: int
