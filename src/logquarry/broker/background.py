@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ def background(
     """Run a broker in a thread while the block runs.
 
     Other threads may use the broker's ``name_server``, ``address`` and ``store``, and nothing else
-    of it.
+    of it. In a forked child the broker does not run, and the end of the block does nothing.
 
     Args:
         path: as for :class:`Broker`.
@@ -42,6 +43,7 @@ def background(
         config: likewise.
         clock: likewise.
     """
+    process = os.getpid()
     loop = new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="logquarry-broker", daemon=True)
     thread.start()
@@ -51,8 +53,12 @@ def background(
             asyncio.run_coroutine_threadsafe(broker.start(), loop).result()
             yield broker
         finally:
-            asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
+            # A forked child has no thread that would run the loop, and shares the parent's sockets
+            # and store.
+            if os.getpid() == process:
+                asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
     finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        if os.getpid() == process:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
