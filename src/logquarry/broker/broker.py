@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from logquarry import arguments
 from logquarry.broker.admin import Admin
@@ -247,9 +247,13 @@ class Broker:
         return self._core
 
     @property
-    def store(self) -> MessageStore:
-        """The open store."""
-        return self.core.store
+    def store(self) -> StoreWriter:
+        """The open store.
+
+        The store of a read-only broker is a reader: the methods that write raise StoreUnavailable.
+        """
+        # Its type is that of a writer, so that type checkers know all methods.
+        return cast(StoreWriter, self.core.store)
 
     @property
     def name_server(self) -> str:
