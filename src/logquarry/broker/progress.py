@@ -58,7 +58,7 @@ class Progress:
         topics = self._topics(group, fields["topic"])
         pairs = await core.slow(partial(_stats, core, group, topics))
         document = _consume_stats(pairs, self._rate(group, topics))
-        request.reply(body=fastjson.compact(document).encode())
+        request.reply(body=fastjson.compact(document).encode("utf-8", "replace"))
 
     async def of_all_groups(self, request: Request) -> None:
         """The same for each topic of each group (``ConsumeStatsList``)."""
@@ -73,13 +73,14 @@ class Progress:
                 found.append(_consume_stats(pairs, self._rate(group, [topic])))
             groups.append({group: found})
         document = {"brokerAddr": core.address, "consumeStatsList": groups, "totalDiff": lag}
-        request.reply(body=fastjson.compact(document).encode())
+        request.reply(body=fastjson.compact(document).encode("utf-8", "replace"))
 
     def topics_of_group(self, request: Request) -> None:
         """The topics in which a group has offsets."""
         group = request.fields["group"]
         topics = {name for name, other in self._core.tables.offsets.groups() if other == group}
-        request.reply(body=fastjson.compact({"topicList": sorted(topics)}).encode())
+        body = fastjson.compact({"topicList": sorted(topics)})
+        request.reply(body=body.encode("utf-8", "replace"))
 
     def subscription(self, request: Request) -> None:
         """The subscription of the connected consumers of a group to a topic, if they have one."""
