@@ -16,8 +16,8 @@ import hatch_build
 from tests.helpers.golden_data import ARCHIVE, unpacked
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell that starts the tests in the background ignores interrupts, and every process that the
-    # tests start would inherit that.
+    # If a shell starts the tests in the background, they ignore interrupts, and so would every
+    # process that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -70,7 +70,7 @@ def _check_descriptor(descriptor: int) -> None:
 
 @pytest.fixture(autouse=True)
 def syncs_do_not_wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a sync only check its descriptor: a test cannot see more of it, but would wait 5 ms."""
+    """Let a sync only check its descriptor: a real one takes 5 ms, and tests see no difference."""
     if not request.node.nodeid.startswith(SYNCED):
         monkeypatch.setattr(os, "fsync", _check_descriptor)
         monkeypatch.setattr(os, "fdatasync", _check_descriptor)

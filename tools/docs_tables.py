@@ -7,7 +7,6 @@ from pathlib import Path
 from logquarry.cli import exit_codes
 from logquarry.format import (
     batch,
-    batch_entry,
     checkpoint,
     frame,
     index,
@@ -50,7 +49,7 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     ("Consume queue entry", (queue_entry.LAYOUT,), ""),
     (
         "Batch queue entry (5.x)",
-        (batch_entry.LAYOUT,),
+        (batch.ENTRY,),
         "The place of an entry is not a queue offset: readers search the base.",
     ),
     (

@@ -18,13 +18,14 @@
 
 Replication is in `logquarry.replication`, Spark in `logquarry.spark`, a faulty disk and a model of
 a store for your own tests in `logquarry.testing`. Each name is imported when it is first used, so
-that a quick command stays quick.
+that small commands start fast.
 """
 
 import os
 
-# A type checker takes this name for true. The command line handles Ctrl-C only after this module:
-# importing typing would take longer than the rest of it, and __future__ as long.
+# A type checker treats this name as true. The command line handles Ctrl-C only after this module is
+# imported, so it must be short: importing typing would take longer than the rest of it, and
+# __future__ as long.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
     from logquarry.store.consumer.progress import OffsetEstimate
     from logquarry.store.message_store import MessageStore, StoreReader, StoreWriter
     from logquarry.store.reads import QueueOffsets
-    from logquarry.store.retention.offline import retain
     from logquarry.store.retention.plan import RetentionPlan
+    from logquarry.store.retention.retain import retain
     from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.state import StoreState
     from logquarry.store.stats import StoreStats
@@ -154,7 +155,7 @@ _HOMES = {
     "diff": "logquarry.repair.calls",
     "rebuild": "logquarry.repair.rebuild.rebuild",
     "recover": "logquarry.repair.recover.recover",
-    "retain": "logquarry.store.retention.offline",
+    "retain": "logquarry.store.retention.retain",
     "salvage": "logquarry.repair.calls",
     "verify": "logquarry.repair.calls",
 }
@@ -170,7 +171,7 @@ def __getattr__(name: str) -> "Any":
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(home), name)
-    # From now on it is a normal attribute: a call of __getattr__ takes longer than a put.
+    # From now on the name is a normal attribute: a call of __getattr__ takes longer than a put.
     globals()[name] = found
     return found
 

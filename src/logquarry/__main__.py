@@ -5,7 +5,7 @@ import os
 try:
     from logquarry.cli import interrupts
 except KeyboardInterrupt:
-    # That module handles Ctrl-C, but not during its import.
+    # The command line handles Ctrl-C, but not during its own import.
     os.write(2, b"error: interrupted\n")
     os._exit(130)
 

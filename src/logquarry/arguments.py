@@ -1,4 +1,4 @@
-"""The rules for arguments of public calls: what a field takes, and the error that names it.
+"""The rules for arguments of public calls: the accepted types and values, and the errors.
 
 Each function checks one argument and returns it in the form that the package works with: a whole
 number of any kind (also NumPy's) as an int, a path as text, names as a list. An argument of a wrong
@@ -91,7 +91,7 @@ def integer(
 
 
 def int32(value: object, field: str) -> int:
-    """A whole number of 32 bits, with its sign."""
+    """A signed whole number of 32 bits."""
     return integer(value, field, least=INT_MIN, most=INT_MAX)
 
 
@@ -129,7 +129,7 @@ def number(value: object, field: str) -> float:
 
 
 def flag(value: object, field: str) -> bool:
-    """True or False; a value that Python only treats as such (1, "false") is an error."""
+    """True or False; any other value is an error, even if Python treats it as true (1, "false")."""
     if not isinstance(value, bool):
         refuse_type(value, field, "True or False")
     return value

@@ -34,7 +34,8 @@ MODULES: Final = (
     "protocol.remoting_header",
     "protocol.remoting",
 )
-"""The compiled modules, below ``logquarry``. The C code of a module uses only modules before it."""
+"""The compiled modules, below ``logquarry``. The C code of a module uses only modules that are
+listed before it."""
 
 _NAMES: Final = frozenset(f"logquarry.{name}" for name in MODULES)
 
@@ -61,7 +62,7 @@ def is_switched_off(switch: str = SWITCH) -> bool:
 
 
 def obey_switch() -> None:
-    """Let the next imports find the sources if compiled modules are switched off."""
+    """If compiled modules are switched off, make the next imports find the sources."""
     if is_switched_off():
         sys.meta_path.insert(0, _Sources())
 

@@ -1,8 +1,8 @@
 """Settings of a store (``MessageStoreConfig``, ``broker.conf``): file sizes, formats, tuning.
 
 Names are ``MessageStoreConfig``'s in snake_case. RocketMQ's own spellings (``broker.conf``, JSON)
-are parsed here only. RocketMQ ignores a name that it does not know; here a typing error could cause
-a read with wrong sizes, so :func:`check_names` finds it. Configurations are frozen; to change one,
+are parsed here only. RocketMQ ignores an unknown name. Here a typing error could cause a read with
+wrong sizes, so :func:`check_names` finds such errors. Configurations are frozen; to change one,
 make a new object (:func:`dataclasses.replace`).
 """
 
@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 
 from logquarry import arguments
 from logquarry.errors import UsageError
-from logquarry.format import delay
+from logquarry.format import properties as props
 from logquarry.layout_config import LayoutConfig
 
 logger = logging.getLogger(__name__)
@@ -31,15 +31,16 @@ BROKER_ROLES: Final = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 RECOVERIES: Final = ("safe", "rocketmq")
 DIALECTS: Final = ("4.9", "3.1")
 IndexKeys = Literal["3.1", "4.9", "5.4"]
-"""The keys that an index takes, named by the first version that indexes them: the words of KEYS,
-hashed with their sign; UNIQ_KEY and the words of KEYS; both and the tag."""
+"""The keys that an index takes, named by the first version that indexes them: only the words of
+KEYS, with signed hashes; UNIQ_KEY and the words of KEYS; UNIQ_KEY, the words of KEYS, and the
+tag."""
 FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
 DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
 """Bytes of a commit log file if neither files nor settings fix it (``mappedFileSizeCommitLog``)."""
 
 _MOST_MESSAGE_BYTES: Final = {"4.9": 4 << 20, "3.1": 512 << 10}
-_DELAY_LEVELS: Final = {"4.9": delay.DEFAULT_LEVELS, "3.1": delay.LEVELS_3}
+_DELAY_LEVELS: Final = {"4.9": props.DEFAULT_LEVELS, "3.1": props.LEVELS_3}
 _FLUSH_INTERVALS: Final = {"4.9": 500, "3.1": 1_000}
 """Defaults that differ between the two dialects."""
 
@@ -98,23 +99,23 @@ class StoreConfig(LayoutConfig):
 
     Attributes:
         dialect: the format that a writer writes: ``"4.9"``, or ``"3.1"`` for RocketMQ 3.1.3 with
-            its transaction state table (docs/dialect-3.1.md). ``None`` means: as the store is, and
-            4.9 for a new one. Readers recognise both.
-        message_delay_level: delay of each level, level 1 first. Default: the 18 levels of 4.9.3,
-            or the 16 of 3.1.3.
+            its transaction state table (docs/dialect-3.1.md). ``None`` means the dialect of the
+            existing store, and 4.9 for a new store. Readers recognise both.
+        message_delay_level: delay of each level, level 1 first. Default: the 18 levels of 4.9.3, or
+            the 16 levels of 3.1.3.
         max_msgs_num_batch: maximum number of messages of one index query.
         max_transfer_count_on_message_in_memory: maximum number of messages of one ``get``.
         max_transfer_bytes_on_message_in_memory: maximum bytes of one ``get``.
-        max_transfer_count_on_message_in_disk: maximum number of messages of one ``get`` that reads
-            further back in the log than ``access_message_in_memory_max_ratio`` percent of the
-            machine's memory.
+        max_transfer_count_on_message_in_disk: maximum number of messages of one ``get`` whose
+            distance from the log's end is more than ``access_message_in_memory_max_ratio`` percent
+            of the machine's memory.
         max_transfer_bytes_on_message_in_disk: maximum bytes of such a ``get``.
         access_message_in_memory_max_ratio: percent of memory assumed to be page cache.
         decompress_limit: maximum bytes of one decompressed body.
         recovery: how to recover a store that was not shut down cleanly. ``"safe"`` loses no sound
-            frame of the log. ``"rocketmq"`` does what RocketMQ does, also after a clean shutdown.
+            frame of the log. ``"rocketmq"`` does the same as RocketMQ, also after a clean shutdown.
         check_crc_on_recover: whether to compare bodies with their CRCs: in the last three log files
-            when opening a store that was shut down cleanly, and in all that the recovery
+            at the opening of a store that was shut down cleanly, and in all files that the recovery
             ``"rocketmq"`` reads.
         message_index_safe: whether the recovery ``"rocketmq"`` starts early enough to complete the
             index.
@@ -146,7 +147,7 @@ class StoreConfig(LayoutConfig):
         flush_consume_queue_least_pages: a queue flush waits for this many pages of 4 KiB.
         flush_consume_queue_thorough_interval: how often a queue flush ignores that minimum; it then
             writes the checkpoint too.
-        slave_timeout: how long a put on a ``SYNC_MASTER`` waits for a slave.
+        slave_timeout: the time that a put on a ``SYNC_MASTER`` waits for a slave.
         ha_slave_fallbehind_max: a put waits only for slaves with a lag of at most this many bytes.
         ha_send_heartbeat_interval: after this time without traffic, master and slave send a
             heartbeat.
@@ -290,7 +291,7 @@ class StoreConfig(LayoutConfig):
         return self.dialect or DIALECTS[0]
 
     def in_dialect(self, dialect: str | None) -> StoreConfig:
-        """These settings for a dialect: settings with default values get the dialect's defaults."""
+        """The settings for a dialect: those with default values get the dialect's defaults."""
         if dialect == self.dialect:
             return self
         before = self._known_dialect
@@ -329,7 +330,7 @@ class StoreConfig(LayoutConfig):
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
         """Delay of each level in milliseconds, level 1 first."""
-        return delay.parse_levels(self.message_delay_level)
+        return props.parse_levels(self.message_delay_level)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> StoreConfig:

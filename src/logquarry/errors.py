@@ -8,7 +8,7 @@
     │   └── BadFilter         invalid SQL92 filter: column and reason
     ├── SourceNotReadable     an import's source cannot be read, or is not an export (exit code 3)
     ├── BadRow                a row of an import is not a message: path, number, reason (code 1)
-    ├── JavaNotFound          no Java that Spark can run on (in spark/java.py)
+    ├── JavaNotFound          no Java that Spark can run on (in spark/session.py)
     ├── ReplicationError      a master and a slave cannot continue (exit code 4)
     │   ├── ProtocolViolation   the peer sent bytes that violate the protocol
     │   └── LogsDiverged        a slave's log is not a prefix of its master's
@@ -25,8 +25,8 @@
                 ├── MisnamedFile  a log file whose frames contradict its name
                 └── UnreadableFile  ... that the disk does not deliver
 
-An exception means that an operation was not done. Outcomes of normal work (an offset past the end
-of a queue, a torn tail) are values, never exceptions.
+An exception means that the operation was not carried out. Outcomes of normal work (an offset past
+the end of a queue, a torn tail) are values, never exceptions.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class StoreNotFound(StoreError):
     It is not an ``OSError``, so that a missing store is never mistaken for a failing disk.
 
     Attributes:
-        suggestion: the given path, and the path of the store nearby that it probably means; None if
-            there is no such store.
+        suggestion: the given path, and the path of a nearby store that the user probably meant;
+            None if there is no such store.
     """
 
     suggestion: tuple[str, str] | None = None
@@ -145,7 +145,7 @@ class StoreUnavailable(StoreError):
         status: RocketMQ's put status: SERVICE_NOT_AVAILABLE, OS_PAGECACHE_BUSY or
             CREATE_MAPEDFILE_FAILED.
         appended: if a ``put_many`` failed in the middle, the result of the messages that are in the
-            log (the first ones of the call); else None.
+            log (the first messages of the call); else None.
     """
 
     def __init__(self, message: str, *, status: str = "SERVICE_NOT_AVAILABLE") -> None:
@@ -204,7 +204,7 @@ class MessageNotFound(StoreError, LookupError):
 
 
 class DecompressionError(StoreError, ValueError):
-    """The body does not decompress as its flag promises, or exceeds the limit."""
+    """A body marked as compressed does not decompress, or exceeds the limit."""
 
 
 class CorruptStore(StoreError):

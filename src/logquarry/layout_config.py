@@ -1,4 +1,4 @@
-"""The settings that fix the bytes of a store's files: sizes, and which entries are in them."""
+"""The settings that fix the bytes of a store's files: their sizes, and the kinds of entries."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from dataclasses import dataclass, fields
 
 from logquarry import arguments
 from logquarry.errors import UsageError
-from logquarry.format import batch_entry, index, java, queue_entry, state_table
+from logquarry.format import batch, index, java, queue_entry, state_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutConfig:
-    """Settings that fix the bytes. ``None`` means: inferred from the existing files.
+    """Settings that fix the bytes of files. ``None`` means: inferred from the existing files.
 
     Attributes:
         mapped_file_size_commit_log: bytes of a commit log file (RocketMQ: 1 GiB).
         mapped_file_size_consume_queue: bytes of a queue file, rounded up to whole entries
             (RocketMQ: 6,000,000).
-        mapper_file_size_batch_consume_queue: likewise of a batch queue file of RocketMQ 5, which
-            spells it so (RocketMQ: 13,800,000).
+        mapper_file_size_batch_consume_queue: bytes of a batch queue file of RocketMQ 5, which
+            spells the name so (RocketMQ: 13,800,000).
         batch_topics: the topics with batch queues. The files of a store show them, never a
             configuration.
         max_hash_slot_num: slots of an index file (RocketMQ: 5,000,000).
@@ -29,11 +29,11 @@ class LayoutConfig:
         tran_redo_log_mapped_file_size: bytes of a file of the 3.x redo log (RocketMQ: 40,000,000).
         index_tags: whether the index has an entry for each message's tag, as RocketMQ 5.4 and
             later write it. A new store has no tag entries.
-        enable_multi_dispatch: whether INNER_MULTI_DISPATCH adds a message to further queues. A new
-            store does not. If unknown: a message is in further queues if it has its offsets there
-            (INNER_MULTI_QUEUE_OFFSET).
+        enable_multi_dispatch: whether INNER_MULTI_DISPATCH adds a message to further queues (in a
+            new store: no). If unknown, a message is in further queues if it has
+            INNER_MULTI_QUEUE_OFFSET, its offsets there.
         enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
-        message_index_enable: whether to index keys. A new store does.
+        message_index_enable: whether to index keys (in a new store: yes).
         mapped_file_size_timer_log: bytes of a file of the timer log (RocketMQ 5: 100 MiB).
         timer_precision_ms: milliseconds of a slot of the timer wheel (RocketMQ 5: 1,000).
     """
@@ -74,7 +74,7 @@ class LayoutConfig:
     @property
     def batch_queue_file_size(self) -> int | None:
         """Size of a batch queue file in bytes, rounded up to whole entries."""
-        return _whole_entries(self.mapper_file_size_batch_consume_queue, batch_entry.ENTRY_SIZE)
+        return _whole_entries(self.mapper_file_size_batch_consume_queue, batch.ENTRY_SIZE)
 
     @property
     def state_table_file_size(self) -> int | None:

@@ -65,8 +65,8 @@ class Message(_Fields):
         flag: the application's bits.
         sys_flag: RocketMQ's bits (:mod:`logquarry.format.sys_flag`). The store sets the bits of the
             host families.
-        queue_offset: for a rollback of 3.1, its number in the state table. The store sets it for
-            all other messages.
+        queue_offset: for a ROLLBACK of 3.1, the number of its transaction in the state table. The
+            store sets the queue offset of all other messages.
         born_timestamp: in milliseconds; ``None`` for the store's clock.
         born_host: the producer, ``ip:port`` or ``[ip]:port``, or 8 or 20 bytes as in a frame.
         store_host: the broker, likewise; ``None`` for ``StoreConfig.store_host``.
@@ -107,7 +107,8 @@ class Message(_Fields):
         Args:
             deliver_at: deliver the message at this time, by the timer wheel of RocketMQ 5:
                 milliseconds, a datetime or ISO 8601. Becomes the property TIMER_DELIVER_MS.
-            delay_ms: deliver it that many milliseconds after its put; TIMER_DELAY_MS.
+            delay_ms: deliver the message this many milliseconds after its put. Becomes the property
+                TIMER_DELAY_MS.
         """
         if deliver_at is not None or delay_ms is not None:
             properties = _timed(properties, properties_string, deliver_at, delay_ms)
@@ -283,7 +284,7 @@ _CHECKS: Final[Mapping[str, Any]] = {
     "reconsume_times": arguments.integer,
     "prepared_transaction_offset": arguments.integer,
 }
-"""For each field its check; None passes if it is the field's default."""
+"""The check of each field; None passes if it is the field's default."""
 _MAY_BE_NONE: Final = frozenset(
     ("tags", "keys", "properties", "properties_string", "born_timestamp", "store_host")
 )
@@ -337,7 +338,7 @@ def iter_messages(messages: object, field: str) -> Iterator[Message]:
 
 
 def require_iterable(messages: object, field: str) -> Iterable[object]:
-    """Check that an argument is an iterable, and no single message. Its items are not checked.
+    """Check that an argument is an iterable, not a single message. Its items are not checked.
 
     Raises:
         WrongType: if it is not.

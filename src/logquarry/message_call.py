@@ -22,8 +22,9 @@ def speed_up(kind: type, usual: Mapping[str, tuple[object, type | None]]) -> Non
 
     Args:
         kind: a subclass of tuple, whose ``__new__`` takes the first two fields by their place.
-        usual: for each field, in order, the default, and a type whose values need no check; None if
-            only the default needs none. The first field has no default.
+        usual: for each field, in order, the default, and a type whose values need no check; None
+            instead of the type if every value other than the default needs a check. The first field
+            has no default.
     """
     if cython.compiled:
         names = tuple(map(sys.intern, usual))

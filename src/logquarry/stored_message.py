@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from logquarry.format import compression, delay, inner_batch, java, message_id, sys_flag
+from logquarry.format import batch, compression, java, message_id, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 
-_DEFAULT_LEVELS_MS = delay.parse_levels(delay.DEFAULT_LEVELS)
+_DEFAULT_LEVELS_MS = props.parse_levels(props.DEFAULT_LEVELS)
 
 
 class StoredMessage:
@@ -73,12 +73,12 @@ class StoredMessage:
 
     @property
     def store_timestamp(self) -> int:
-        """Time at which the store stored it, in milliseconds since 1970."""
+        """Time at which the store stored the message, in milliseconds since 1970."""
         return self.frame.store_timestamp
 
     @property
     def born_timestamp(self) -> int:
-        """Time at which the producer created it, in milliseconds since 1970."""
+        """Time at which the producer created the message, in milliseconds since 1970."""
         return self.frame.born_timestamp
 
     @cached_property
@@ -149,7 +149,7 @@ class StoredMessage:
     @cached_property
     def tags_code(self) -> int:
         """The tags code in the message's queue entry."""
-        return delay.tags_code(
+        return props.tags_code(
             self.topic, self.properties, self.frame.store_timestamp, self._delay_levels_ms
         )
 
@@ -160,12 +160,12 @@ class StoredMessage:
 
     def unwrap(self) -> tuple[StoredMessage, ...]:
         """The messages of an inner batch of RocketMQ 5, each with its own queue offset, body, flag
-        and properties (:mod:`logquarry.format.inner_batch`); else this message alone."""
-        if not inner_batch.is_inner_batch(self.frame.sys_flag):
+        and properties (:mod:`logquarry.format.batch`); else this message alone."""
+        if not batch.is_inner_batch(self.frame.sys_flag):
             return (self,)
         return tuple(
             StoredMessage(found, broker=self.broker, delay_levels_ms=self._delay_levels_ms)
-            for found in inner_batch.unwrap(self.frame)
+            for found in batch.unwrap(self.frame)
         )
 
     def content(self, *, limit: int = compression.DEFAULT_LIMIT) -> bytes:

@@ -1,12 +1,32 @@
-"""Replaces system calls for reading a store that macOS or Windows does not have.
+"""The operating system: calls that it may lack, folders for caches, and interrupts.
 
-Reading works on all three. Writing needs Linux or macOS: see :func:`require_writing`.
+Reading works on Linux, macOS and Windows. Writing needs Linux or macOS: see
+:func:`require_writing`.
+
+A cache folder has the Java shim and compiled kernels. It may be deleted at any time; the next run
+then takes a moment longer.
+
+Interrupts (Ctrl-C, SIGTERM) are held back until a point at which they are safe. An import must
+report exactly how many messages it has put. py4j has one connection per thread: an exception inside
+a call leaves that call's answer in the connection, and the next call then fails or hangs. An export
+must not stop while only some of its files are in place.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
-from types import ModuleType
+import shutil
+import signal
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
 
 from logquarry.errors import StoreUnavailable
 
@@ -16,8 +36,8 @@ try:
 except ImportError:
     fcntl = None
 
-# An ordinary open would block for ever on a pipe without a writer. Windows reads a file as text
-# unless O_BINARY is given.
+# Without O_NONBLOCK, opening a pipe without a writer would block for ever. Without O_BINARY,
+# Windows reads a file as text.
 READ_ONLY = (
     os.O_RDONLY
     | getattr(os, "O_NONBLOCK", 0)
@@ -82,3 +102,135 @@ def require_writing(place: str | os.PathLike[str]) -> None:
             f"{os.fsdecode(place)}: this system can read stores, but not write them: it has no "
             "fcntl locks. Write on Linux or macOS"
         )
+
+
+def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
+    """Candidate folders, best first; the caller takes the first that it can use.
+
+    The first candidate is LOGQUARRY_CACHE_DIR, else logquarry/ under XDG_CACHE_HOME, else
+    ~/.cache/logquarry. It may be missing, read-only or mounted noexec. The second candidate is a
+    temporary folder that only this user can write; it is created when the iterator reaches it.
+    """
+    environ = os.environ if environ is None else environ
+    own, xdg = environ.get("LOGQUARRY_CACHE_DIR"), environ.get("XDG_CACHE_HOME")
+    if own:
+        yield Path(own).absolute()
+    elif xdg and Path(xdg).is_absolute():  # the XDG specification ignores relative paths
+        yield Path(xdg) / "logquarry"
+    else:
+        home = Path(environ.get("HOME") or "~").expanduser()
+        if home.is_absolute():
+            yield home / ".cache" / "logquarry"
+    yield _temporary_folder()
+
+
+def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """The first writable folder of `cache_folders`; it exists on return.
+
+    Raises:
+        OSError: if not even a temporary folder can be created.
+    """
+    return next(folder for folder in cache_folders(environ) if _made(folder))
+
+
+def _made(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def _temporary_folder() -> Path:
+    """A folder below the system's temporary folder; the same folder on each run if that is safe.
+
+    Its name is predictable and any user can write to /tmp. Programs are run from the folder, so a
+    folder that another user created or may write to is not used.
+    """
+    parent = tempfile.gettempdir()
+    if not hasattr(os, "getuid"):  # Windows
+        return _folder_of_this_process(parent)
+    folder = Path(parent) / f"logquarry-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+        ours = status.st_uid == os.getuid() and not status.st_mode & 0o022
+        if stat.S_ISDIR(status.st_mode) and ours:
+            return folder
+    except OSError:
+        pass
+    return _folder_of_this_process(parent)
+
+
+@cache
+def _folder_of_this_process(parent: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="logquarry-", dir=parent))
+    atexit.register(_remove, folder, os.getpid())
+    return folder
+
+
+def _remove(folder: Path, owner: int) -> None:
+    # A forked child exits too, while its parent still uses the folder.
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Held:
+    """Signals that arrived while :func:`held` held them back.
+
+    Attributes:
+        when_noted: called in the main thread when a signal is held back.
+    """
+
+    def __init__(self) -> None:
+        self.when_noted: Callable[[], object] | None = None
+        self._before: dict[int, Any] = {}
+        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._came: int | None = None
+
+    def hold(self) -> None:
+        """Start to hold signals back. Has an effect only in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            self._before[number] = handler
+            # Ignored signals, and signals with the default action, keep their effect.
+            if callable(handler):
+                self._handlers[number] = handler
+                signal.signal(number, self._note)
+
+    def release(self) -> None:
+        """Restore the previous handlers, even if other handlers were set meanwhile."""
+        for number, handler in self._before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Run the handler of a signal that arrived; usually that raises."""
+        if self._came is not None:
+            number, self._came = self._came, None
+            self._handlers[number](number, None)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._came is not None:
+            # A second signal is not held back.
+            self._handlers[number](number, frame)
+        self._came = number
+        if self.when_noted is not None:
+            self.when_noted()
+
+
+@contextmanager
+def held() -> Iterator[Held]:
+    """Hold interrupts back until the end of the block, or until :meth:`Held.check` in it."""
+    waiting = Held()
+    waiting.hold()
+    try:
+        yield waiting
+    finally:
+        waiting.release()
+        waiting.check()

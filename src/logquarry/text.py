@@ -1,7 +1,9 @@
-"""Formats sizes, times and messages for people, and parses the sizes and times that they type.
+"""Formats sizes, times, messages and JSON for users, and parses the sizes and times that they type.
 
 The content of a store is untrusted. Escape sequences in it could move the cursor, change the
-window's title or hide text. So all of it passes :func:`printable` before it reaches a terminal.
+window's title or hide text. So all content passes :func:`printable` before it reaches a terminal.
+
+In the JSON document of an object, each field of a dataclass becomes a member by default.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ import difflib
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Final
+from typing import Any, Final
 
 from logquarry.errors import UsageError
 
@@ -73,7 +76,7 @@ def nearest(name: str, names: Iterable[str], least: float = 0.6) -> str | None:
     Args:
         name: what the user gave.
         names: what exists.
-        least: similarity that it must have, 0 to 1.
+        least: minimum similarity, 0 to 1.
     """
     spelling = {one.casefold(): one for one in names}
     found = difflib.get_close_matches(name.casefold(), spelling, 1, least)
@@ -133,7 +136,7 @@ def preview(body: bytes, most: int = 100) -> str:
     if not body:
         return "(empty)"
     head = body[: 4 * most]
-    # The cut may split a character, which is then no invalid byte.
+    # The cut may split a character; its first bytes must not count as invalid.
     whole = len(head) == len(body)
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(head, final=whole)
     odd = sum(not (c.isprintable() or c in "\r\n\t") or c == "\ufffd" for c in text[:most])
@@ -219,7 +222,7 @@ def time_ms(value: str | date) -> int:
     A time without a zone is UTC. A date is its midnight. Fractions of a millisecond are rounded up.
 
     Raises:
-        UsageError: if a text is neither.
+        UsageError: if a text is neither of the two.
     """
     if isinstance(value, str):
         if re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
@@ -234,3 +237,28 @@ def time_ms(value: str | date) -> int:
         moment = moment.replace(tzinfo=UTC)
     whole = moment.replace(microsecond=0)
     return round(whole.timestamp()) * 1000 + math.ceil(moment.microsecond / 1000)
+
+
+def document(value: Any, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """The JSON document of an object.
+
+    Args:
+        value: the object.
+        names: attributes that become members, in order (default: the fields of the dataclass).
+    """
+    if names is None:
+        names = [field.name for field in fields(value)]
+    return {name: json_value(getattr(value, name)) for name in names}
+
+
+def json_value(value: Any) -> Any:
+    """The JSON value of an attribute; an object's own ``to_json`` takes precedence."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        return document(value)
+    if isinstance(value, Mapping):
+        return {key: json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(item) for item in value]
+    return value

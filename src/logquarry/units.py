@@ -1,4 +1,4 @@
-"""Types for integers that must not be mixed up, the progress callback, and the clock.
+"""The progress callback, and the clock.
 
 A ``position`` is a place within a file; an ``offset`` is a place within the log or a queue.
 """
@@ -8,19 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Final, NewType
-
-PhysicalOffset = NewType("PhysicalOffset", int)
-"""Byte offset in the commit log, counted over all its files."""
-
-QueueOffset = NewType("QueueOffset", int)
-"""Index of an entry in a consume queue (RocketMQ: logic offset / 20)."""
-
-TagsCode = NewType("TagsCode", int)
-"""Third field of a queue entry: Java's hash of the tags, or a delayed message's delivery time."""
-
-MessageId = NewType("MessageId", str)
-"""Upper-case hex of store host and physical offset: 32 characters, 56 with an IPv6 host."""
+from typing import Final
 
 Progress = Callable[[int, int], None]
 """Callback of long operations: (amount done, total amount)."""

@@ -52,7 +52,7 @@ def test_bench_of_a_store(tmp_path: Path, kind: str, options: list[object]) -> N
 def test_bench_of_a_recovery(
     tmp_path: Path, kind: str, modes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Files of a production size take seconds to make in each of the passes.
+    # Making files of a production size takes seconds in each pass.
     monkeypatch.setattr(scan, "StoreConfig", partial(lq.StoreConfig, **SMALL))
     shared = ["--dir", tmp_path, "--n", 200, "--body", 20]
     found = json.loads(run("bench", kind, *shared, "--json").stdout)

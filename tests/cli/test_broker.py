@@ -102,7 +102,7 @@ def test_an_unknown_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_on_a_terminal(tmp_path: Path) -> None:
-    """It has the groups with the most lag, and no more rows than the terminal."""
+    """It shows the groups with the most lag, in at most as many rows as the terminal has."""
     from rich.console import Console
 
     from logquarry.cli.broker import _View

@@ -149,7 +149,7 @@ def test_ctrl_c_in_a_destructor_is_not_lost(damaged_store: Path) -> None:
 
 
 def test_a_caller_that_ignores_ctrl_c_stays_undisturbed(damaged_store: Path) -> None:
-    """A shell starts jobs in the background so."""
+    """A shell starts its background jobs in this way."""
     code = AT_IMPORT.replace("class Interrupt", "signal.signal(2, signal.SIG_IGN)\nclass Interrupt")
     done = subprocess.run(
         [sys.executable, "-c", code.format(name="click"), str(damaged_store)],

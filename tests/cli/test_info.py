@@ -101,7 +101,7 @@ def test_transactions(golden: Path) -> None:
 def test_open_transactions(golden: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(golden / "real-broker" / "store", store)
-    # Without op messages only those half messages have ended that the checker put back or gave up.
+    # Without op messages, half messages have ended only if the checker put them back or gave up.
     shutil.rmtree(store / "consumequeue" / "RMQ_SYS_TRANS_OP_HALF_TOPIC")
     shutil.rmtree(store / "config")
     found = info(store, "--transactions")["transactions"]

@@ -69,7 +69,7 @@ def test_the_index_alone_shows_the_loss(root: Path, *, is_crashed: bool) -> None
     shutil.rmtree(root / ".logquarry")
     shutil.rmtree(root / "consumequeue")
     operator_faults.log_files(root)[-1].unlink()
-    # Of the last message the index has no size.
+    # The index has no size for the last message.
     assert "(11 messages lost, 7,161 bytes)" in run("verify", root).output
     for command in (("recover",), ("recover", "--apply"), ("rebuild", "--in-place", "--apply")):
         shown = run(command[0], root, *command[1:])
@@ -115,7 +115,7 @@ def test_an_index_file_of_another_header_shows_nothing(root: Path) -> None:
 
 
 def test_one_wrong_entry_is_no_loss(root: Path) -> None:
-    """Bit rot in the last entry of a queue is a fault of the queue alone."""
+    """After bit rot in the last entry of a queue, only the queue is damaged."""
     path = sorted((root / "consumequeue/orders/0").iterdir())[-1]
     data = bytearray(path.read_bytes())
     data[-20:-12] = (1 << 40).to_bytes(8, "big")

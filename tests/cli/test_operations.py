@@ -82,7 +82,7 @@ def test_a_row_says_what_happens(fault: str, store: Path) -> None:
             assert phrases
             for phrase in phrases:
                 words = phrase.replace("STORE", "store")
-                # The name stays where the user replaces it.
+                # The name stays if the user has to replace it.
                 words = words if "--into DIR" in words else words.replace("DIR", "saved")
                 pattern = ".*".join(map(re.escape, words.split(" ... ")))
                 given = result.output.replace("--into saved", "--into DIR")
@@ -91,14 +91,14 @@ def test_a_row_says_what_happens(fault: str, store: Path) -> None:
 
 @pytest.mark.parametrize("fault", sorted(set(FAULTS) - {"the disk is full"}))
 def test_the_next_steps_lead_to_a_store_without_damage(fault: str, store: Path) -> None:
-    """Follow the line ``next:`` from verify on, until nothing is left to do or to do by hand."""
+    """Follow the line ``next:`` from verify on, until no step is left or only steps by hand are."""
     with FAULTS[fault](store):
         command = "logquarry verify store"
         seen = set()
         for _ in range(8):
             result = typed(command)
             lines = result.output.splitlines()
-            # CliRunner puts the warnings of the standard error behind the output.
+            # CliRunner puts the warnings of the standard error after the output.
             last = [line for line in lines if not line.startswith("warning: ")][-1]
             if not last.startswith("next: ") or ", then: " in last:
                 break

@@ -29,7 +29,7 @@ class Done(NamedTuple):
 
 
 def run_on(system: str, *commands: Sequence[object]) -> list[Done]:
-    """Run commands as on another system; the kernels' machine code would be this system's."""
+    """Run commands as on another system, without kernels: their machine code is this system's."""
     words = json.dumps([[str(word) for word in command] for command in commands])
     done = subprocess.run(
         [sys.executable, str(Path(other_system.__file__)), system, words],

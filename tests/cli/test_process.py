@@ -1,7 +1,7 @@
 """The command as a process: exit codes, stdout and stderr, signals, pipes, start-up, locale.
 
-To start an interpreter takes most of a test's time. One case of each kind runs as a process; the
-others run the same command line in this process.
+Most of a test's time goes into the start of an interpreter. One case of each kind runs as a
+process; the others run the same command line in this process.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def test_signals(larger_store: Path, number: signal.Signals, code: int) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    # After the first line the command runs, and waits for a reader of its output.
+    # After its first line the command waits for a reader of its output.
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(number)

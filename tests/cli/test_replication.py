@@ -137,7 +137,7 @@ def test_config_too(tmp_path: Path, config: Path) -> None:
 
 
 def test_a_master_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    """A mistyped path: to slaves an empty master would look as if they were ahead of it."""
+    """With a mistyped path, an empty master would start, and all slaves would be ahead of it."""
     result = run("serve-master", tmp_path / "mistyped", "--listen", "127.0.0.1:0", code=3)
     assert "mistyped" in result.stderr and not list(tmp_path.iterdir())
 

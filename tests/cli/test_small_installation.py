@@ -37,7 +37,7 @@ def test_export_to_parquet_needs_no_spark_and_no_numba(golden: Path, tmp_path: P
     rows = pq.read_table(tmp_path / "out")
     expected = (golden / "batch" / "expected.jsonl").read_text().splitlines()
     assert rows.num_rows == len(expected)
-    # Once, not for each call.
+    # The hint comes once, not at each call.
     assert done.stderr.count("logquarry[fast]") == 1
     for words in (["info", store], ["verify", store], ["recover", store], ["salvage", store]):
         assert "logquarry[fast]" not in run(*words).stderr

@@ -49,7 +49,7 @@ def test_for_people(store: Path) -> None:
 
 def test_for_prometheus(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("prometheus_client")
-    # The metrics have no pops: nothing is read to find them.
+    # The metrics leave out pops: finding them would need reads.
     monkeypatch.setattr("logquarry.read.pops.unacknowledged_pops", None)
     result = run("stats", store, "--prometheus")
     assert 'logquarry_retained_messages{node_id="store",topic="orders"} 20.0' in result.stdout

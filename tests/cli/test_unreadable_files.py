@@ -1,4 +1,4 @@
-"""A block of each kind of file that the disk does not deliver: what the commands show and mend."""
+"""The disk does not deliver a block of one file, for each kind: what the commands show and mend."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Truth:
     def read(cls, folder: Path) -> Truth:
         """The truth that the oracle wrote into a folder."""
         path = folder / "pulled.json"
-        # The stores of the archive have none, nor has a broker that no client may pull from.
+        # The archive's stores have no such file, nor has a broker that no client may pull from.
         pulled = json.loads(path.read_text("utf-8")) if path.exists() else {}
         queues = json.loads((folder / "queues.json").read_text("utf-8"))
         return cls(
@@ -123,7 +123,7 @@ def not_served(
         ]
     for name, rows in before.got.items():
         if name not in before.pulled:
-            # The queue offsets are the frames' own, those of other queues.
+            # The queue offsets are those in the frames, of other queues.
             column = 0 if moved else 1
             there = {row[column] for row in after.got.get(name, [])}
             lost += [

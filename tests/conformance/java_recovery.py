@@ -64,7 +64,7 @@ def _reads(opened: lq.MessageStore, facts: dict[str, Any]) -> Iterator[str]:
         known.add(key)
         queue = opened.queue(*key)
         limits = opened.queue_offsets(*key)
-        # Not the number of entries: Java counts an entry of zeros.
+        # The number of entries is not compared: Java counts an entry of zeros.
         found = [
             [offset + number, *unit]
             for offset, units in (queue.runs(*limits) if queue is not None else ())
@@ -105,7 +105,7 @@ def _checkpoint(store: Path, recovered: Path) -> Iterator[str]:
     theirs = _bytes(recovered / "index")
     mine = checkpoint.decode((store / "checkpoint").read_bytes())
     java = checkpoint.decode((recovered / "checkpoint").read_bytes())
-    # Java's threads that flush index files race for the last word.
+    # Of Java's threads that flush index files, any may write last.
     ends = {index.decode_header(data.ljust(40, b"\0")).end_timestamp for data in theirs.values()}
     if mine[:2] != java[:2] or (mine[2] != java[2] and not {mine[2], java[2]} <= ends):
         yield f"{mine}, and in Java {java}"

@@ -116,7 +116,7 @@ class Result:
 
 
 class Wrong(Exception):
-    """A command did something else than it has to."""
+    """A command did not do what it has to do."""
 
 
 def stores_in(root: Path) -> list[Store]:
@@ -334,7 +334,7 @@ def _changed(found: subprocess.CompletedProcess[str]) -> None:
 
 
 def _log_end(store: Store, work: Path) -> int:
-    """A physical offset after all that is compared: a killed store ends before its truth."""
+    """A physical offset after all compared messages: a killed store ends before its truth."""
     if store.state != "killed":
         return _WHOLE
     with lq.MessageStore.open(work / "store") as found:

@@ -62,7 +62,7 @@ class Master:
         self._process.wait(_ANSWER_SECONDS)
 
     def kill(self) -> None:
-        """End it as a crash does; once more does nothing."""
+        """End it as a crash does; a second call does nothing."""
         # The shell script becomes the JVM (exec): there is no other process.
         self._process.kill()
         self._process.wait(_ANSWER_SECONDS)

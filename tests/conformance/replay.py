@@ -13,7 +13,7 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import LocalDisk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import RunningFlags
-from logquarry.format import delay
+from logquarry.format import properties as props
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.append import CommitLogWriter
@@ -26,12 +26,12 @@ Input = Mapping[str, Any]
 
 
 def message_of(put: Input) -> Message:
-    """What a recorded input puts; of a batch what its messages share."""
+    """The message of a recorded input; of a batch, what its messages share."""
     return Message(
         put["topic"],
         b"" if put["kind"] == "batch" else base64.b64decode(put["body"] or ""),
         queue_id=put["queueId"],
-        # The golden ones are given as a map; the string is what their HashMap made of it.
+        # The golden inputs give the properties as a map; Java's HashMap gave the string its order.
         properties=dict(put["properties"]),
         properties_string=put["propertiesString"],
         flag=put["flag"],
@@ -72,9 +72,9 @@ class OurLog:
         self.files = MappedFileQueue(
             self.disk, root / "commitlog", self.config.mapped_file_size_commit_log
         )
-        # Opening makes the schedule topic's queues.
+        # Opening a store makes the schedule topic's queues.
         levels = range(len(self.config.delay_levels_ms))
-        self.offsets: dict[QueueKey, int] = {(delay.SCHEDULE_TOPIC, i): 0 for i in levels}
+        self.offsets: dict[QueueKey, int] = {(props.SCHEDULE_TOPIC, i): 0 for i in levels}
         make = partial(
             CommitLogWriter,
             self.files,

@@ -93,18 +93,18 @@ def stores5() -> Path:
 
 
 def unpack_rocketmq5(target: Path) -> Path:
-    """Unpacks the stores; the folder that holds 5.5.0-plain/ and so on."""
+    """Unpack the stores, and return the folder with 5.5.0-plain/ and so on."""
     unpack(ARCHIVE, target)
     return target / "rocketmq5"
 
 
 def rocketmq5_stores(factory: pytest.TempPathFactory) -> Path:
-    """The same, unpacked once for all tests: copy what you change."""
+    """The same folder, unpacked once for all tests: copy what you change."""
     return unpacked(ARCHIVE, factory) / "rocketmq5"
 
 
 def rocksdb_stores(factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The stores with queues or configuration in RocksDB, likewise; name -> folder of the store."""
+    """The stores with queues or configuration in RocksDB, unpacked once; name -> folder."""
     made = unpacked(ROCKSDB_ARCHIVE, factory) / "rocketmq5-rocksdb"
     more = {path.name: path for path in made.iterdir()}
     folder, wanted = rocketmq5_stores(factory), {"rocksdb_queues", "rocksdb_config"}

@@ -46,7 +46,7 @@ class Harm:
                     self.frames.append((Path(event.path), at, row[1]))
 
     def any(self) -> None:
-        """Do one thing, or two, or three."""
+        """Do one to three kinds of damage."""
         kinds: list[tuple[Callable[[], None], int]] = [
             (self.flip_log_bit, 3),
             (self.change_field, 8),
@@ -81,7 +81,7 @@ class Harm:
         there = [found for found in self.frames if found[0].exists()]
         if not there:
             return None
-        # The last ones matter most.
+        # The last files matter most.
         return self.rng.choice(there[-60:] if self.rng.random() < 0.5 else there)
 
     def flip_log_bit(self) -> None:

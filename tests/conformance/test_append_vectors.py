@@ -145,7 +145,7 @@ def test_decisions_agree(first: int, golden: Path, tmp_path: Path) -> None:
     outcomes: list[PutStatus] = []
 
     def settle(result: PutResult, wait: bool) -> PutResult:
-        # Flush and replica have tests of their own: here they come out as they did there.
+        # Flush and replica waits have their own tests: here they end as recorded.
         status = outcomes.pop()
         return result.settled(replica=status) if wait else result
 
@@ -176,12 +176,12 @@ def test_decisions_agree(first: int, golden: Path, tmp_path: Path) -> None:
 
 
 def _bring_to(log: OurLog, vector: Vector, outcomes: list[PutStatus]) -> None:
-    """Make a store of the state in which the group begins; what it holds is not recorded."""
+    """Make a store in the state in which the group begins; its messages are not recorded."""
     before = vector["before"]
     filled = [(key, count) for key, count in before["topicQueueTable"].items() if count]
     end = before["maxOffset"]
     if end > log.files.file_size or (end and not filled):
-        # Behind what is refused: an empty store that begins where that left Java's.
+        # After a refused vector: an empty store that begins where Java's ended.
         assert end % log.files.file_size == 0
         assert log.files.last_file(create=True, start_offset=end) is not None
         for key, count in before["topicQueueTable"].items():
@@ -203,7 +203,7 @@ def _bring_to(log: OurLog, vector: Vector, outcomes: list[PutStatus]) -> None:
 
 def _prepare(log: OurLog, vector: Vector) -> None:
     case = vector["case"]
-    # Flags that follow each other in one group are of stores of their own.
+    # The flags are those of separate stores, although they follow each other in one group.
     for refusal in FLAGS.values():
         log.flags.clear(refusal)
     if case in FLAGS:
@@ -230,7 +230,7 @@ def _check_put(log: OurLog, number: int, vector: Vector) -> None:
     assert result.ok is expected["isOk"]
     facts = expected["append"]
     if facts["msgId"].startswith("!"):
-        # Of an empty batch: Java throws where it is asked for the id.
+        # For an empty batch, Java throws when it is asked for the id.
         facts = facts | {"msgId": ""}
     assert append_facts(result) == facts
     assert number == RACE or result.status.value == expected["putStatus"]
@@ -244,7 +244,7 @@ def _check_single_append(log: OurLog, vector: Vector) -> None:
     else:
         encoded = encoder.encode(message)
     ours, theirs = append_facts(log.writer.append_once(encoded)), vector["append"]
-    # The log stays empty: Java counts a message and makes ids of offsets that were never set.
+    # The log stays empty: Java counts a message, and makes ids from offsets that were never set.
     assert ours.pop("msgId") == "" and ours.pop("msgNum") == 0
     assert theirs.pop("msgId") and theirs.pop("msgNum") == 1
     assert ours == theirs

@@ -218,7 +218,7 @@ def _damage(root: Path, frame: Row) -> None:
 
 
 def _check_gap(root: Path, lost: Row) -> None:
-    """Entries leave no gap: the one after the lost batch begins where that batch began."""
+    """Entries leave no gap: the entry after the lost batch begins where that batch began."""
     key, count = (TOPIC, lost["queueId"]), int(lost["properties"]["INNER_NUM"])
     folder = root / "batchconsumequeue" / TOPIC / str(lost["queueId"])
     found = [e for path in sorted(folder.iterdir()) for e in _entries(path) if any(e)]

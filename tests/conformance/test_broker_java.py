@@ -130,7 +130,7 @@ def test_mqadmin(served: Broker, outcome: dict[str, str], version: str) -> None:
 
 
 def test_accounts(tmp_path: Path) -> None:
-    """Every scenario works with an account that may do everything; no client without a key."""
+    """Every scenario works with an account that may do everything, and none without a key."""
     require_oracle(CLIENTS)
     both = frozenset({"PUB", "SUB"})
     account = Account("client1", "secret1", default_topic=both, default_group=both)

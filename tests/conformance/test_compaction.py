@@ -81,7 +81,7 @@ def test_messages_that_are_not_compacted_yet_come_from_the_log(root: Path) -> No
     with lq.MessageStore.open(root) as store:
         before = got(store)
         rest = {m.queue_offset: m for m in store.scan(TOPIC)}
-    # The last file of the compacted log is lost: 145 and later are in the log alone.
+    # The last file of the compacted log is lost: message 145 and later are in the log alone.
     for folder in ("compactionLog", "compactionCq"):
         (root / "compaction" / folder / TOPIC / "0" / "00000000000000082800").unlink()
     with lq.MessageStore.open(root) as store:

@@ -81,14 +81,14 @@ def test_our_slave_asks_a_real_master(broker: Broker, config: Path, tmp_path: Pa
             assert b"fresh" in theirs[name] and ours[name] == theirs[name], name
         offsets = broker_config.decode_consumer_offsets(ours["consumerOffset.json"])
         assert offsets["fresh", "cg_fresh"] == {0: 42}
-        # A real broker's table is in no order.
+        # A real broker's table has no order.
         assert offsets == broker_config.decode_consumer_offsets(theirs["consumerOffset.json"])
         master.quit()
 
 
 def test_a_real_slave_asks_our_master(broker: Broker, config: Path, tmp_path: Path) -> None:
     folder = config / "config"
-    # The slave has an own past, of which it keeps the offsets that the master has not got.
+    # The slave had offsets before, and keeps those that the master does not have.
     (tmp_path / "s" / "config").mkdir(parents=True)
     (tmp_path / "s" / "config" / "consumerOffset.json").write_text(
         '{"offsetTable":{"a@own":{0:3}}}'

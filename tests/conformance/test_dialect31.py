@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.unit_files import read_redo, read_table
+from logquarry.dialect31.open_transactions import read_redo, read_table
 from logquarry.errors import MessageRejected
 from logquarry.format import index
 from logquarry.format.index import HEADER
@@ -34,13 +34,13 @@ SAME = (
 
 
 def message_of(put: Input) -> Message:
-    """What a recorded input puts: 3.1.3 parses the map from the string."""
+    """The message of a recorded input: 3.1.3 parses the map from the string."""
     is_end = put["kind"] in ("commit", "rollback")
     return Message(
         put["topic"],
         base64.b64decode(put["body"] or ""),
         queue_id=put["queueId"],
-        # Of an end the broker has taken DELAY from the map, which its string keeps.
+        # The broker has taken an end's DELAY from the map; its string still has it.
         properties=dict(put["properties"]) if is_end else None,
         properties_string=put["propertiesString"],
         flag=put["flag"],
@@ -125,7 +125,7 @@ def test_files_have_the_same_bytes(replayed: tuple[Scenario, Replay], folder: st
 
 
 def test_queues_are_the_same(replayed: tuple[Scenario, Replay]) -> None:
-    """But for delivery times: 3.1.3 took them from its clock, and not from the store time."""
+    """Except delivery times: 3.1.3 took them from its clock, not from the store time."""
     scenario, replay = replayed
     ours = files_below(replay.root / "consumequeue")
     theirs = files_below(scenario.store / "consumequeue")
@@ -148,7 +148,7 @@ def test_index_files_have_the_same_content(replayed: tuple[Scenario, Replay]) ->
         data, expected = mine.read_bytes(), real.read_bytes()
         assert data[HEADER.size :] == expected[HEADER.size :]
         header, wanted = index.decode_header(data), index.decode_header(expected)
-        # 3.1.3 leaves 1 on the disk, ours what readers count as none.
+        # 3.1.3 leaves 1 on the disk, this library a value that readers count as no time.
         assert header._replace(entry_count=max(1, header.entry_count)) == wanted._replace(
             entry_count=max(1, wanted.entry_count)
         )
@@ -165,7 +165,7 @@ def test_a_rebuild_makes_the_same_index(golden: Path, tmp_path: Path) -> None:
 
 
 def test_a_message_larger_than_a_file_is_refused(golden: Path, tmp_path: Path) -> None:
-    """QUIRK: RocketMQ returns PUT_OK, blanks two files, and its queue points at a blank."""
+    """QUIRK: RocketMQ returns PUT_OK and blanks two files, and its queue points at a blank."""
     scenario = Scenario(golden / "v3-blank/larger-than-file")
     config, refused = dialect31(scenario), []
     with StoreWriter.start(tmp_path / "store", config=config) as store:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from logquarry.dialect31.open_transactions import read_redo, read_table
 from logquarry.dialect31.prepared import TransactionEnd
-from logquarry.dialect31.unit_files import read_redo, read_table
 from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
 from logquarry.store.message_store import MessageStore, StoreWriter
@@ -50,7 +50,7 @@ def work(store: StoreWriter, rng: random.Random, steps: int) -> None:
         ("v3-transactions", ""),
         ("v3-transactions-unclean/log-tail-lost", ""),
         ("v3-transactions-unclean/redolog-several-files", ""),
-        # The entries before the log's first message are fillers then.
+        # Then the entries before the log's first message are fillers.
         ("v3-transactions-unclean/first-log-file-expired", "transaction/statetable"),
     ],
 )

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from logquarry.config import StoreConfig
+from logquarry.dialect31.open_transactions import read_redo, read_table
 from logquarry.dialect31.prepared import TransactionEnd
-from logquarry.dialect31.unit_files import read_redo, read_table
 from logquarry.format import state_table
 from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
@@ -70,7 +70,7 @@ def log_of(scenario: Scenario) -> Log:
     folder = scenario.folder
     path = folder / "expected.jsonl"
     if not path.read_text("utf-8").strip():
-        # RocketMQ refuses the store: what it had put before is known from the log itself.
+        # RocketMQ refuses the store: the log itself shows what was in it.
         with_frames = StoreLayout.open(folder / "store", dialect31(scenario))
         return Log(frames_as_facts(with_frames))
     return Log([json.loads(line) for line in path.read_text("utf-8").splitlines()])
@@ -111,7 +111,7 @@ def test_what_is_open_by_the_log_is_open_and_can_be_ended(opened: tuple[Scenario
             theirs = {unit[1] for unit in scenario.facts["stateTable"]["units"] if unit[5] == 4}
             assert found.keys() == theirs
         if "then" not in name:
-            # They keep their numbers, so producers can still name them.
+            # Transactions keep their numbers, so producers can still name them.
             assert all(log.prepared[at]["queueOffset"] == one.number for at, one in found.items())
         some = sorted(found)[:: max(1, len(found) // 7)]
         for number, offset in enumerate(some):
@@ -131,7 +131,7 @@ def test_what_is_open_by_the_log_is_open_and_can_be_ended(opened: tuple[Scenario
 
 
 def test_nothing_is_deleted(opened: tuple[Scenario, Path]) -> None:
-    """What was there is there still, or in quarantine."""
+    """Every byte that was there is still there, or in quarantine."""
     scenario, root = opened
     config = dialect31(scenario)
     before = [path.read_bytes() for path in (root / "transaction").rglob("0*") if path.is_file()]
@@ -162,7 +162,7 @@ def test_the_command_recovers_them_without_settings(
 def test_a_store_that_rocketmq_recovered_is_set_right(
     name: str, golden: Path, tmp_path: Path
 ) -> None:
-    """It has renumbered the open ones and lost some: the log determines which are open."""
+    """RocketMQ has renumbered open transactions and lost some: the log shows which are open."""
     scenario = Scenario(golden / "v3-transactions-unclean" / name)
     root = tmp_path / "store"
     shutil.copytree(scenario.folder / "store-recovered", root)
@@ -176,7 +176,7 @@ def test_a_store_that_rocketmq_recovered_is_set_right(
 
 
 def test_ends_that_rocketmq_passed_over(golden: Path, tmp_path: Path) -> None:
-    """After a clean shutdown the table contradicts the log: the log counts."""
+    """After a clean shutdown the table contradicts the log, and the log is right."""
     scenario = Scenario(golden / "v3-transactions-odd")
     root = tmp_path / "store"
     shutil.copytree(scenario.store, root)
@@ -203,5 +203,5 @@ def test_ends_that_rocketmq_passed_over(golden: Path, tmp_path: Path) -> None:
     assert not verify_store(layout).has_damage
     with StoreWriter.start(root, config=config):
         pass
-    # Once is enough.
+    # The table is put aside once at most.
     assert len(list((root / ".logquarry").rglob("statetable"))) <= 1

@@ -25,7 +25,7 @@ def log_of(root: Path) -> dict[str, bytes]:
 
 
 def rename(root: Path, way: str) -> int:
-    """Rename log files that have messages; return how many get another name."""
+    """Rename log files that have messages, and return how many were renamed."""
     folder = root / "commitlog"
     files = sorted(path for path in folder.iterdir() if path.read_bytes()[:8].strip(b"\0"))
     size = files[0].stat().st_size

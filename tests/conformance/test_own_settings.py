@@ -11,10 +11,10 @@ import pytest
 import logquarry as lq
 from logquarry.config import StoreConfig
 from logquarry.errors import UnsupportedStore, UsageError
-from logquarry.format.delay import SCHEDULE_TOPIC
+from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CONSUME_QUEUE
-from logquarry.read.consume_queue import ConsumeQueue
+from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.salvage.salvage import salvage
@@ -31,7 +31,7 @@ SOUND_3_1 = (
     "v3-delay-unloaded",
     "v3-transactions",
 )
-# A killed broker leaves no sound store.
+# A store is not sound after a broker was killed.
 SOUND_5 = sorted(set(REFUSED) - {"5.3.3-kill", "5.5.0-kill"})
 ALL = [*SOUND, *SOUND_3_1, *SOUND_5]
 LMQ = ["multidispatch", "5.5.0-lmq"]
@@ -139,7 +139,7 @@ def test_a_writer_goes_on_with_multi_dispatch(root: Path) -> None:
 @pytest.mark.parametrize("way", ["rw", "recover", "rebuild", "salvage"])
 @pytest.mark.parametrize("part", ["all", "one"])
 def test_lost_queues_of_multi_dispatch_are_made_again(root: Path, way: str, part: str) -> None:
-    """If all are gone, the messages alone name them."""
+    """If all these queues are gone, only the messages name them."""
     before = queues(root)
     further = sorted({t for t, _ in before if t.startswith("%LMQ%") or t == "plainCopy"})
     gone = further if part == "all" else further[:1]

@@ -1,4 +1,4 @@
-"""Puts into a store with property CRCs: each frame has one, and it is right."""
+"""Puts into a store with property CRCs: each frame has a right one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def frames(root: Path) -> Iterator[bytes]:
             file = layout.commit_log.at(message.physical_offset)
             assert file is not None
             at = message.physical_offset - file.base
-            # Not all of a file: by default it has a gigabyte.
+            # Not the whole file: by default it has a gigabyte.
             with (root / file.path).open("rb") as log:
                 log.seek(at)
                 yield log.read(message.size)
@@ -94,7 +94,7 @@ def test_a_new_store_by_its_configuration(tmp_path: Path) -> None:
     config = StoreConfig.from_mapping({"enabledAppendPropCRC": "true"})
     with lq.MessageStore.open(tmp_path / "new", mode="rw", config=config) as store:
         put_all(store)
-    # Later without the configuration: the frames show it.
+    # Later the configuration is not needed: the frames show the setting.
     with lq.MessageStore.open(tmp_path / "new", mode="rw") as store:
         store.put(lq.Message("Orders", b"more"))
     assert all(property_crc.is_sound(frame) for frame in frames(tmp_path / "new"))

@@ -61,7 +61,7 @@ def test_the_index_has_the_same_content(scenario: Scenario, tmp_path: Path) -> N
     ours = files_below(tmp_path / "new" / "index")
     theirs = files_below(scenario.store / "index")
     if scenario.folder.match(RETENTION):
-        # Files are cut elsewhere: the first ones were of messages that are deleted.
+        # Files begin elsewhere: the first files had entries of messages that are deleted.
         start = min(int(path.name) for path in (scenario.store / "commitlog").iterdir())
         assert keys_of(ours, shape, start) == keys_of(theirs, shape, start)
         return
@@ -70,7 +70,7 @@ def test_the_index_has_the_same_content(scenario: Scenario, tmp_path: Path) -> N
 
 
 def keys_of(files: dict[str, bytes], shape: IndexShape, start: int) -> Counter[tuple[int, int]]:
-    """The hashes in some index files, with their messages."""
+    """The key hashes in some index files, with their messages' offsets."""
     found: Counter[tuple[int, int]] = Counter()
     for data in files.values():
         count = index_parts(data, shape)[0].entry_count - 1
@@ -83,7 +83,7 @@ def keys_of(files: dict[str, bytes], shape: IndexShape, start: int) -> Counter[t
 
 @pytest.mark.parametrize("name", V3)
 def test_queues_of_3x_have_the_same_bytes(name: str, golden: Path, tmp_path: Path) -> None:
-    """But for delayed messages, whose time it took from the clock, not from the message."""
+    """Except those of delayed messages: 3.x took their time from its clock, not from them."""
     scenario = Scenario(golden / name)
     rebuild(scenario.store, into=tmp_path / "new", config=scenario.config, index=False)
     ours = files_below(tmp_path / "new" / "consumequeue")

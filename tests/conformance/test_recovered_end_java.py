@@ -1,4 +1,4 @@
-"""RocketMQ works on a store after a recovery in its mode: the noted log end loses its force."""
+"""RocketMQ puts into a store after a recovery in its mode: the noted log end no longer counts."""
 
 from __future__ import annotations
 

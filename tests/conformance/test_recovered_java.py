@@ -42,7 +42,7 @@ def as_rocketmq(name: str) -> str:
 def test_the_real_store_reads_what_was_recovered(seed: int, tmp_path: Path) -> None:
     work = recorded(tmp_path / "live", seed)
     rng = random.Random(seed)
-    # Early ones have nothing to be recovered yet.
+    # Early crashes leave nothing to recover.
     point = rng.choice(work.points[len(work.points) // 3 :])
     assert work.config.mapped_file_size_commit_log is not None
     point.state.crash(rng).write(tmp_path / "image")

@@ -79,7 +79,7 @@ def test_index_files_have_the_same_content(replayed: tuple[Scenario, OurLog]) ->
 
 
 def index_parts(data: bytes, shape: IndexShape) -> tuple[index.IndexHeader, bytes, bytes]:
-    """The header, the slots and the entries of a file, its unused entries as well."""
+    """The header, the slots and the entries of a file, with its unused entries."""
     assert len(data) == shape.file_size
     end = HEADER.size + shape.slots * SLOT.size
     assert not np.frombuffer(data, np.uint8, ENTRY.size, end).any()

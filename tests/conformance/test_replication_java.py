@@ -44,7 +44,7 @@ def side(kind: str, role: str, where: str, folder: Path, params: Path) -> Master
 def replicate(
     tmp_path: Path, master_kind: str, slave_kind: str, count: int, seed: int, rounds: int = 3
 ) -> None:
-    """Write in rounds, and let one side or the other go in some way after each."""
+    """Write in rounds, and end one of the sides in some way after each round."""
     rng = random.Random(seed)
     params = {
         "mappedFileSizeCommitLog": 65_536 if count < 20_000 else 1 << 20,
@@ -65,7 +65,7 @@ def replicate(
     def slave() -> Master:
         return side(slave_kind, "slave", f"127.0.0.1:{port}", s, file)
 
-    # Batches and delays, which the oracle's `fill` has not got.
+    # Batches and delayed messages, which the oracle's `fill` does not write.
     with lq.MessageStore.open(m, config=config, mode="rw") as store:
         write_random(store, count // 2, seed)
         end = store.max_offset
@@ -93,8 +93,8 @@ def replicate(
     assert log_bytes(s, end) == log_bytes(m, end), f"seed {seed}"
     if slave_kind == "java":
         # QUIRK: the oracle's slave has the broker id of a master, and so its dispatcher jumps over
-        # what follows a frame that has come in part (DefaultMessageStore.doReput). Its log is
-        # compared as it is, its queues as they are made anew.
+        # what follows a partly received frame (DefaultMessageStore.doReput). Its log is compared as
+        # it is, its queues after a rebuild.
         forget_all_but_the_log(m, s)
     dumps = [dumped(folder, file) for folder in (m, s)]
     assert dumps[0] == dumps[1], f"seed {seed}"
@@ -130,7 +130,7 @@ def test_a_slave_is_its_master(master_kind: str, slave_kind: str, tmp_path: Path
 @pytest.mark.timeout(3_000)
 @pytest.mark.parametrize(("master_kind", "slave_kind"), PAIRS)
 def test_a_slave_is_its_master_for_long(master_kind: str, slave_kind: str, tmp_path: Path) -> None:
-    """By hand: LOGQUARRY_HA_MESSAGES and LOGQUARRY_HA_SEED."""
+    """By hand with LOGQUARRY_HA_MESSAGES and LOGQUARRY_HA_SEED."""
     require_oracle()
     replicate(tmp_path, master_kind, slave_kind, MANY, SEED, rounds=10)
 
@@ -156,20 +156,20 @@ def situations(port: int, put: Put, connected: Slaves, end: Callable[[], int]) -
     told = [put(10, True), put(10, False)]
     with socket.create_connection(("127.0.0.1", port)) as wire:
         eventually(lambda: connected() == 1)
-        # Silent: it counts as a slave.
+        # A silent slave counts as a slave.
         told += [put(10, True), put(10, False)]
         # Too far behind: nothing is acknowledged, and the message ends beyond the limit.
         told += [put(5_000, True), put(10, True)]
         wire.sendall(struct.pack(">q", end()))
         time.sleep(0.3)
-        # It has all, and says no more.
+        # The slave has acknowledged all, and is silent from now on.
         told += [put(10, True), put(5_000, True)]
         time.sleep(0.3)
         wire.sendall(struct.pack(">q", end()))
         time.sleep(0.3)
-        # Its word comes before the next put.
+        # The slave acknowledges before the next put.
         told.append(put(10, False))
-        # No slave has what it was not sent: ours would hang up.
+        # An acknowledgement of bytes that were not sent would make our master hang up.
         time.sleep(0.3)
         wire.sendall(struct.pack(">q", end()))
         time.sleep(0.3)
@@ -180,7 +180,7 @@ def situations(port: int, put: Put, connected: Slaves, end: Callable[[], int]) -
         eventually(lambda: connected() == 1)
         told.append(put(10, True))
     eventually(lambda: connected() == 0)
-    # It dies during the replica wait, as soon as it has been sent the message.
+    # The slave dies during the replica wait, as soon as the message is sent to it.
     with socket.create_connection(("127.0.0.1", port)) as wire:
         wire.sendall(struct.pack(">q", end()))
         eventually(lambda: connected() == 1)
@@ -234,7 +234,7 @@ def test_the_statuses_of_puts_are_rocketmqs(tmp_path: Path) -> None:
     ):
 
         def put_ours(size: int, wait: bool) -> str:
-            # As the oracle's `put` makes them, so that the offsets are alike.
+            # Messages as the oracle's `put` makes them, so that the offsets are equal.
             body, properties = bytes(size), {"KEYS": "ha", "TAGS": "t"}
             if not wait:
                 properties["WAIT"] = "false"

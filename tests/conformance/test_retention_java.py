@@ -38,7 +38,7 @@ _PATIENCE_SECONDS = 180
 
 
 def made(root: Path, *, now: int) -> None:
-    """Messages of the last 200 hours, the last of them now; one topic's have all expired."""
+    """Messages of the last 200 hours up to now; all messages of one topic have expired."""
     step = 200 * HOUR_MS // COUNT
     time_ms = now
 
@@ -61,14 +61,14 @@ def files_of(root: Path) -> set[str]:
 
 
 def check_reads_what_stayed(scenario: Scenario) -> None:
-    """As check_reads_alike, also for queues whose messages were deleted."""
+    """Like check_reads_alike, also for queues whose messages were deleted."""
     with lq.MessageStore.open(scenario.store, config=scenario.config) as store:
         read_side.test_log_offsets(scenario, store)
         read_side.test_single_messages(scenario, store)
         read_side.test_queues(scenario, store)
         for fact in scenario.facts["getMessage"]:
-            # QUIRK: for the entry that names offset 0 of the log Java gives what stands first
-            # in the log now (CommitLog.frame_at).
+            # QUIRK: for the entry that names offset 0 of the log, Java gives the log's present
+            # first frame (CommitLog.frame_at).
             fact["gets"] = [
                 get for get in fact["gets"] if (fact["topic"], get["offset"]) != ("early", 0)
             ]
@@ -110,7 +110,7 @@ def test_the_real_store_reads_what_stayed(tmp_path: Path, hours: int) -> None:
     assert keys_of(after) == keys_of(whole)[begin:]
     check_nothing_was_recovered(after)
     check_reads_what_stayed(after)
-    # And ours takes over again from the real one.
+    # And our store takes over again from the real one.
     with lq.MessageStore.open(after.store, mode="rw", config=CONFIG) as store:
         assert store.put(lq.Message("early", b"late")).queue_offset == 25
 
@@ -149,7 +149,7 @@ def test_the_real_store_deletes_the_same(tmp_path: Path) -> None:
     before = files_of(real)
     assert gone <= before
     with master(real, free_port(), params):
-        # It looks for the first time a minute after its start.
+        # RocketMQ looks for expired files from a minute after its start on.
         until = time.monotonic() + _PATIENCE_SECONDS
         while gone & files_of(real) and time.monotonic() < until:
             time.sleep(0.5)

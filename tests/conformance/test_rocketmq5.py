@@ -127,7 +127,7 @@ def test_unknown_files_are_named(copied: Callable[[str], Path]) -> None:
     root = copied("5.3.3-plain")
     (root / "backup").mkdir()
     (root / "config" / "ours.json").write_text("{}")
-    # A copy of a log file is no second path of the log.
+    # A copy of a log file does not count as a second log folder.
     shutil.copy(root / "commitlog" / ("0" * 20), root / "backup" / ("0" * 20))
     found = find_features(StoreLayout.open(root))
     assert found.unknown == ("backup", "config/ours.json")
@@ -174,7 +174,7 @@ def test_refusals_change_nothing(name: str, copied: Callable[[str], Path], tmp_p
 
 
 def _fails(*arguments: object) -> None:
-    """Run a command that is refused; raises what the same call in Python raises."""
+    """Run a command that is refused, and raise what the same call in Python raises."""
     result = run(*arguments, code=4)
     root = next(str(a) for a in arguments[1:] if isinstance(a, Path) and a.is_dir())
     with pytest.raises(UnsupportedStore) as raised:
@@ -239,7 +239,7 @@ def test_what_is_understood_is_written(name: str, copied: Callable[[str], Path])
         assert store.get("Orders", 0, put.queue_offset).messages[0].body == b"new"
     report = verify_store(StoreLayout.open(root))
     assert not report.findings
-    # The index goes on with the keys that it had: UNIQ_KEY, KEYS and, since 5.4, the tag.
+    # The index continues with the same kinds of keys: UNIQ_KEY, KEYS and, since 5.4, the tag.
     has_tags = name >= "5.4"
     assert ("index_tags" in FEATURES[name]) == has_tags
     with lq.MessageStore.open(root) as store:
@@ -339,7 +339,7 @@ def test_several_log_folders_are_one_log(copied: Callable[[str], Path], stores: 
         with lq.MessageStore.open(root, config=config) as store:
             assert [m.physical_offset for m in store.scan()] == expected
         assert not verify_store(StoreLayout.open(root, config)).findings
-    # In commitlog/ and two other folders, as after a change of the setting.
+    # The log is in commitlog/ and two other folders, as after a change of the setting.
     (root / "commitlog").mkdir()
     shutil.move(root / "clA" / ("0" * 20), root / "commitlog")
     with lq.MessageStore.open(root) as store:
@@ -370,7 +370,7 @@ def test_log_folders_outside_of_the_store(
 
 
 def _without_place(message: lq.StoredMessage) -> Frame:
-    """The frame of a message but for the fields that a new place changes."""
+    """The frame of a message without the fields that a new place changes."""
     is_end = message.frame.sys_flag & sys_flag.TRANSACTION_COMMIT
     kept = 0 if is_end else message.frame.prepared_transaction_offset
     return dataclasses.replace(message.frame, physical_offset=0, prepared_transaction_offset=kept)
@@ -401,7 +401,7 @@ def test_damage_in_a_dledger_log(copied: Callable[[str], Path], stores: Path) ->
     expected = [one["physicalOffset"] for one in expected_frames(stores / "5.5.0-dledger")]
     path = next((root / "dledger-n0" / "data").iterdir())
     data = bytearray(path.read_bytes())
-    # The position in the head of one entry, and the body of another frame.
+    # The damage: the position in the head of one entry, and the body of another frame.
     harmed = expected[10], expected[20]
     data[harmed[0] - 24 : harmed[0] - 16] = b"\xff" * 8
     data[harmed[1] + 100] ^= 1
@@ -472,7 +472,7 @@ def test_a_log_on_another_disk(copied: Callable[[str], Path], stores: Path, tmp_
     assert raised.value.feature == "log_elsewhere"
     with pytest.raises(UnsupportedStore, match="is a disk not mounted"):
         lq.recover(root, apply=True)
-    # Salvage says what is lost, and is no success.
+    # Salvage says what is lost, and its exit code is not 0.
     assert not salvage(StoreLayout.open(root)).plan.is_whole
     # With the configuration the log is read and written there.
     with lq.MessageStore.open(root, config=config) as store:
@@ -582,7 +582,7 @@ def test_a_rotten_property_crc_is_found_and_stays_visible(
     data = bytearray(log.read_bytes())
     with lq.MessageStore.open(root) as store:
         first, rotten, *_ = [message for message in store.scan() if message.tags]
-    # One letter of the topic: the body and its CRC stay right.
+    # The damage is one letter of the topic: the body and its CRC stay right.
     topic = data.index(rotten.topic.encode(), rotten.physical_offset + len(rotten.body))
     data[topic] ^= 0x01
     log.write_bytes(data)

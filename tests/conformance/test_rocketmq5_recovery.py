@@ -46,7 +46,7 @@ def differences(store: Path, recovered: Path) -> Iterator[str]:
         yield f"queues end at {ends}, and in Java at {java_ends}"
     for folder in ("commitlog", "consumequeue", "index"):
         ours, theirs = _contents(store / folder), _contents(recovered / "store" / folder)
-        if folder == "index":  # The names are times.
+        if folder == "index":  # The names of index files are times.
             ours, theirs = _numbered(ours), _numbered(theirs)
         for name in sorted(ours.keys() | theirs.keys(), key=str):
             if ours.get(name) != theirs.get(name):
@@ -58,7 +58,7 @@ def differences(store: Path, recovered: Path) -> Iterator[str]:
         yield f"checkpoint {mine}, and in Java {java}"
     my_offsets, java_offsets = map(checkpoint.decode_offsets, pages)
     if not done.offsets.logics_physical:
-        # Nothing in the store showed that it is one of 5.5.
+        # Nothing in the store showed that RocketMQ 5.5 wrote it.
         java_offsets = java_offsets._replace(logics_physical=0)
     if my_offsets != java_offsets:
         yield f"checkpoint {my_offsets}, and in Java {java_offsets}"
@@ -69,7 +69,7 @@ def _numbered(files: dict[object, bytes]) -> dict[object, bytes]:
 
 
 def _contents(folder: Path) -> dict[object, bytes]:
-    """The files that hold more than zeros: logs and queues have one made ahead."""
+    """The files with other bytes than zeros: logs and queues have one file made ahead."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     found: dict[object, bytes] = {str(p.relative_to(folder)): p.read_bytes() for p in paths}
     return {name: data for name, data in found.items() if data.strip(b"\0")}
@@ -109,7 +109,7 @@ def test_cut_stores_as_the_broker(seed: int, tmp_path: Path) -> None:
 
 
 def cut(store: Path, rng: random.Random) -> None:
-    """A crash of the machine: the log ends anywhere, and queues lack some of their last entries."""
+    """A crash of the machine: the log ends at any byte, and queues lack some last entries."""
     (store / "abort").touch()
     log = sorted((store / "commitlog").iterdir())[-1]
     with lq.MessageStore.open(store) as found:

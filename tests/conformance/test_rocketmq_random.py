@@ -42,13 +42,13 @@ def seeds() -> range:
 def java_recovers(folder: Path, params: dict[str, Any]) -> dict[str, Any] | None:
     """RocketMQ's answers for ``folder/harmed``, which it recovers as ``folder/java``.
 
-    Where it ends with an error, or waits for ever, it does not load. None where it does, and then
-    cannot read its messages.
+    If RocketMQ ends with an error or waits for ever, the answers say that it does not load. None if
+    it loads, and then cannot read its messages.
     """
     (folder / "params.json").write_text(json.dumps(params))
     command: list[str | Path] = [RUN, "dump", folder / "harmed", "--params", folder / "params.json"]
     command += ["--out", folder, "--keep", folder / "java"]
-    # Java may ask for an array of 2 GiB, and gets it on a machine of RocketMQ's size.
+    # Java may ask for an array of 2 GiB, which a machine of a usual broker has.
     environment = os.environ | {"ORACLE_JVM": "-Xmx6g"}
     try:
         done = subprocess.run(

@@ -55,7 +55,7 @@ def test_a_store_reads_as_the_real_one_and_goes_on(scenario: Scenario, store: Pa
             answer = opened.get(*key, result.queue_offset)
             assert answer.messages[0].physical_offset == result.physical_offset
             assert answer.messages[0].body == b"new"
-    # After a clean shutdown it opens with the same messages, by RocketMQ's rules too.
+    # After a clean shutdown the store opens with the same messages, also by RocketMQ's rules.
     with lq.MessageStore.open(store, mode="rw", config=config, accept_loss=ANY_LOSS) as opened:
         assert opened.max_offset == results[-1].physical_offset + results[-1].size
         assert [m.body for m in opened.scan()][-300:] == [b"new"] * 300
@@ -75,7 +75,7 @@ def test_a_plan_carried_out_apart(scenario: Scenario, store: Path) -> None:
             apply_rocketmq(plan, LocalDisk())
         return
     done = apply_rocketmq(plan, LocalDisk())
-    # Only what is done to the index is not foreseen.
+    # The plan leaves out only the changes of the index.
     assert dataclasses.replace(plan, checkpoint=done.checkpoint) == done
     assert plan.checkpoint[:2] == done.checkpoint[:2]
     recovered = scenario.folder / "store-recovered"
@@ -83,7 +83,7 @@ def test_a_plan_carried_out_apart(scenario: Scenario, store: Path) -> None:
         theirs = [p.read_bytes() for p in sorted((recovered / folder).rglob("*")) if p.is_file()]
         ours = [p.read_bytes() for p in sorted((store / folder).rglob("*")) if p.is_file()]
         assert ours == theirs
-    # And what is done once more finds it so.
+    # A second recovery finds nothing to do.
     assert plan_rocketmq(store, config).log_end == plan.log_end
 
 
@@ -104,5 +104,5 @@ def test_what_java_destroys_is_in_quarantine(golden: Path, tmp_path: Path) -> No
     for name in aside:
         assert not (store / name).exists()
         kept = store / ".logquarry" / "quarantine" / name
-        # Empty ones (the next file of the log, made ahead) are not worth keeping.
+        # Empty files (the next file of the log, made ahead) are not kept.
         assert kept.read_bytes() == before[name] if any(before[name]) else not kept.exists()

@@ -198,7 +198,7 @@ def test_without_the_package_the_log_is_read(name: str, stores: dict[str, Path])
 def test_damaged_files_of_rocksdb(
     part: str, stores: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Then the queues come from the log, which has every message."""
+    """The queues then come from the log, which has every message."""
     root = tmp_path / "store"
     copy_store(stores["5.5.0-rocksdb"] / "store", root)
     for path in (root / "consumequeue").iterdir():
@@ -376,7 +376,7 @@ def test_rebuilt_queues_are_those_of_the_broker(
         # The broker notes the min of the queues that clients have asked for, empty ones too.
         old, new = before[table.OFFSETS], after[table.OFFSETS]
         for record in new.keys() & old.keys():
-            # Of a queue that was empty then, it notes where the log began.
+            # For a queue that was empty then, it notes where the log began.
             shown = slice(8, None) if table.MIN in record else slice(None)
             assert new[record][shown] == old[record][shown]
         assert all(table.MIN in record for record in new.keys() ^ old.keys())

@@ -38,7 +38,7 @@ LOST_BY_THE_HARM = {
 
 @dataclass(frozen=True)
 class Recovered:
-    """A golden store that was opened to write once, and closed.
+    """A golden store that a writer opened once, and closed.
 
     Attributes:
         scenario: the golden scenario.
@@ -120,7 +120,7 @@ def test_nothing_that_stands_whole_is_lost(
 
 
 def test_what_was_there_is_there_still(recovered: Recovered) -> None:
-    """Log bytes before the log's end are untouched, and what went is in quarantine."""
+    """Log bytes before the log's end are unchanged, and removed bytes are in quarantine."""
     root, end = recovered.root, recovered.end
     logs = {p.name: data for p, data in recovered.before.items() if p.parts[0] == "commitlog"}
     queues = {p: data for p, data in recovered.before.items() if p.parts[0] == "consumequeue"}

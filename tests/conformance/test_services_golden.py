@@ -13,7 +13,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.format import frame
-from logquarry.format.delay import SCHEDULE_TOPIC
+from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.transaction.half import HALF_TOPIC, OP_TOPIC
 from tests.conformance.golden_facts import Scenario
@@ -39,7 +39,7 @@ def test_delivery_has_the_same_bytes(golden: Path, tmp_path: Path) -> None:
         store.wait_dispatched()
         delivery = store._services.delivery
         for message in delivered:
-            # Java has a thread for each level: in which order they come is chance.
+            # Java has a thread for each level: their order is chance.
             clock.now = message["storeTimestamp"]
             levels = {int(message["properties"]["DELAY"])}
             assert delivery.deliver(clock.now, limit=1, levels=levels) == 1
@@ -57,7 +57,7 @@ def test_delivery_has_the_same_bytes(golden: Path, tmp_path: Path) -> None:
 def test_what_a_broker_delivered_and_did_not_note_is_not_delivered_again(
     golden: Path, tmp_path: Path
 ) -> None:
-    """Its file has offsets 8 and 16, of 10 and 20."""
+    """The broker's file has offsets 8 and 16, but 10 and 20 messages were delivered."""
     scenario = Scenario(golden / "delay-deliver")
     root = tmp_path / "store"
     shutil.copytree(scenario.store, root)
@@ -115,7 +115,7 @@ OFFSETS_AND_TIMES: dict[str, Any] = {
 
 
 def bare(message: lq.StoredMessage) -> bytes:
-    """The bytes of a frame, but for offsets and times."""
+    """The bytes of a frame, without offsets and times."""
     return frame.encode(replace(message.frame, **OFFSETS_AND_TIMES))
 
 
@@ -178,7 +178,7 @@ def test_transactions_have_the_frames_of_a_broker(
             ours[kind].append(bare(stored))
     assert ours["half"] == [bare(m) for m in halves]
     assert sorted(ours["commit"]) == sorted(bare(m) for m in commits.values())
-    # The time at which an op is born is the store's; the half that it names is not in its header.
+    # An op message's born time is its store time; its header does not have the half's offset.
     assert sorted(op[88:] for op in ours["op"]) == sorted(bare(m)[88:] for m in ends)
     offsets = (root / "config" / "consumerOffset.json").read_text()
     assert '"RMQ_SYS_TRANS_HALF_TOPIC@CID_RMQ_SYS_TRANS":{0:40' in offsets
@@ -191,7 +191,7 @@ def test_a_brokers_transactions_are_all_ended_for_ours(golden: Path, tmp_path: P
     shutil.copytree(scenario.store, root)
     for lost in (False, True):
         if lost:
-            # Without its offsets the halves that it put back are known by their UNIQ_KEY.
+            # Without the broker's offsets, the halves that it put back are known by their UNIQ_KEY.
             for path in (root / "config").glob("consumerOffset.json*"):
                 path.unlink()
         clock = Clock(1_795_175_900_000)

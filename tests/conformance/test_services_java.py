@@ -16,7 +16,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.format import broker_config, frame
-from logquarry.format.delay import SCHEDULE_TOPIC
+from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.store.half_messages import transactions
 from logquarry.store.transaction.half import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
 from tests.conformance.oracle import RUN, require_oracle
@@ -67,7 +67,7 @@ def wait_for(root: Path, what: str, is_there: Any) -> None:
 
 
 def bare(message: lq.StoredMessage) -> bytes:
-    """The bytes of a frame, but for offsets and store time."""
+    """The bytes of a frame, without offsets and store time."""
     nothing: dict[str, Any] = {"queue_offset": 0, "physical_offset": 0, "store_timestamp": 0}
     return frame.encode(replace(message.frame, **nothing))
 
@@ -102,12 +102,12 @@ def test_delayed_messages_change_hands(tmp_path: Path) -> None:
     for path in (root, twin):
         with lq.MessageStore.open(path, mode="rw", config=CONFIG, clock=lambda: 5_000) as store:
             put_delayed(store, 40, "first")
-    # What ours would have delivered.
+    # What this library alone would have delivered.
     with lq.MessageStore.open(twin, mode="rw", config=CONFIG) as store:
         store.deliver_due()
         expected = {message.body: bare(message) for message in delivered(store)}
     assert len(expected) == 40
-    # All is due: half of it by ours, the rest by the broker.
+    # All are due: this library delivers half of them, the broker the rest.
     with lq.MessageStore.open(root, mode="rw", config=CONFIG) as store:
         delivery = store._services.delivery
         assert delivery.deliver(int(time.time() * 1_000), limit=20) == 20
@@ -125,7 +125,7 @@ def test_delayed_messages_change_hands(tmp_path: Path) -> None:
         )
         waiting = [m.body for m in reader.scan(SCHEDULE_TOPIC) if m.body not in counts]
         assert waiting == [b"second-3", b"second-7"], "those of an hour"
-    # And what the broker left is delivered by ours, with all that it delivered known.
+    # This library delivers what the broker left, and nothing that the broker delivered.
     later = int(time.time() * 1_000) + 3_600_000
     with lq.MessageStore.open(root, mode="rw", config=CONFIG, clock=lambda: later) as store:
         assert store.deliver_due() == 2
@@ -138,7 +138,7 @@ def offset(root: Path, topic: str) -> int:
         data = (root / "config" / "consumerOffset.json").read_bytes()
         table = broker_config.decode_consumer_offsets(data)
     except (FileNotFoundError, ValueError):
-        # The broker writes it in steps.
+        # The broker is just writing the file.
         return 0
     return table.get((topic, GROUP), {}).get(0, 0)
 

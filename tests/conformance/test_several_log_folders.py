@@ -30,7 +30,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def scenario(stores: Path, tmp_path: Path) -> Path:
-    """The copy of a store with the files of its log in turn in two folders."""
+    """A copy of a store, with the files of its log in two folders in turn."""
     source = stores / "5.5.0-multipath"
     ignored = shutil.ignore_patterns("timerwheel*")
     copy_store(source / "store", tmp_path / "store", ignore=ignored)
@@ -45,7 +45,7 @@ def _settings(scenario: Path, **changes: str) -> StoreConfig:
 
 
 def _files(root: Path) -> dict[int, str]:
-    """Folder of each file of the log, by offset."""
+    """The folder of each file of the log, by offset."""
     found = [path for name in FOLDERS for path in (root / name).iterdir()]
     return {int(path.name): path.parent.name for path in sorted(found, key=lambda p: p.name)}
 

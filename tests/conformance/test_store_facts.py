@@ -75,7 +75,7 @@ def test_queues(scenario: Scenario, store: MessageStore) -> None:
         entries = [] if queue is None else [[offset, *unit] for offset, unit in queue.entries()]
         found[name] = (*store.queue_offsets(*name), entries)
     assert found == expected
-    # The schedule topic's queues are there in Java without files.
+    # In Java the schedule topic has queues without files.
     held = {name for name, (_, _, entries) in expected.items() if entries}
     assert held <= set(store.queues()) <= set(expected)
     assert store.topics == tuple(sorted({topic for topic, _ in store.queues()}))
@@ -272,7 +272,7 @@ def test_get_where_files_are_missing(name: str, golden: Path, tmp_path: Path) ->
 
 
 def test_stale_frames_are_no_messages(golden: Path) -> None:
-    """A walk of a recovered store ends at the end of RocketMQ's log; it ignores bytes behind it."""
+    """A walk of a recovered store ends where RocketMQ's log ends; it ignores bytes after that."""
     folders = [*sorted((golden / "unclean").iterdir()), golden / "clean-restart/prepad"]
     walked = 0
     for folder in folders:
@@ -280,7 +280,7 @@ def test_stale_frames_are_no_messages(golden: Path) -> None:
         if not folder.is_dir() or not scenario.facts["load"]:
             continue
         if folder.name == LOG_GONE:
-            # RocketMQ goes on with an empty log, although its checkpoint knows of messages.
+            # RocketMQ starts with an empty log, although its checkpoint has the times of messages.
             assert scenario.expected == []
             with pytest.raises(UnsupportedStore, match="checkpoint knows of messages: is a disk"):
                 MessageStore.open(scenario.store, config=scenario.config)

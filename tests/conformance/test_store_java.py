@@ -25,7 +25,7 @@ from tests.conformance.test_live import free_port
 
 pytestmark = pytest.mark.java
 
-# What the oracle's master and slave take by default.
+# The defaults of the oracle's master and slave.
 PARAMS: dict[str, Any] = {
     "mappedFileSizeCommitLog": 65536,
     "mappedFileSizeConsumeQueue": 2000,
@@ -69,7 +69,7 @@ def random_message(rng: random.Random, number: int, **shared: Any) -> lq.Message
 
 
 def write_random(store: lq.StoreWriter, count: int, seed: int) -> int:
-    """Put singles and batches; how many messages that came to."""
+    """Put singles and batches, and return how many messages they had."""
     rng = random.Random(seed)
     put = 0
     while put < count:
@@ -90,7 +90,7 @@ def write_random(store: lq.StoreWriter, count: int, seed: int) -> int:
             else:
                 put += store.put(random_message(rng, put)).message_count
         except MessageRejected as error:
-            # A batch of many large ones.
+            # A batch of many large messages.
             assert error.reason == "larger_than_file"
     return put
 
@@ -112,7 +112,8 @@ def dumped(folder: Path, params: dict[str, Any]) -> Scenario:
 def check_reads_alike(scenario: Scenario, *, ends_with_blank: bool = False) -> None:
     """This library gives all answers that RocketMQ gives for a store.
 
-    A log whose last file is full ends with that file for us, and where its blank begins for Java.
+    If the log's last file is full, our log end is that file's end, and Java's the begin of its
+    blank.
     """
     at_the_end = [read_side.test_log_offsets, read_side.test_single_messages]
     with lq.MessageStore.open(scenario.store, config=scenario.config) as store:
@@ -233,7 +234,7 @@ def test_a_java_opener_of_our_live_store_costs_no_message(flush: str, tmp_path: 
                     assert result.status is PutStatus.PUT_OK
                     acked.append((result.physical_offset, bytes(message.body)))
                     count += 1
-                    # Slow enough to be at it still when Java comes the third time.
+                    # Slow enough to be still writing when Java opens the store the third time.
                     time.sleep(0.0002)
             except BaseException as error:
                 failures.append(error)
@@ -274,6 +275,6 @@ def test_a_java_opener_of_our_live_store_costs_no_message(flush: str, tmp_path: 
             topic = "t" + key[1]
             answer = reader.query(topic, key, exact=True)
             assert [m.physical_offset for m in answer] == [offset], key
-    # And the real store takes it now.
+    # And the real store opens it now.
     with master(root, free_port()) as running:
         assert running.ask("fill 10 100 1")

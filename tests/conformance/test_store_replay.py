@@ -99,8 +99,9 @@ def test_any_golden_store_is_written_without_harm(part: int, golden: Path, tmp_p
             log = [message.physical_offset for message in reader.scan(on_damage="stop")]
             log_end = reader.max_offset
             queues = {key: reader.queue_offsets(*key) for key in reader.queues()}
-        # RocketMQ's recovery drops whole files of these; its queues still name their messages. The
-        # queues of 3.1 also name messages that were larger than a file, and that no file has.
+        # RocketMQ's recovery drops whole files of these stores; its queues still name their
+        # messages. The queues of 3.1 also name messages that were larger than a file, and that are
+        # in no file.
         may_lack = scenario.folder.name in (*CUT_FILES, "larger-than-file")
         accept_loss = ANY_LOSS if may_lack else None
         with lq.MessageStore.open(

@@ -21,10 +21,9 @@ from logquarry.format import timer
 from logquarry.log.layout import StoreLayout
 from logquarry.read.pops import unacknowledged_pops
 from logquarry.read.store_sizes import with_sizes
-from logquarry.read.timer_wheel import pending
-from logquarry.read.timers import CHECK, read_check, timers_of
+from logquarry.read.timers import CHECK, pending, read_check, timers_of
 from logquarry.repair.audit.timer_files import timer_faults
-from logquarry.repair.rebuild.rocksdb_queues import replace_queues
+from logquarry.repair.rebuild.swap import replace_queues
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store
@@ -52,12 +51,12 @@ def copied(stores: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 
 def waiting_by_client(scenario: Path) -> list[str]:
-    """The keys of the messages that wait, as the producer knows: far away, and not recalled."""
+    """The keys of the waiting messages, from the producer: due much later, and not recalled."""
     sends = [json.loads(line) for line in (scenario / "sends.jsonl").read_text().splitlines()]
     timed = [one for one in sends if one["how"] == "timer"]
     recalled = sum(one["how"] == "recall" and "answer" in one for one in sends)
     far = [one["keys"] for one in timed if "TIMER_DELIVER_MS" in one["properties"]]
-    # The scenario recalls each message whose number is 6 more than a multiple of 8.
+    # The scenario recalls the messages 6, 14, 22 and so on.
     return [key for key in far if not recalled or int(key.partition("-")[2]) % 8 != 6]
 
 
@@ -88,7 +87,7 @@ def test_salvage_keeps_what_waits_though_frames_move(
 ) -> None:
     root, into = copied(name), tmp_path / "new"
     with (root / "commitlog" / ("0" * 20)).open("r+b") as log:
-        # The body of the first message, a timer message that was delivered.
+        # The damage is in the body of the first message, a delivered timer message.
         log.seek(95)
         log.write(b"damaged")
     if lost_check:
@@ -102,7 +101,7 @@ def test_salvage_keeps_what_waits_though_frames_move(
     assert found.timers == len(expected) and not found.left_behind
     assert not list(timer_faults(new)) and not verify_store(new).has_damage
     assert pending(new).in_wheel == len(expected)
-    # A second salvage, before a broker started, keeps them too.
+    # A second salvage, before a broker starts, keeps them too.
     assert salvage(new, tmp_path / "again").timers == len(expected)
 
 
@@ -195,7 +194,7 @@ def test_unacknowledged_pops(stores: Path, tmp_path: Path) -> None:
 def test_pops_whose_queues_are_in_rocksdb(copied: Callable[[str], Path]) -> None:
     pytest.importorskip("rocksdict")
     root = copied("5.1.4-pop")
-    # Without the broker's offsets each check point may wait.
+    # Without the broker's offsets, each check point may still wait.
     (root / "config" / "consumerOffset.json").unlink()
     layout = StoreLayout.open(root)
     found = unacknowledged_pops(layout)

@@ -1,8 +1,9 @@
 """`verify` finds in each golden store the damage that was done to it.
 
 The table was derived by hand: the name of each `unclean` scenario says its damage. The offsets are
-those of the store before the damage: the log ends at END, the last message starts at LAST, the one
-damaged in the middle of the last file at MIDDLE, the one in the third-last file at OLD.
+those of the store before the damage: the log ends at END, and the last message starts at LAST. The
+damaged message in the middle of the last file starts at MIDDLE, the one in the third-last file at
+OLD.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ GONE = [
 ]
 ONE_TOPIC_GONE = [damage("queue_missing", f"consumequeue/UnB/{queue}", 0) for queue in (0, 1)]
 BEHIND = [
-    # The last four entries of each last file were zeroed, but never the first one.
+    # The last four entries of each last file were zeroed, but never its first entry.
     damage("queue_behind", queue_file("UnA/0", 1000), 260),
     damage("queue_behind", queue_file("UnA/1", 500), 0),
     damage("queue_behind", queue_file("UnB/0", 0), 400),

@@ -182,7 +182,7 @@ def _harm_log(files: list[Path], cut: int, how: str, rng: random.Random) -> list
 
 
 def _lost_pages(at: int, size: int, rng: random.Random) -> Iterator[Span]:
-    """Some of the pages from a place on; the first may be torn at a sector."""
+    """Some of the pages after a place; the first may be torn at a sector."""
     while at < size:
         stop = at // _PAGE * _PAGE + _PAGE
         if rng.random() < 0.3:
@@ -292,7 +292,7 @@ Ours = dict[tuple[str, int], list[tuple[int, int, bytes]]]
 def problems(
     store: Path, source: Source, harm: Crash, ours: Ours, *, is_rocketmq: bool
 ) -> Iterator[str]:
-    """What a recovered store lacks or has too much.
+    """What a recovered store lacks, or has but should not.
 
     Args:
         store: the recovered store, closed.

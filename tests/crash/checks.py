@@ -14,7 +14,7 @@ from tests.crash.workload import Workload
 
 
 def is_store(root: Path) -> bool:
-    """Whether anything of a store is there."""
+    """Whether the folder has any part of a store."""
     return (root / "commitlog").is_dir() or (root / "consumequeue").is_dir()
 
 
@@ -27,16 +27,16 @@ def check_image(
     is_killed: bool = False,
     is_exact: bool = True,
 ) -> list[str]:
-    """What is wrong with an image, looked at without changing it.
+    """What is wrong with an image; the check does not change it.
 
     Args:
         root: the store in it.
         config: of the store.
-        model: what was put; of the whole run.
+        model: the puts of the whole run.
         mark: the model when the power went.
-        is_killed: whether only the process died, so that all that was acknowledged is there.
-        is_exact: whether a store that was closed in order has no message but those: where calls
-            failed, one that was refused may be there.
+        is_killed: whether only the process died, so that all acknowledged messages are there.
+        is_exact: whether a cleanly closed store has no other message: after failed calls, a refused
+            message may be there.
     """
     must = mark.acked if is_killed else mark.durable
     if not is_store(root):
@@ -53,7 +53,7 @@ def check_image(
 def note_what_is_there(store: StoreWriter, work: Workload, mark: Mark) -> None:
     """Compare a store opened after a crash with the model, which continues from its messages.
 
-    What is not there is never to come back.
+    A message that is not there must never come back.
     """
     assert store.wait_dispatched(timeout=60)
     seen = Seen.of(store, keys=work.config.message_index_enable is not False)
@@ -61,7 +61,7 @@ def note_what_is_there(store: StoreWriter, work: Workload, mark: Mark) -> None:
         found
         for found in work.model.check(seen, must=mark.durable)
         # Text with bytes of 0 is a finding, and never a reason to drop a frame (reliability.md,
-        # fault 6): behind the durable mark a torn frame whose body is whole is kept as it is.
+        # fault 6): a torn frame after the durable offset is kept as it is if its body is whole.
         if found.kind is not Wrong.TORN
     ]
     assert not wrong, explain(wrong)
@@ -99,7 +99,7 @@ def _check_checkpoint(
 ) -> list[str]:
     """The checkpoint never covers more than the disk has.
 
-    Messages of the very millisecond do not count: others of it may come after a flush.
+    Messages of the checkpoint's own millisecond do not count: more of them may come after a flush.
     """
     path = root / "checkpoint"
     data = path.read_bytes() if path.exists() else b""
@@ -125,7 +125,7 @@ def _check_checkpoint(
 
 
 def _is_queued(root: Path, config: lq.StoreConfig, put: Put) -> bool:
-    """Whether the queue has its entry."""
+    """Whether the queue has the message's entry."""
     assert put.queue_offset is not None
     size = config.queue_file_size
     assert size is not None

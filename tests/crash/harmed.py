@@ -47,18 +47,18 @@ class Harmed:
 
     Args:
         root: the folder that the disk covers; the store is in it.
-        rng: chooses what is in it, and what is done to it.
+        rng: chooses the messages and the harms.
         mode: of its recovery.
-        is_durable: whether all of it is on the disk; else most is in the page cache only, and
-            nothing is harmed.
+        is_durable: whether all of the store is on the disk; otherwise most of it is only in the
+            page cache, and nothing is harmed.
         messages: how many are put.
-        least_harms: how much is done to it at least.
+        least_harms: minimum number of harms.
 
     Attributes:
         disk: what it is on.
-        harms: what was done to it.
-        hit: bodies of the messages that are lost by that.
-        tokens: bytes that are no messages, and that no recovery may lose.
+        harms: the harms.
+        hit: bodies of the messages that the harms have destroyed.
+        tokens: other bytes than messages that no recovery may lose.
     """
 
     root: Path
@@ -108,7 +108,7 @@ class Harmed:
         else:
             disk.restart()
         if self.mode == "rocketmq":
-            # Nor on a file of the log that was being made, ahead of the writer, as it stopped.
+            # Nor does it start on a log file that the writer was making ahead.
             for path in sorted((self.store / "commitlog").iterdir()):
                 if path.stat().st_size < LOG_SIZE:
                     disk.remove(path)
@@ -126,7 +126,8 @@ class Harmed:
         count = self.rng.randint(self.least_harms, 4)
         for name in self.rng.sample(sorted(harms), min(count, len(harms))):
             if name in _NEED_MARK and (not self.is_flushed or "no mark" in self.harms):
-                # Behind the durable mark it would be a torn tail, and all that follows goes.
+                # After the durable offset this would be a torn tail, and a recovery removes all
+                # that follows.
                 continue
             if name == "no mark" and not _NEED_MARK.isdisjoint(self.harms):
                 continue
@@ -135,7 +136,7 @@ class Harmed:
         if self.mode == "safe" and self.rng.random() < 0.5:
             self._rename_log_files()
         parts = [self.store / name for name in ("commitlog", "consumequeue", "index")]
-        # What one harm wrote another may have taken away.
+        # A later harm may have removed what an earlier one wrote.
         self.tokens = [token for token in self.tokens if not self.lacks(*parts, tokens=[token])]
 
     def _harms(self) -> dict[str, Callable[[], None]]:
@@ -153,7 +154,7 @@ class Harmed:
             "no checkpoint": (self.store / "checkpoint").unlink,
         }
         if self.mode == "rocketmq":
-            # RocketMQ refuses, or cuts off all that stands behind the rest.
+            # RocketMQ refuses the store, or cuts off all that follows.
             del harms["file behind the end"], harms["queue file of another size"]
             return harms
         return harms | {
@@ -192,7 +193,7 @@ class Harmed:
         self._log_file(777).write_bytes(self._token().ljust(LOG_SIZE, b"\0"))
 
     def _rename_log_files(self) -> None:
-        """Two swapped, or the first one behind the end. The other harms go by the right names."""
+        """Swap two names, or move the first after the end. Other harms need the right names."""
         files = sorted(
             path for path in (self.store / "commitlog").iterdir() if path.name[-1] != "7"
         )
@@ -242,7 +243,8 @@ class Harmed:
 
     def _spoil_units(self) -> None:
         if (path := self._queue_file()) is not None:
-            # Written over without being kept: the log has what belongs there.
+            # A recovery overwrites these bytes and does not keep them: it has the right ones from
+            # the log.
             _overwrite(path, 20 * self.rng.randrange(UNITS), self.rng.randbytes(20))
 
     def _change_tags(self) -> None:
@@ -260,17 +262,17 @@ class Harmed:
         files = sorted(folder.iterdir()) if folder.is_dir() else []
         if files:
             path = self.rng.choice(files)
-            # Of a time that makes RocketMQ take it away too.
+            # With a time that makes RocketMQ remove the file, too.
             head = path.read_bytes()[:8] + b"\x7f" + bytes(31)
             path.write_bytes((head + self._token()).ljust(path.stat().st_size, b"\xee"))
 
     # ------------------------------------------------------------------------------ recoveries
     def recover(self, root: Path, disk: Disk | None = None) -> RecoveryPlan:
-        """Recover it, or a copy of it."""
+        """Recover the store, or a copy of it."""
         return recover(root, self.mode, disk)
 
     def comes_to(self, folder: Path) -> Outcome:
-        """The expected result: that of a recovery of a copy on a healthy disk."""
+        """The expected result, which a recovery of a copy on a healthy disk gives."""
         root = self.disk.state().killed().write(folder) / STORE
         self.recover(root)
         outcome = Outcome.of(root)
@@ -281,7 +283,7 @@ class Harmed:
         return outcome
 
     def lacks(self, *roots: Path, tokens: Collection[bytes] | None = None) -> list[str]:
-        """The tokens that are nowhere in some folders."""
+        """The tokens that no file of some folders has."""
         held = [path.read_bytes() for root in roots for path in root.rglob("*") if path.is_file()]
         return [
             f"bytes are lost: {token!r}"
@@ -292,19 +294,19 @@ class Harmed:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What readers get of a recovered store, and what it is that a check finds."""
+    """What readers get from a recovered store, and what a check finds."""
 
     seen: Seen
     unit_files: tuple[tuple[str, bytes], ...]
 
     @classmethod
     def of(cls, root: Path) -> Outcome:
-        """Read a store that needs nothing."""
+        """Read a store that needs no recovery."""
         with lq.MessageStore.open(root, config=CONFIG) as store:
             seen = Seen.of(store, queues=True, keys=True, on_damage="skip")
         files = sorted((root / "consumequeue").rglob("*"))
         kept = ((str(p.relative_to(root)), p.read_bytes()) for p in files if p.is_file())
-        # The file that is made ahead may be there or not.
+        # The file that is made ahead may be missing.
         return cls(seen, tuple((name, data) for name, data in kept if any(data)))
 
 
@@ -342,7 +344,7 @@ class Recovery:
     """Whether it leaves a report."""
 
     def crashes(self, rng: random.Random, count: int, folder: Path) -> Iterator[list[str]]:
-        """What is wrong after power cuts, a half of them after its end."""
+        """What is wrong after power cuts, half of them after the recovery's end."""
         for number in range(count):
             last = self.moments[-1]
             moment = last if number % 2 else rng.choice(self.moments)
@@ -355,10 +357,10 @@ class Recovery:
             yield [f"power cut before {moment.number} {moment.call}: {found}" for found in wrong]
 
     def check(self, root: Path, moment: Moment) -> list[str]:
-        """What is wrong with what a power cut left."""
+        """What is wrong with the store that a power cut left."""
         harmed = self.harmed
         if not harmed.is_durable and not moment.is_done:
-            # What is not on the disk may be lost until the recovery says that it is done.
+            # Until the recovery says that it is done, bytes that are not on the disk may be lost.
             return []
         wrong = harmed.lacks(root)
         if (root / "abort").exists():
@@ -381,7 +383,7 @@ class Recovery:
         return wrong
 
     def _again(self, root: Path, moment: Moment) -> None:
-        """Recover what a power cut left."""
+        """Recover the store that a power cut left."""
         try:
             self.harmed.recover(root)
         except StoreError:
@@ -393,7 +395,7 @@ class Recovery:
     def _check_rocketmq(self, found: Outcome, moment: Moment) -> list[str]:
         """A second start of RocketMQ may end differently from an undisturbed first one.
 
-        Which keys are in the index then, and where queues end, is its own affair; the log is not.
+        It may then have other keys in the index, and other ends of queues, but not another log.
         """
         wanted = self.wanted
         if found.seen.log != wanted.seen.log:
@@ -413,7 +415,7 @@ def recovery_of(
     """A recovery of a store that a seed chooses.
 
     Args:
-        folder: for what is made on the way.
+        folder: for all files.
         seed: chooses.
         mode: whose rules.
         ignored: places of the code whose syncs do nothing.

@@ -19,7 +19,7 @@ IS_BY_HAND: Final = bool(COUNT)
 
 
 def count(default: int) -> int:
-    """How many: what was asked for by hand, else a default for each commit."""
+    """The number that was asked for by hand, else the default for each commit."""
     return int(COUNT) if COUNT else default
 
 
@@ -30,13 +30,13 @@ def seeds(total: int, each: int) -> list[int]:
 
 @contextmanager
 def told(seed: int, what: str, kept: Path | None = None, to: Path | None = None) -> Iterator[None]:
-    """Say how to repeat what fails in here, and keep the folder that it failed on."""
+    """Say how to repeat a failure of the block, and keep its folder."""
     try:
         yield
     except BaseException:
         print(f"seed {seed}: {what}")
         if kept is not None and to is not None and kept.exists():
-            # What a broken disk refuses to give is missing.
+            # The copy lacks what a broken disk does not deliver.
             with contextlib.suppress(shutil.Error):
                 shutil.copytree(kept, to / "failed", dirs_exist_ok=True, symlinks=True)
             print(f"the store is kept in {to / 'failed'}")

@@ -46,7 +46,7 @@ NOT_MISSED: Final[Mapping[str, str]] = {
     "sync_folder root * sync_parent": "make_folders did it, unless who made the folder died there",
     "sync_folder root * make_folders StoreFiles.__init__": "the checkpoint's name is synced "
     "after it",
-    # Of recoveries.
+    # Numbers for recoveries.
     "fdatasync .logquarry/names *": "second names only serve while another program deletes files: "
     "where the first name is, sync_files brings the same file to the disk",
     "fdatasync commitlog * _Work._extend": "zeros that are not there are added again, and "
@@ -97,18 +97,18 @@ class Missed(NamedTuple):
 
 
 def sites() -> list[str]:
-    """The places that sync, of some runs and some recoveries."""
+    """The places that sync in some runs and some recoveries."""
     return sorted({*sites_at_work(), *recovery_sites()})
 
 
 def sites_at_work() -> Iterator[str]:
-    """The places that sync in some runs, each run's in order; a run begins when it is needed."""
+    """The places that sync in some runs, in the order of each run; it begins when needed."""
     for seed in range(_FINDING):
         yield from sorted(_sites_of_run(seed))
 
 
 def recovery_sites() -> Iterator[str]:
-    """The places that sync in some recoveries, likewise."""
+    """The places that sync in some recoveries, in the order of each recovery."""
     for seed, mode in _recoveries():
         yield from _sites_of_recovery(seed, mode)
 
@@ -126,7 +126,7 @@ def _sites_of_recovery(seed: int, mode: RecoveryMode) -> tuple[str, ...]:
 
 
 def _recoveries() -> Iterator[tuple[int, RecoveryMode]]:
-    """Seeds and modes of recoveries, the modes by turns."""
+    """Seeds and modes of recoveries; the modes alternate."""
     for seed in range(max(_RECOVERIES.values())):
         for mode, count in _RECOVERIES.items():
             if seed < count:
@@ -140,7 +140,7 @@ def missed(site: str) -> Missed | None:
 
 
 def missed_in_recovery(site: str) -> Missed | None:
-    """What recoveries that lose their power notice of that."""
+    """What power cuts of recoveries find if the place does not sync."""
     crashes = 0
     reached = (at for at in _recoveries() if site in _sites_of_recovery(*at))
     for seed, mode in islice(reached, RUNS):
@@ -154,7 +154,7 @@ def missed_in_recovery(site: str) -> Missed | None:
 
 
 def missed_at_work(site: str) -> Missed | None:
-    """What power cuts of a store at work notice of that."""
+    """What power cuts of a working store find if the place does not sync."""
     crashes = 0
     with tempfile.TemporaryDirectory(dir=_memory()) as folder:
         for seed in range(RUNS):
@@ -179,14 +179,14 @@ def missed_at_work(site: str) -> Missed | None:
 
 
 def excuse(site: str) -> str | None:
-    """Why it is right that nothing misses a place, None if it is not."""
+    """Why a place needs no test that fails without its sync; None if it needs one."""
     for words, reason in NOT_MISSED.items():
         kind, part, *rest = [word for word in words.split() if word != "*"]
         is_any = words.split()[1] == "*"
         wanted = [part, *rest] if is_any else rest
         head, _, chain = site.partition(": ")
         where = head.split()[1]
-        # Quarantine is no part of what is said of the sidecar's own files.
+        # Quarantine is not part of what is said of the sidecar's own files.
         is_below = part != ".logquarry" and where.startswith(f"{part}/")
         is_meant = head.startswith(kind) and (is_any or where == part or is_below)
         if is_meant and all(word in chain for word in wanted):
@@ -199,13 +199,13 @@ def _memory() -> str | None:
 
 
 def table() -> Iterator[tuple[str, Missed | None]]:
-    """Each place, and what missed it."""
+    """Each place, and the test that failed without its sync."""
     for site in sites():
         yield site, missed(site)
 
 
 def main() -> int:
-    """Print the table; 1 if something is not missed that should be."""
+    """Print the table, and return 1 if a needed sync can go without a failure."""
     logging.disable(logging.CRITICAL)
     status = 0
     for site, found in table():

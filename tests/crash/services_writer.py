@@ -29,7 +29,7 @@ from tests.crash.writer import SETTINGS, Order, serve
 
 SERVICES: Final[dict[str, Any]] = SETTINGS | {
     "mapped_file_size_commit_log": 65_536,
-    # Level 1 and 2 are due at once; level 3 is what is sent back.
+    # Messages of level 1 and 2 are due at once; level 3 is for messages sent back.
     "message_delay_level": "0s 0s 1s",
     "deliver_delayed": True,
     # Timer messages are due after 10 to 20 ms.
@@ -75,7 +75,7 @@ def number_of(body: bytes) -> int:
 
 
 def read_offsets(root: Path) -> dict[tuple[str, int], int]:
-    """What the group has handled, by topic and queue; the file can be read at any time."""
+    """The group's offsets by topic and queue; the file can be read at any time."""
     path = root / "config" / broker_config.CONSUMER_OFFSET_FILE
     if not path.exists():
         return {}
@@ -89,7 +89,7 @@ def read_offsets(root: Path) -> dict[tuple[str, int], int]:
 
 
 def write(root: Path, order: int, settings: dict[str, Any], say: Say) -> None:
-    """Do all of it until the process is killed."""
+    """Run all services until the process is killed."""
     config = lq.StoreConfig(**SERVICES | settings)
     with StoreWriter.start(root, config=config) as store:
         say("open")
@@ -133,7 +133,7 @@ def put(store: StoreWriter, order: int, say: Say) -> None:
 
 
 def consume(store: StoreWriter, rng: random.Random, say: Say, ended: threading.Event) -> None:
-    """Consume what was delivered and committed; send some of it back, once."""
+    """Consume delivered and committed messages; send some of them back, once."""
     with store.consumer(GROUP, [DELAYED, TOLD]) as consumer:
         last: lq.StoredMessage | None = None
         while not ended.is_set():
@@ -172,10 +172,10 @@ class ServicesOrder(Order):
     """What is known of a child.
 
     Attributes:
-        told: numbers by what was said of them.
-        got: what was consumed, in order.
+        told: the numbers of each event.
+        got: the consumed messages, in order.
         done: what a commit covers, by topic and queue.
-        expired: where the log began after each file that went.
+        expired: where the log began after each deleted file.
     """
 
     def __init__(self) -> None:

@@ -193,7 +193,7 @@ async def kill_amid_sends(
             fields = {"topic": "t", "readQueueNums": QUEUES, "writeQueueNums": QUEUES, "perm": 6}
             assert (await clients[0].ask(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)).code == 0
         else:
-            # All acknowledged messages are there before the first new one comes.
+            # All acknowledged messages are there before the first new message comes.
             for queue_id, of_queue in acknowledged.items():
                 asked = {"topic": "t", "queueId": queue_id}
                 end = await clients[0].ask(RequestCode.GET_MAX_OFFSET, asked)
@@ -273,5 +273,5 @@ def test_kills(rounds: int, tmp_path: Path) -> None:
         f"{rounds} kills: {sums[0]} acknowledged, {sums[1]} consumed and {consumers.repeated} of "
         f"them again, {consumers.returns} times after a new connection, {sums[2]} stored"
     )
-    # In each round after the first, a consumer got a message; each was new once.
+    # In each round after the first a consumer got a message, and each message was new once.
     assert sums[0] >= rounds and consumers.returns >= rounds - 1 - QUEUES

@@ -30,7 +30,7 @@ EACH = 125
 
 
 class Victim:
-    """A closed store, and its files as they are to be.
+    """A closed store, and the right bytes of its files.
 
     Args:
         root: where it is made.
@@ -65,7 +65,7 @@ class Victim:
             assert self.model.check(Seen.of(reader, keys=True)) == []
 
     def look(self) -> list[lq.StoredMessage]:
-        """What a reader gets of the log; of queues and index it gets what is right, or nothing."""
+        """What a reader gets from the log; queues and index give it right messages or none."""
         with lq.MessageStore.open(self.root, config=self.config) as store:
             messages = list(store.scan(on_damage="skip"))
             for topic, queue_id in store.queues():
@@ -75,13 +75,13 @@ class Victim:
         return messages
 
     def recover(self, hit: set[bytes]) -> None:
-        """A recovery of a copy loses nothing but what is hit, and then there is nothing to do."""
+        """A recovery of a copy loses only the hit messages, and a second one has nothing to do."""
         copy = self.root.with_name("recovered")
         shutil.copytree(self.root, copy)
         try:
             lq.recover(copy, apply=True, config=self.config)
         except LogquarryError:
-            # Refused in words, as where a file of the log was cut to another size: all is there.
+            # A refusal with a reason loses nothing, as after a log file was cut to another size.
             assert log_of(copy) == log_of(self.root)
         else:
             assert not lq.recover(copy, config=self.config).steps
@@ -114,11 +114,11 @@ class Victim:
                 assert all(bytes(message.body or b"") in bodies for message in answer.messages)
                 low = max(low + 1, min(answer.next_offset, low + 32))
                 if low > 200:
-                    # An entry far behind the others makes the queue any length.
+                    # An entry far after the others makes the queue very long.
                     return
 
     def check(self, name: str, position: int) -> None:
-        """One place of one file is bad: all messages that do not lie there are as they were."""
+        """One place of one file is bad: all messages elsewhere are as they were."""
         messages = self.look()
         if position % 5 == 0:
             self.damage()
@@ -159,7 +159,7 @@ class Victim:
 
 
 def is_edge(victim: Victim, base: int, length: int) -> bool:
-    """Whether a file of this length ends at a frame's or an entry's end, or one byte beside it."""
+    """Whether a file of this length ends at most one byte from a frame's or an entry's end."""
     if base == 1 << 62:
         return length % 20 in (0, 1, 19)
     return any(abs(base + length - (put.physical_offset or 0)) < 2 for put in victim.model.puts)
@@ -175,11 +175,11 @@ def used_size(data: bytes) -> int:
 
 
 def bits(victim: Victim) -> Iterator[tuple[str, int]]:
-    """One bit of each byte (by hand all), but for most of the zeros at the end of files."""
+    """One bit of each byte (by hand all bits), without most of the zeros at the end of files."""
     for name, data in victim.files.items():
         used = used_size(data)
         for byte in range(used):
-            # Another one than in the seven bytes before.
+            # Another bit than in the seven bytes before.
             for bit in range(8) if IS_BY_HAND else [(byte * 3 + SEED) % 8]:
                 yield name, byte * 8 + bit
         for position in range(used, len(data), 61):
@@ -193,7 +193,7 @@ def test_every_bit_of_a_small_store(part: int, shm: Path, tmp_path: Path) -> Non
     for number, (name, bit) in enumerate(bits(victim)):
         if number % PARTS == part:
             with told(SEED, f"bit {bit} of {name}"):
-                # One of seventeen bytes.
+                # One byte of seventeen.
                 chosen = IS_BY_HAND or (bit // 8 + SEED) % 17 == 0
                 victim.flip(name, bit, and_recover=chosen)
 
@@ -223,7 +223,7 @@ def test_each_kind_of_file_ends_at_each_length(part: int, shm: Path) -> None:
     victim = Victim(shm / "store", 12, SMALL, random.Random(SEED))
     kinds: dict[str, str] = {}
     for name in victim.files:
-        # The last file of each kind: what a crash may leave short.
+        # The last file of each kind, which a crash may leave short.
         kinds[name.partition("/")[0] if "durable" not in name else name] = name
     assert {"commitlog", "consumequeue", "index", "checkpoint"} <= kinds.keys()
     for name in kinds.values():
@@ -232,7 +232,7 @@ def test_each_kind_of_file_ends_at_each_length(part: int, shm: Path) -> None:
         base = int(path.name) if name.startswith("commitlog/") else 1 << 62
         used = len(data) if IS_BY_HAND else used_size(data)
         for length in sorted({*range(used), *range(used, len(data), 97)})[part::PARTS]:
-            # One of three lengths, and all around the ends of frames and entries; by hand all.
+            # One length of three, and all lengths near the ends of frames and entries; by hand all.
             if not (IS_BY_HAND or length % 3 == 0 or is_edge(victim, base, length)):
                 continue
             path.write_bytes(data[:length])

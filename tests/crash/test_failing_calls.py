@@ -1,4 +1,4 @@
-"""Any call of the disk fails: every acknowledged message is there, and nothing else breaks."""
+"""Any call of the disk fails: every acknowledged message is there, and nothing else is damaged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KINDS = [
 
 
 class Faulted(FaultyDisk):
-    """Fails its nth call, where that one can fail so."""
+    """Fails its nth call, if that call can fail in this way."""
 
     def __init__(self, root: Path, fault: Fault) -> None:
         super().__init__(root)
@@ -53,7 +53,7 @@ class Faulted(FaultyDisk):
     def _arm(self, kind: str) -> None:
         wanted = self.wanted
         if self.faults.total + 1 == wanted.nth:
-            # A full disk closes and reads as any other does.
+            # On a full disk, closing and reading work.
             may_fail = {errno.ENOSPC: NEED_ROOM, SHORT: HALVES}.get(wanted.error, {kind})
             self.is_hit = kind in may_fail
             if wanted.error == errno.ENOSPC and wanted.for_ever:
@@ -98,7 +98,7 @@ def attempted(root: Path, disk: FaultyDisk, messages: int) -> Workload:
 
 
 def check(work: Workload, disk: FaultyDisk, images: Path) -> None:
-    """The folder as the process left it, what a power cut leaves of that, and one more opening."""
+    """The folder as the process left it, after a power cut, and after one more opening."""
     root = work.root / STORE
     mark = work.model.mark()
     wrong = check_image(root, CONFIG, work.model, mark, is_killed=True, is_exact=False)
@@ -131,7 +131,7 @@ def check(work: Workload, disk: FaultyDisk, images: Path) -> None:
 
 
 def ways_of(number: int) -> list[tuple[int, bool]]:
-    """One of the ways, another one for each of six numbers in sequence; all by hand."""
+    """One of the ways, each of them once in six numbers in sequence; by hand all of them."""
     return WAYS if IS_BY_HAND else [WAYS[(number + SEED) % len(WAYS)]]
 
 
@@ -167,7 +167,7 @@ def test_each_call_fails(part: int, shm: Path, tmp_path: Path) -> None:
 
 
 def test_a_store_at_work_stops_at_each_call(shm: Path) -> None:
-    """The process dies before a call: what the disk has then is what a crash image starts from."""
+    """The process dies before a call: crash images start from what the disk has then."""
     total = calls_of_the_workload(shm, 3)
     for number in range(2, total, 17):
         root = shm / str(number)
@@ -191,9 +191,9 @@ def test_a_store_at_work_stops_at_each_call(shm: Path) -> None:
 def test_each_call_of_a_recovery_fails(
     error: int, for_ever: bool, shm: Path, tmp_path: Path
 ) -> None:
-    """A recovery on a healthy disk brings back what one would have that did not fail before.
+    """After a failed recovery, one on a healthy disk has the result of an undisturbed recovery.
 
-    By hand N is how many stores; of each all calls fail, else some.
+    By hand, N is the number of stores, and all calls of each fail; otherwise some calls do.
     """
     for seed in range(SEED, SEED + count(4)):
         harmed = Harmed(shm / "harmed", random.Random(seed), least_harms=3, messages=16)
@@ -204,7 +204,7 @@ def test_each_call_of_a_recovery_fails(
         total = disk.faults.total
         assert total > 100
         step = 1 if IS_BY_HAND else 83
-        # Other calls for each way and store.
+        # Each way and each store has other calls.
         begin = (seed + 9 * WAYS.index((error, for_ever))) % step
         for number in range(1 + begin, total + 1, step):
             root = image.write(shm / "failing")
@@ -225,7 +225,7 @@ def test_each_call_of_a_recovery_fails(
 def check_recovery(
     harmed: Harmed, wanted: Outcome, disk: Faulted, shm: Path, *, is_refused: bool
 ) -> None:
-    """After a recovery that met a fault: the folder as it is, and what power cuts leave of it."""
+    """After a recovery that met a fault: the folder as it is, and after power cuts."""
     rng = random.Random(SEED)
     root = disk.root / STORE
     assert harmed.lacks(root) == []
@@ -241,8 +241,8 @@ def check_recovery(
     for state, is_done in ((before, not is_refused), (again, True)):
         image = state.crash(rng).write(shm / "image") / STORE
         if is_done:
-            # Also of pages that a failed sync took for written. Those of queues and index are not
-            # written again, and a plan finds that.
+            # A power cut also loses pages that a failed sync has marked as written. Nothing writes
+            # those of queues and index again, and a plan finds that.
             assert Outcome.of(image).seen.log == wanted.seen.log
         if disk.wanted.error == SHORT and is_done:
             assert_is_recovered(image, wanted)

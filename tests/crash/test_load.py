@@ -80,7 +80,7 @@ def committed(plan: LoadPlan, tasks: Sequence[Staged], disk: FaultyDisk | None =
         try:
             return append_to_store(appending, disk)
         finally:
-            # A disk ends with its store; all of these are one, to be crashed together.
+            # A disk ends with its store; these stores share one disk, so that they crash together.
             disk.health = Health()
 
     commit_load(plan, LOAD, tasks, run=run, disk=disk)
@@ -90,7 +90,7 @@ Facts = list[list[tuple[str, int, int, int, bytes]]]
 
 
 def facts(plan: LoadPlan) -> Facts:
-    """All that the stores hold, but store times; and that queues and index agree with it."""
+    """All that the stores hold, without store times; queues and index must agree with it."""
     found = []
     for broker in range(plan.brokers):
         report = verify_store(StoreLayout.open(plan.store(broker), SETTINGS))
@@ -113,7 +113,7 @@ def facts(plan: LoadPlan) -> Facts:
 
 
 def opened_once(plan: LoadPlan) -> None:
-    """Open each store to write, as anybody may: a load that it had begun is whole then."""
+    """Open each store for writes, as any writer does: that completes a load that had begun."""
     for broker in range(plan.brokers):
         with StoreWriter.start(plan.store(broker), config=SETTINGS):
             pass
@@ -135,7 +135,7 @@ class Run:
 
 
 def check(root: Path, run: Run, brokers: int) -> None:
-    """What a crash left: opened, and loaded once more."""
+    """Open the stores that a crash left, and load once more."""
     plan = planned(root, brokers)
     opened_once(plan)
     for now, before, after in zip(facts(plan), run.before, run.after, strict=True):
@@ -153,7 +153,7 @@ def check(root: Path, run: Run, brokers: int) -> None:
 def test_a_load_is_there_once(how: str, brokers: int, shm: Path, tmp_path: Path) -> None:
     run = Run(shm / "live", brokers)
     rng = random.Random(SEED)
-    # Spread over the load, with other moments for a kill than for a power cut.
+    # The moments are spread over the load; kills have other moments than power cuts.
     step = max(1, len(run.states) // count(15))
     begin = step // 2 if how == "killed" else 0
     for number, (call, state) in list(enumerate(run.states))[begin::step]:
@@ -165,7 +165,7 @@ def test_a_load_is_there_once(how: str, brokers: int, shm: Path, tmp_path: Path)
 
 
 def test_a_disk_that_fails_once(shm: Path, tmp_path: Path) -> None:
-    """Any call fails: the load raises, and is there once when it is tried again."""
+    """Any call fails: the load raises, and after another try the stores have it once."""
     begun(shm / "first", 1)
     rng = random.Random(SEED)
     run = Run(shm / "live", 1)
@@ -202,7 +202,7 @@ def test_lost_segments(shm: Path) -> None:
     committed(plan, tasks, disk)
     after = facts(plan)
     outcomes = []
-    # By hand each of them; at each commit every seventh.
+    # By hand each moment; for each commit every seventh.
     step = 1 if IS_BY_HAND else 7
     for number, state in enumerate(seen[::step]):
         image = shm / f"image{number}"
@@ -218,7 +218,7 @@ def test_lost_segments(shm: Path) -> None:
         outcomes.append(found == after)
         if found == before and any(path.stat().st_size for path in image.rglob("*.taken-back")):
             outcomes.append(False)
-        # It can be loaded once more either way.
+        # In both cases the load can be repeated.
         committed(copy, staged(copy))
         assert facts(copy) == after
         shutil.rmtree(image)

@@ -38,7 +38,7 @@ MODES = pytest.mark.parametrize(
 START = """
 import ctypes, mmap, os, shutil, sys
 import logquarry as lq
-from logquarry.log import batches, columns, codec, filters, inner_batches, json_lines, lost_pages
+from logquarry.log import batches, columns, codec, filters, frames, json_lines, lost_pages
 from logquarry.read import get_kernel
 root = sys.argv[1]
 config = lq.StoreConfig(
@@ -140,8 +140,8 @@ PLACES = [
     "objects codec.walk+",
     "objects columns.messages",
     "arrow columns.record_batch",
-    "arrow inner_batches.unwrap_rows",
-    "arrow inner_batches.unwrap_rows+",
+    "arrow frames.unwrap_rows",
+    "arrow frames.unwrap_rows+",
     "arrow filters.MessageFilter.select",
     "objects filters.MessageFilter.select+",
 ]
@@ -275,7 +275,7 @@ with lq.MessageStore.open(root, config=config) as store:
     assert done.returncode == -7, (done.returncode, done.stderr)
 
 
-# The handler that was there before still gets the signals of other accesses, and each ends.
+# The earlier handler still gets the signals of other accesses, and each process ends.
 @handled
 @pytest.mark.parametrize("end", ["foreign[500_000]", "os.kill(os.getpid(), signal.SIGBUS)"])
 @pytest.mark.parametrize("replace", ["faulthandler.enable()", "faulthandler.disable()"])
@@ -373,7 +373,7 @@ try:
 def test_a_writer_never_ends_a_scan_at_a_file_that_was_cut(
     tmp_path: Path, size: int, read: str
 ) -> None:
-    """Another program cuts the log's last file: that is damage, and no torn tail."""
+    """Another program cuts the log's last file: that is damage, not a torn tail."""
     root = tmp_path / "store"
     config = lq.StoreConfig(mapped_file_size_commit_log=FILE, max_hash_slot_num=100)
     with lq.MessageStore.open(root, mode="rw", config=config) as store:

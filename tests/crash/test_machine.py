@@ -30,7 +30,7 @@ from tests.helpers.small_store import facts
 # ------------------------------------------------------------------------------- a second opener
 def test_a_second_opener_is_refused_and_changes_nothing(shm: Path) -> None:
     rng = random.Random(SEED)
-    # Nothing is flushed but when it is asked for.
+    # The store flushes only when it is asked to.
     slow = {"flush_interval_consume_queue": 60_000, "flush_interval_commit_log": 60_000}
     work = Workload(shm, rng, lq.StoreConfig(**settings(rng) | slow))
     root = shm / "store"
@@ -95,7 +95,7 @@ def test_a_full_disk_refuses_and_takes_again(small_disk: Path, kind: str) -> Non
             try:
                 model.acked(put, store.put(message), is_durable=True)
             except StoreUnavailable as error:
-                # No file of the log, or of a queue.
+                # Neither a log file nor a queue file.
                 assert error.status in ("CREATE_MAPEDFILE_FAILED", "SERVICE_NOT_AVAILABLE")
                 refused += 1
         assert refused, "the disk was never full"

@@ -31,7 +31,7 @@ NEEDED_TO_RECOVER = [
 
 
 def plain(site: str) -> str:
-    """A place's name without the lines in it."""
+    """A place's name without line numbers."""
     return " ".join(word.partition("+")[0] for word in site.split())
 
 

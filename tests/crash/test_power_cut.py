@@ -71,7 +71,7 @@ def test_power_cuts_and_recoveries(seed: int, shm: Path, tmp_path: Path) -> None
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(960), 4 * EACH))
 def test_a_kill_and_then_a_power_cut(seed: int, shm: Path, tmp_path: Path) -> None:
-    """What a dead process left in the page cache only is on the disk once it was recovered."""
+    """Bytes that a dead process left only in the page cache are on the disk after a recovery."""
     rng = random.Random(seed)
     for number in range(EACH // 5):
         root = shm / "live"

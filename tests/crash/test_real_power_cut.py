@@ -50,7 +50,7 @@ class LoopDisk:
             os.close(descriptor)
 
     def unmount(self) -> None:
-        # Maps of what was read go with what reads them.
+        # The maps of a store's files end with its readers.
         gc.collect()
         _run("umount", self.mounted)
 
@@ -94,8 +94,8 @@ def test_power_cuts_of_ext4(seed: int, disk: LoopDisk, tmp_path: Path) -> None:
             def stop(order: Order, begun: float = begun, after: float = after) -> bool:
                 enough = len(order.acks) >= wanted  # noqa: B023 (used in this round only)
                 if order.is_done or (enough and time.monotonic() - begun >= after):
-                    # A sync that runs while the power goes may say that it worked: ext4's own
-                    # answer, at a moment that no real power cut has.
+                    # A sync during the shutdown may succeed: ext4 answers so at a moment that no
+                    # real power cut has.
                     order.sure = len(order.acks)
                     disk.cut()
                     return True

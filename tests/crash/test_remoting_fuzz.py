@@ -54,7 +54,7 @@ def test_frames(seed: int) -> None:
                 damaged = bytearray(frame)
                 for _ in range(rng.randrange(1, 5)):
                     byte = rng.choice(_BYTES) if rng.random() < 0.7 else rng.randrange(256)
-                    # Most changes are behind the lengths: others end the frame at once.
+                    # Most changes are after the lengths: changed lengths end the frame at once.
                     least = 0 if rng.random() < 0.1 else min(8, len(frame) - 1)
                     damaged[rng.randrange(least, len(frame))] = byte
                 with contextlib.suppress(ProtocolViolation):

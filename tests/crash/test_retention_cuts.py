@@ -43,14 +43,14 @@ def put(store: lq.StoreWriter, rng: random.Random, number: int) -> Put:
 
 
 def check(root: Path, puts: list[Put], tried: int, bases: range) -> None:
-    """A store that begins at one of its files' begins, and has all from there on."""
+    """Check that a store begins where a file began, and has all messages from there on."""
     with lq.MessageStore.open(root, config=SETTINGS) as store:
         found = [(message.physical_offset, message.body) for message in store.scan()]
         low = store.min_offset
         assert low in bases
         kept = [one for one in puts if one[0] >= low]
         assert found[: len(kept)] == kept
-        # What was being put may be there.
+        # The message of an unfinished put may be there.
         assert len(found) - len(kept) <= max(0, tried - len(puts))
         bodies = []
         for key in store.queues():
@@ -65,13 +65,13 @@ def check(root: Path, puts: list[Put], tried: int, bases: range) -> None:
 
 
 def goes_on(root: Path, puts: list[Put]) -> None:
-    """The next retention finishes an interrupted one, and the store takes puts."""
+    """The next retention finishes an interrupted retention, and the store takes puts."""
     with StoreWriter.start(root, config=SETTINGS, clock=lambda: NOW + 10**6) as store:
         rng = random.Random(1)
         more = [put(store, rng, number) for number in range(1_000, 1_005)]
         store.wait_dispatched()
         store.retain(lq.RetentionRules(keep_bytes=2 * FILE), apply=True)
-        # Nothing goes twice, and what stays is all there is.
+        # No file is deleted twice, and the rest is complete.
         assert not store.retain(lq.RetentionRules(keep_bytes=2 * FILE)).files
         low = store.min_offset
         found = [(message.physical_offset, message.body) for message in store.scan()]

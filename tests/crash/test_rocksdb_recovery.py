@@ -50,7 +50,7 @@ def test_the_next_recovery_comes_to_the_same(
     assert expected[1] and not verify_store(StoreLayout.open(tmp_path / "whole")).by_kind
     calls = [n for n, call in enumerate(whole.order) if call in ("rename", "unlink")]
     assert len(calls) > 10
-    # Every second one, others in each store.
+    # Every second call, and other calls in each store.
     for number in calls[name.endswith("separate") :: 2]:
         copy = copy_store(source, tmp_path / "copy")
         with pytest.raises(KeyboardInterrupt):

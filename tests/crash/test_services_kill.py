@@ -61,11 +61,12 @@ def check_consumed(
     for got in order.got:
         came[got.topic, got.queue_id].append(got.queue_offset)
     for queue, offsets in came.items():
-        # It begins where the file says, leaves nothing out, and gives nothing twice in one life.
+        # A life begins at the file's offset, leaves no message out, and gives none twice.
         start = before.get(queue, 0)
         assert offsets == list(range(start, start + len(offsets))), queue
     for queue, offset in after.items():
-        # What is behind the offset was handled: the next one had been asked for, or committed.
+        # Messages before the offset were handled: the consumer had asked for the next one, or
+        # committed.
         start = before.get(queue, 0)
         assert start <= offset <= start + len(came[queue]), queue
     for queue, offset in order.done.items():
@@ -113,7 +114,7 @@ def test_kills(seed: int, shm: Path, tmp_path: Path) -> None:
 
 
 def tally(known: ServicesOrder) -> Counter[str]:
-    """How much was done."""
+    """How many events of each kind came."""
     return Counter({kind: len(found) for kind, found in known.told.items()}) + Counter(
         got=len(known.got), expired=len(known.expired)
     )
@@ -128,7 +129,7 @@ def check_outcome(root: Path, known: ServicesOrder) -> None:
             store.check_transactions(decide)
             time.sleep(0.005)
         deadline = time.monotonic() + _PATIENCE
-        # The last ones are delayed by a second.
+        # The last messages are delayed by a second.
         while store.deliver_due() or is_waiting(store):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -142,20 +143,21 @@ def check_outcome(root: Path, known: ServicesOrder) -> None:
     for got in known.got:
         places[got.topic][got.number].add((got.queue_id, got.queue_offset))
     delivered, committed, again = places[DELAYED], places[TOLD], places[RETRY]
-    # One place in the log each: a message that a consumer gets twice is stored once.
+    # Each message has one place in the log, even if a consumer gets it twice.
     assert all(len(found) == 1 for found in delivered.values()), "nothing is delivered twice"
     assert all(len(found) == 1 for found in committed.values()), "nothing is committed twice"
     assert said["put"] <= delivered.keys(), "nothing lost"
     assert said["committed"] <= committed.keys(), "nothing lost"
     assert said["sent"] <= again.keys(), "nothing lost"
     assert not said["undone"] & committed.keys(), "nothing that was undone"
-    # The listener commits odd ones; even ones only their owner did, who may not have told of it.
+    # The listener commits odd numbers; only the owner commits even ones, and may die before saying
+    # so.
     assert {number for number in said["left"] if number % 2} <= committed.keys()
     by_owner = {number for number in committed if number % 2 == 0}
     assert by_owner <= said["begun"] - said["undone"] - said["left"]
     came = Counter(got.number for got in known.got if got.topic != RETRY)
     for number, found in again.items():
-        # It is sent back at most as often as it came, and each of these is delivered once.
+        # A message is sent back at most as often as it came, and each copy is delivered once.
         assert len(found) <= came[number]
     with lq.MessageStore.open(root, config=lq.StoreConfig(**QUIET)) as reader:
         assert not transactions(reader).open

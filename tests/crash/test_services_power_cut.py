@@ -30,7 +30,7 @@ CONFIG: Final[dict[str, Any]] = {
     "max_hash_slot_num": 20,
     "max_index_num": 40,
     "message_delay_level": "1s 2s",
-    # A put without a flush wait is synced by the part that needs it, or not at all.
+    # After a put without a flush wait, only the service that needs it syncs the log.
     "flush_interval_commit_log": 60_000,
     "flush_interval_consume_queue": 60_000,
     "transaction_check_max": 1_000,
@@ -47,7 +47,7 @@ def decide(transaction: OpenTransaction) -> str:
 
 @dataclass
 class Known:
-    """What was acknowledged as durable so far, and what was tried."""
+    """What was acknowledged as durable so far, and what was attempted."""
 
     delayed: set[int] = field(default_factory=set)
     committed: set[int] = field(default_factory=set)

@@ -108,7 +108,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 1 << 32))
     def look_at_a_crash(self, seed: int) -> None:
-        """What a power cut would leave, and a kill, without there being one."""
+        """Check what a power cut and a kill would leave, and go on."""
         mark, state = self.work.model.mark(), self.disk.state()
         for image, is_killed in ((state.crash(random.Random(seed)), False), (state.killed(), True)):
             root = image.write(self.folder / "image")

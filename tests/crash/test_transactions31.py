@@ -30,8 +30,8 @@ class Mark(NamedTuple):
     """What was known at a moment.
 
     Attributes:
-        begun: transactions whose begin was acknowledged,
-        ended: and whose end was.
+        begun: transactions whose begin was acknowledged.
+        ended: transactions whose end was acknowledged.
         ending: transactions whose end may be in the log.
         is_beginning: whether another one may be there.
     """
@@ -130,7 +130,7 @@ def recorded(root: Path, seed: int) -> Transacting:
 
 
 def check(store: StoreWriter, mark: Mark) -> set[int]:
-    """What is open after a crash is what has to be; gives it."""
+    """Check which transactions are open after a crash, and return them."""
     found = {transaction.physical_offset for transaction in store.prepared_transactions.open()}
     assert mark.begun - mark.ended - mark.ending <= found
     assert not found & mark.ended
@@ -139,7 +139,7 @@ def check(store: StoreWriter, mark: Mark) -> set[int]:
 
 
 def check_image(root: Path, work: Transacting, mark: Mark) -> None:
-    """What is open in what a crash left can be ended, and the store is whole then."""
+    """Transactions that are open after a crash can be ended, and then the store is whole."""
     with StoreWriter.start(root, config=work.config, clock=work.clock) as store:
         found = sorted(check(store, mark))
         for offset, end in zip(found, 10 * list(TransactionEnd), strict=False):
@@ -183,7 +183,8 @@ def test_power_cuts_while_recovering(seed: int, shm: Path, tmp_path: Path) -> No
             disk.observe = second.observe(disk)
             with second.open(disk) as store:
                 found = check(store, point.mark)
-                # What may have begun or ended when the power went is known from here on.
+                # From here on it is known whether the unfinished calls have begun or ended a
+                # transaction.
                 second.begun, second.ended = set(found), set()
                 second.ending, second.is_beginning = set(), False
                 second.run(store, 4)

@@ -23,7 +23,7 @@ from logquarry.log.readable import BLOCK, UNREADABLE, probed_by
 from logquarry.log.walk import LogReader, Run
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store
-from logquarry.testing.bad_blocks import BadBlocks
+from logquarry.testing.disk_state import BadBlocks
 
 FILE = 1 << 20
 CONFIG = lq.StoreConfig(
@@ -72,7 +72,7 @@ def log_blocks(frames: Frames, count: int, seed: int) -> Blocks:
 
 
 def untouched(frames: Frames, blocks: Blocks) -> dict[int, bytes]:
-    """The frames that touch none of the blocks."""
+    """The frames that lie in none of the blocks."""
     bad = {int(name.rpartition("/")[2]) // BLOCK + number for name, number in blocks}
     return {
         offset: data

@@ -30,7 +30,7 @@ class Point(NamedTuple):
     """A moment at which the power may go.
 
     Attributes:
-        number: how many calls of the disk came before it.
+        number: the number of disk calls before it.
         call: the call that was about to be made.
         mark: the model a moment before.
         state: the disk.
@@ -65,13 +65,13 @@ def settings(rng: random.Random) -> dict[str, Any]:
 
 @dataclass
 class Workload:
-    """Puts messages, and notes what came of them.
+    """Puts messages, and notes the results.
 
     Args:
         root: the folder that the disk covers; the store is in it.
         rng: chooses.
         config: of the store.
-        model: what is known already.
+        model: the earlier puts.
     """
 
     root: Path
@@ -92,7 +92,7 @@ class Workload:
         """Keeps each moment of a disk."""
 
         def note(call: str) -> None:
-            # What is known to be durable is asked before the disk, what is tried after it.
+            # The durable puts are taken before the disk's state, the attempted ones after it.
             mark = self.model.mark()
             state = disk.state()
             mark = mark._replace(attempted=len(self.model.puts))
@@ -106,7 +106,7 @@ class Workload:
 
     # ------------------------------------------------------------------------------- messages
     def message(self) -> lq.Message:
-        """One that was never put before."""
+        """A message that was never put before."""
         rng, number = self.rng, len(self.model.puts)
         size = rng.choice([0, 10, 100, 700, 2_000])
         body = b"%d:" % number + rng.randbytes(8) + bytes(size)
@@ -124,7 +124,7 @@ class Workload:
 
     # --------------------------------------------------------------------------------- actions
     def run(self, store: StoreWriter, count: int) -> None:
-        """Put about so many messages, in all ways."""
+        """Put about this many messages, in all ways."""
         end = len(self.model.puts) + count
         while len(self.model.puts) < end:
             action = self.rng.choices(
@@ -134,7 +134,7 @@ class Workload:
             try:
                 action(store)
             except StoreError as error:
-                # Refused or unknown; the model has it as attempted.
+                # Refused, or the result is unknown: the model has the put as attempted.
                 self.refusals.append(error)
 
     def put(self, store: StoreWriter) -> None:
@@ -144,7 +144,7 @@ class Workload:
         self._acked([put], store.put(message))
 
     def put_async(self, store: StoreWriter) -> None:
-        """Some whose flush is waited for together."""
+        """Put some messages with one wait for their flush."""
         tried: list[tuple[Put, PutFuture]] = []
         for _ in range(self.rng.randint(1, 4)):
             message = self.message()
@@ -154,7 +154,7 @@ class Workload:
             self._acked([put], future.result())
 
     def put_batch(self, store: StoreWriter) -> None:
-        """Some of one queue."""
+        """Put some messages of one queue."""
         first = self.message()
         messages = [first]
         puts = [self.model.attempt(first)]
@@ -168,7 +168,7 @@ class Workload:
             self._acked(puts, store.put_batch(messages))
 
     def put_many(self, store: StoreWriter) -> None:
-        """Some of any queues."""
+        """Put some messages of any queues."""
         messages = []
         puts = []
         for _ in range(self.rng.randint(1, 8)):
@@ -209,12 +209,12 @@ def recorded(
     openings: int = 2,
     ignored: Collection[str] = (),
 ) -> Workload:
-    """A store that is opened, filled and closed, some times over, with each moment of it.
+    """A store that is opened, filled and closed several times, with each moment of its disk.
 
     Args:
         root: the folder that the disk covers; the store is in it.
         seed: chooses what is done.
-        messages: about how many are put.
+        messages: about how many messages are put.
         openings: how often it is opened.
         ignored: places of the code whose syncs do nothing.
     """

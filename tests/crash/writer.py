@@ -124,7 +124,7 @@ def _child(order: dict[str, Any]) -> None:
 def main() -> None:
     """Read orders until there are no more."""
     config = lq.StoreConfig(**SETTINGS)
-    # What is compiled or imported late is there before the first fork.
+    # Lazy imports and compiled code are loaded before the first fork.
     with (
         tempfile.TemporaryDirectory() as folder,
         lq.MessageStore.open(folder, mode="rw", config=config) as store,
@@ -155,7 +155,7 @@ class Order:
     Attributes:
         pid: its process.
         acks: number, physical and queue offset, and store time of what it acknowledged.
-        sure: how many acknowledgements came before the power went; None for all.
+        sure: how many acknowledgements came before the power cut; None for all.
         errors: what it was refused.
         is_open: whether it had the store open.
         is_done: whether it ended by itself.
@@ -183,7 +183,7 @@ class Order:
             self.is_done = True
 
     def tell(self, model: ModelStore, order: int, *, is_durable: bool) -> None:
-        """Put it into a model: what was acknowledged, and what may have been tried."""
+        """Add to a model: acknowledged puts, and puts that may have been attempted."""
         acked = {number: told for number, *told in self.acks}
         sure = {number for number, *_ in self.acks[: self.sure]}
         # The last call may have been for some messages.
@@ -223,7 +223,7 @@ class Writer:
         stop: Callable[[AnyOrder], bool],
         topics: Sequence[str] = (),
     ) -> AnyOrder:
-        """The same; each line is appended to ``told``."""
+        """Like :meth:`order`; each line is appended to ``told``."""
         order = {"root": str(root), "number": number, "settings": settings, "topics": topics}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
@@ -235,7 +235,8 @@ class Writer:
             if line:
                 told.hear(line)
             if not is_killed and told.pid and stop(told):
-                # It may be dead already: a page that a broken disk does not give is SIGBUS.
+                # The child may be dead already: a page that a broken disk does not deliver raises
+                # SIGBUS.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(told.pid, signal.SIGKILL)
                 is_killed = True
@@ -249,7 +250,7 @@ class Writer:
             while b"\n" in self._rest:
                 line, self._rest = self._rest.split(b"\n", 1)
                 yield line.decode()
-            # Not select: a run of all tests has more descriptors than that can name.
+            # Not select: a run of all tests has more descriptors than select can take.
             waiting = select.poll()
             waiting.register(descriptor, select.POLLIN | select.POLLHUP)
             if waiting.poll(pause * 1_000):
@@ -263,7 +264,7 @@ class Writer:
 
 @contextmanager
 def writer(module: str = "tests.crash.writer") -> Iterator[Writer]:
-    """The process, ready for orders."""
+    """A process that is ready for orders."""
     with subprocess.Popen(
         [sys.executable, "-m", module],
         stdin=subprocess.PIPE,

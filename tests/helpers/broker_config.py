@@ -48,7 +48,7 @@ class Client:
         self.wire.sendall(b"".join(map(remoting.encode, commands)))
 
     def hear(self) -> RemotingCommand | None:
-        """The next answer; None at the connection's end."""
+        """Return the next answer; None at the connection's end."""
         while not self._came:
             try:
                 data = self.wire.recv(1 << 16)

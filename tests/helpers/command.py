@@ -34,7 +34,7 @@ def jsonl(*arguments: object, code: int = 0) -> list[dict[str, Any]]:
 
 
 def expected_messages(scenario: Path) -> list[dict[str, Any]]:
-    """The messages of a golden store, under our names."""
+    """The messages of a golden store, with our field names."""
     found = []
     for line in (scenario / "expected.jsonl").read_text("utf-8").splitlines():
         golden = json.loads(line)

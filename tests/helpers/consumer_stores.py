@@ -15,7 +15,7 @@ LONG = 60.0
 
 
 def fill(store: StoreWriter, count: int, *, topic: str = "t", queues: int = 1) -> None:
-    """Messages 0, 1, ... in turn over the queues; their tags are a, b, c in turn."""
+    """Put messages 0, 1, ... into the queues in turn, with the tags a, b, c in turn."""
     end = 0
     for number in range(count):
         result = store.put(

@@ -46,7 +46,7 @@ def damaged(
 
 
 def _patches(kind: str, data: bytes) -> st.SearchStrategy[bytes]:
-    """The bytes that are written over a place."""
+    """The bytes that overwrite a place."""
     if kind == "zeros":
         return st.integers(1, 400).map(bytes)
     if kind == "magic":

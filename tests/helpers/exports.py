@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from logquarry.format import delay, sys_flag
+from logquarry.format import properties as props
+from logquarry.format import sys_flag
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import write_task
@@ -23,7 +24,7 @@ def exported_lines(store: Path, target: Path) -> list[Message]:
 
 
 def export_parquet(store: Path, folder: Path, **options: Any) -> Path:
-    """Write a store as Parquet the way the export's workers do, without Spark and a manifest."""
+    """Write a store as Parquet as the export's workers do, without Spark and without a manifest."""
     output = OutputFolder(folder)
     output.make("staging")
     for number, task in enumerate(plan_tasks(ReadOptions(paths=(str(store),), **options))):
@@ -48,9 +49,9 @@ def kept(messages: list[Message], *, keep_times: bool) -> list[Message]:
             same["queue_offset"] -= firsts.setdefault(key, same["queue_offset"])
         if not keep_times:
             time = same.pop("store_timestamp")
-            is_delayed = (delay.parse_int(same["properties"].get("DELAY", "")) or 0) > 0
-            if same["topic"] == delay.SCHEDULE_TOPIC and is_delayed:
-                # The time of delivery: it follows the store time.
+            is_delayed = (props.parse_int(same["properties"].get("DELAY", "")) or 0) > 0
+            if same["topic"] == props.SCHEDULE_TOPIC and is_delayed:
+                # The time of delivery, which depends on the store time.
                 same["tags_code"] -= time
         found.append(same)
     return found

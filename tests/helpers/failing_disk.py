@@ -18,7 +18,7 @@ class FaultyDisk(LocalDisk):
         counts: how often each was called.
         order: the calls in order.
         synced_folders: the folders whose names were synced, in order.
-        failing: name of a call to the errno that it fails with.
+        failing: name of a call to the errno of its failure.
         gate: fdatasync waits until it is set.
     """
 
@@ -98,7 +98,7 @@ class StoppedDisk(FaultyDisk):
 
     @property
     def stops(self) -> list[int]:
-        """Calls to stop at: all but the syncs, and of those, which change no file, one in three."""
+        """Calls to stop at: all but the syncs, and every third sync: syncs change no file."""
         return [
             number
             for number, name in enumerate(self.order)

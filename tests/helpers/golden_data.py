@@ -24,7 +24,7 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def unpacked(archive: Path, factory: pytest.TempPathFactory) -> Path:
-    """The folder with what an archive holds, shared by all tests and workers: copy what you change.
+    """The folder with an archive's stores, shared by all tests and workers: copy what you change.
 
     The first worker unpacks, the others wait for it.
     """
@@ -45,7 +45,7 @@ def unpacked(archive: Path, factory: pytest.TempPathFactory) -> Path:
 def copy_store(
     source: Path, target: Path, ignore: Callable[[str, list[str]], Iterable[str]] | None = None
 ) -> Path:
-    """Copy a folder with the holes of its files: byte by byte a timer wheel is 38 MB of zeros."""
+    """Copy a folder with the holes of its files: a timer wheel has 38 MB of zeros."""
     return Path(shutil.copytree(source, target, ignore=ignore, copy_function=_copy_data))
 
 

@@ -52,7 +52,7 @@ def obey(store: lq.StoreWriter) -> None:
             write_random(store, int(words[0]), int(words[2]))
             say({"statuses": {}, "status": status(store)})
         elif command == "puts":
-            # As many bodies of 100 bytes, at once: their statuses.
+            # Put this many bodies of 100 bytes at once, and return their statuses.
             futures = [
                 store.put_async(lq.Message("t", body=bytes(100))) for _ in range(int(words[0]))
             ]

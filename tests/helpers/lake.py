@@ -18,7 +18,7 @@ KINDS = ("delta", "iceberg")
 
 
 def run_here(tasks: Sequence[ReadTask], work: Work) -> list[TableResult]:
-    """Run each task in turn; task and result are pickled, as they are between Spark's processes."""
+    """Run each task in turn; task and result are pickled, as between Spark's processes."""
     found = []
     for number, task in enumerate(tasks):
         own_work, own_task = pickle.loads(pickle.dumps((work, task)))

@@ -87,7 +87,7 @@ def layout_of(
 
 
 def told(events: Iterable[Event]) -> list[Told]:
-    """Frames, blanks, damage and the end; independent of how the walk is cut into runs."""
+    """Frames, blanks, damage and the end, independent of the runs of the walk."""
     return list(_told(events))
 
 
@@ -105,5 +105,5 @@ def _told(events: Iterable[Event]) -> Iterator[Told]:
 
 
 def frames_told(events: Iterable[Told]) -> list[Told]:
-    """The frames among them."""
+    """The frames of a walk."""
     return [event for event in events if event[0] == "frame"]

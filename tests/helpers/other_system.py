@@ -56,7 +56,7 @@ class _WindowsMap(mmap.mmap):
 
 def become(system: str) -> None:
     """Change this process; call it before anything of logquarry is imported."""
-    # Imported with this system's calls, as they have another implementation on the other one.
+    # These are imported with this system's calls: the other system has its own implementation.
     import asyncio  # noqa: F401
     import multiprocessing  # noqa: F401
     import pathlib  # noqa: F401

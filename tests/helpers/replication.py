@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.protocol.ha import HaTimes
+from logquarry.protocol.ha.messages import HaTimes
 
 SIZES = lq.StoreConfig(
     mapped_file_size_commit_log=1 << 16,

@@ -24,7 +24,7 @@ Options = dict[str, str]
 
 @contextmanager
 def s3_server() -> Iterator[Options]:
-    """The storage options of a server that ends with the block, or with this process."""
+    """Yield the storage options of a server that ends with the block, or with this process."""
     with subprocess.Popen(
         [sys.executable, "-c", _SERVER],
         stdin=subprocess.PIPE,
@@ -33,7 +33,7 @@ def s3_server() -> Iterator[Options]:
         text=True,
     ) as process:
         assert process.stdout is not None
-        # It ends when its input does.
+        # The server ends when its input ends.
         port = int(process.stdout.readline())
         yield {
             "endpoint_override": f"127.0.0.1:{port}",

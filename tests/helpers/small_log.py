@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from logquarry.format import compression, delay, frame, message_id, sys_flag
+from logquarry.format import compression, frame, message_id, sys_flag
+from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.testing import strategies
 
@@ -41,7 +42,7 @@ FRAMES = (
         prepared_transaction_offset=12,
     ),
     Frame(
-        topic=delay.SCHEDULE_TOPIC.encode(),
+        topic=props.SCHEDULE_TOPIC.encode(),
         body=b"\0" * 9,
         properties=b"DELAY\x013\x02TAGS\x01TagA\x02REAL_TOPIC\x01orders",
         queue_id=2,

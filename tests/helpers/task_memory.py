@@ -47,7 +47,7 @@ def main(work: str, store: str, out: str) -> None:
     """Do tasks until stdin ends."""
     do = WORKS[work]
     folder = Path(out)
-    # Kernels, libraries, the first of everything.
+    # Load kernels and libraries, and do everything once.
     _done(do, Path(store), folder, 8 << 20)
     print("ready", flush=True)
     for line in sys.stdin:

@@ -42,7 +42,7 @@ class GuardedMemory:
                 raise OSError(ctypes.get_errno(), "mprotect")
 
     def hold(self, data: bytes, *, at_end: bool) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        """The bytes, ending (or beginning) where the memory does."""
+        """Place the bytes at the end (or begin) of the memory."""
         start = PAGE + self.room - len(data) if at_end else PAGE
         part = self._whole[start : start + len(data)]
         part[:] = np.frombuffer(data, np.uint8)
@@ -50,7 +50,7 @@ class GuardedMemory:
 
 
 def read_all(window: Window, *, check_crc: bool) -> None:
-    """Everything that the kernels can be asked about a window."""
+    """Call each kernel that reads a window."""
     length = window.length
     rows = codec.empty_rows(32)
     position = 0
@@ -113,7 +113,7 @@ def cases(amount: int, rng: random.Random) -> Iterator[tuple[bytes, int]]:
                 for _ in range(rng.randint(1, 3)):
                     broken[rng.randrange(len(broken))] ^= 1 << rng.randrange(8)
                 yield bytes(broken[: rng.choice([len(broken), rng.randrange(len(broken))])]), base
-            # Lengths are where an overread would begin: every value of their bytes.
+            # An overread would begin at a length: try every value of its bytes.
             for item in source.frames:
                 if not base <= item.physical_offset < base + len(data):
                     continue
@@ -129,14 +129,14 @@ def cases(amount: int, rng: random.Random) -> Iterator[tuple[bytes, int]]:
 
 
 def main(amount: int, seed: int) -> None:
-    """Tries all cases at both ends of the memory."""
+    """Try all cases at both ends of the memory."""
     faulthandler.enable()
     assert codec.kernels_enabled()
     memory = GuardedMemory(2)
     count = 0
     for data, base in cases(amount, random.Random(seed)):
         count += 1
-        # What would be read too much lies behind the bytes, hardly ever before them.
+        # A wrong read is nearly always after the bytes, and rarely before them.
         for at_end in (True,) if count % 8 else (True, False):
             held = memory.hold(data, at_end=at_end)
             for end in (len(data), len(data) + 4096):

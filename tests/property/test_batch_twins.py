@@ -30,7 +30,7 @@ wires = st.lists(items, max_size=6).map(batch.encode)
 
 
 def _message(topic: str, **fields: Any) -> Message:
-    # builds() would also draw the fields that are not given, as numbers that no message may have.
+    # builds() would also draw the other fields, with numbers that no message may have.
     return Message(topic, **fields)
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logquarry.format import delay, properties, property_crc, sys_flag
+from logquarry.format import properties as props
+from logquarry.format import property_crc, sys_flag
 from logquarry.format.frame import Frame
 from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns, schema
@@ -22,7 +23,7 @@ from logquarry.testing import strategies
 from tests.helpers.small_log import small_log
 from tests.helpers.twins import both, sound_rows
 
-DEFAULT_LEVELS_MS = delay.parse_levels(delay.DEFAULT_LEVELS)
+DEFAULT_LEVELS_MS = props.parse_levels(props.DEFAULT_LEVELS)
 
 
 def assert_same_batches(
@@ -53,8 +54,8 @@ def test_all_columns_of_what_a_broker_writes(log: strategies.Log) -> None:
 @pytest.mark.parametrize("check_crc", [True, False])
 def test_flips_of_single_bits(check_crc: bool) -> None:
     log = small_log()
-    # Without the CRC two or three bits of each byte, by turns all eight. With it nearly all flips
-    # of the body leave no frame.
+    # Without the CRC, two or three bits of each byte, and all eight in turn. With the CRC, nearly
+    # all flips in the body make the frame invalid.
     step = 8 if check_crc else 3
     for base, sound in zip(log.bases(), log.files, strict=True):
         data = bytearray(sound)
@@ -127,7 +128,7 @@ DELAYS += ["1 ", "١٢", "𝟎", "999999999", "0000000001"]
 
 
 @pytest.mark.parametrize("levels", [DEFAULT_LEVELS_MS, (5_000,), ()])
-@pytest.mark.parametrize("topic", [delay.SCHEDULE_TOPIC, "SCHEDULE_TOPIC_XXXY", "orders"])
+@pytest.mark.parametrize("topic", [props.SCHEDULE_TOPIC, "SCHEDULE_TOPIC_XXXY", "orders"])
 def test_tags_code_of_any_delay(topic: str, levels: tuple[int, ...]) -> None:
     items = [
         Frame(
@@ -141,9 +142,7 @@ def test_tags_code_of_any_delay(topic: str, levels: tuple[int, ...]) -> None:
     decoding = Decoding(columns=["tags_code"], delay_levels_ms=levels)
     batch = assert_same_batches(Window.of(log.files[0], 0), decoding)
     expected = [
-        delay.tags_code(
-            topic, properties.decode_bytes(item.properties), item.store_timestamp, levels
-        )
+        props.tags_code(topic, props.decode_bytes(item.properties), item.store_timestamp, levels)
         for item in log.frames
     ]
     assert batch["tags_code"].to_pylist() == expected
@@ -163,7 +162,7 @@ def test_any_property_string(texts: list[bytes]) -> None:
     batch = assert_same_batches(
         window, Decoding(columns=["tags", "keys", "uniq_key", "properties"])
     )
-    expected = [properties.decode_bytes(text) for text in texts]
+    expected = [props.decode_bytes(text) for text in texts]
     assert [dict(pairs) for pairs in batch["properties"].to_pylist()] == expected
     assert [list(dict(pairs)) for pairs in batch["properties"].to_pylist()] == [
         list(pairs) for pairs in expected
@@ -270,7 +269,7 @@ def test_wrong_property_crcs(log: strategies.Log, harmed: set[int], mask: int) -
             if number % 3:
                 frame += property_crc.encode(frame)
                 if number in harmed:
-                    # Any byte before the prefix, or of the digits and the end.
+                    # Any byte before the prefix, of the digits or of the end.
                     place = number * 7 % row[SIZE] if number % 2 else -1 - number % 11
                     changed = bytearray(frame)
                     changed[place] ^= mask

@@ -38,7 +38,7 @@ def test_from_every_place_of_a_small_log() -> None:
 
 @pytest.mark.parametrize("zeros", range(40))
 def test_behind_any_number_of_zeros(zeros: int) -> None:
-    """Zeros are passed eight at a time, and no frame behind them with them."""
+    """The search passes eight zeros at a time, and no frame after them."""
     item = replace(FRAMES[0], physical_offset=zeros).with_crc()
     data = bytes(zeros) + frame.encode(item) + bytes(30)
     window = Window.of(data, 0)
@@ -78,7 +78,7 @@ def test_a_window_of_any_length_finds_the_same_or_asks_for_more(
     place, code = find(window, start, stop)
     expected = frame.find_frame(content, start, stop, base=log.start)
     if code == NEED_MORE:
-        # No frame before the place was skipped, and the search advances.
+        # The search skipped no frame before the place, and advances.
         assert start <= place < stop
         assert expected < 0 or place <= expected
     else:

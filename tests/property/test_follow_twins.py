@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.disk.disk import LocalDisk
-from logquarry.format import delay, frame
+from logquarry.format import frame
+from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.format.index import IndexShape
 from logquarry.log.codec import Window
@@ -77,14 +78,14 @@ def test_logs_of_well_behaved_clients(log: strategies.Log) -> None:
 def test_delays(level: str) -> None:
     properties = f"DELAY\x01{level}\x02TAGS\x01t".encode()
     data = b""
-    for topic in (delay.SCHEDULE_TOPIC, "t"):
+    for topic in (props.SCHEDULE_TOPIC, "t"):
         made = Frame(topic.encode(), properties=properties, physical_offset=len(data))
         data += frame.encode(made.with_crc())
     assert len(same(data, 0)) == 1
 
 
 def test_a_topic_that_is_no_text_is_compared_with_nothing_that_is_gone() -> None:
-    """A frame of an earlier call stood in memory that may be unmapped by now."""
+    """The memory of an earlier call's frame may be unmapped now."""
 
     def log(*topics: bytes) -> bytes:
         data = b""
@@ -92,7 +93,7 @@ def test_a_topic_that_is_no_text_is_compared_with_nothing_that_is_gone() -> None
             data += frame.encode(Frame(topic, physical_offset=len(data)).with_crc())
         return data
 
-    follower = Follower(delay.parse_levels(delay.DEFAULT_LEVELS))
+    follower = Follower(props.parse_levels(props.DEFAULT_LEVELS))
     first = mmap.mmap(-1, 1 << 20)
     first.write(log(b"topic0"))
     window = Window.of(memoryview(first)[: len(log(b"topic0"))], 0)

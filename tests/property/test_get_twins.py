@@ -86,7 +86,7 @@ def quick(
     tags: frozenset[str] | None,
     limits: TransferLimits = PLENTY,
 ) -> GetResult | None:
-    # They are not loaded for a few gets.
+    # A few gets do not load the kernels.
     assert codec.kernels_enabled(), "there is nothing to compare without kernels"
     return KernelGet(log, limits, "b", LEVELS).get(queue, offset, count, tags)
 
@@ -114,7 +114,7 @@ def plain(
 
 
 def values(result: GetResult) -> object:
-    """All that can be asked of an answer."""
+    """All values of an answer."""
     messages = [
         {name: getattr(message, name) for name in JSON_NAMES}
         | {"frame": message.frame, "json": message.to_json(), "repr": repr(message)}
@@ -181,7 +181,7 @@ def test_any_bytes(log: Log, asked: dict[str, Any], data: st.DataObject) -> None
 @given(strategies.logs(items=strategies.plain_frames(), min_frames=1), st.integers(0, 7))
 def test_what_is_as_most_is_needs_no_reference(log: Log, offset: int) -> None:
     commit_log = LogInMemory(log.start, log.file_size, log.files)
-    # A file's end within the answer is for the reference.
+    # The reference handles a file's end within the answer.
     end = log.start + log.file_size
     in_first = [entry for entry in entries_of(log) if entry.physical_offset < end]
     queue = queue_of(in_first, per_file=100)

@@ -74,7 +74,7 @@ def test_bytes_that_are_no_text(topic: bytes) -> None:
 
 
 def test_a_hash_that_has_no_absolute_value() -> None:
-    # The hash is -2^31, for which RocketMQ takes 0.
+    # The hash is -2^31, which RocketMQ replaces by 0.
     key = _key_behind("t#", java.INT_MIN)
     assert java.hash_code(f"t#{key}") == java.INT_MIN
     assert index.key_hash("t", key) == 0
@@ -83,7 +83,7 @@ def test_a_hash_that_has_no_absolute_value() -> None:
 
 
 def _key_behind(prefix: str, wanted: int) -> str:
-    """Five characters that bring the hash of a text to a value: its digits to the base 31."""
+    """Five characters after which a text has a wanted hash: its digits in base 31."""
     least = ord("@")
     rest = wanted - java.hash_code(prefix) * 31**5 - sum(least * 31**n for n in range(4))
     rest = rest % (1 << 32) + (1 << 32)

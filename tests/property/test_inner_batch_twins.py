@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.format import batch, frame, sys_flag
-from logquarry.format.batch import BatchItem
+from logquarry.format.batch import INNER_BATCH, BatchItem, unwrap
 from logquarry.format.frame import Frame
-from logquarry.format.inner_batch import INNER_BATCH, unwrap
-from logquarry.log import columns, inner_batches
+from logquarry.log import columns
+from logquarry.log import frames as log_frames
 from logquarry.log.codec import Window
 from logquarry.log.columns import Decoding
 from logquarry.testing import strategies
@@ -75,8 +75,8 @@ def test_twins(found: list[Frame], base: int) -> None:
     window = _window(found, base)
     rows = sound_rows(window)
     assert len(rows) == len(found)
-    fast, plain = both(lambda: inner_batches.unwrap_rows(window, rows, LIMIT))
-    counts, plain_counts = both(lambda: inner_batches.message_counts(window, rows, LIMIT))
+    fast, plain = both(lambda: log_frames.unwrap_rows(window, rows, LIMIT))
+    counts, plain_counts = both(lambda: log_frames.message_counts(window, rows, LIMIT))
     assert (fast is None) == (plain is None) == (counts is None) == (plain_counts is None)
     wanted = [m for row in rows for m in unwrap(_decoded(window, int(row[0])), limit=LIMIT)]
     if fast is None or plain is None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logquarry.format import delay, frame, index, sys_flag
+from logquarry.format import frame, index, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.format.java_frame import JavaMemoryError, JavaRequest, check_message
@@ -70,7 +70,7 @@ def told_by(run: Followed) -> list[Told]:
 
 
 def plainly(data: bytes, *, check_crc: bool) -> list[Told]:
-    """Each message as Java checks it, and how that ends."""
+    """Check each message as Java does; returns the requests and the end."""
     view, at = memoryview(data), 0
     found: list[Told] = []
     while True:
@@ -83,7 +83,7 @@ def plainly(data: bytes, *, check_crc: bool) -> list[Told]:
 
 
 def quickly(data: bytes, base: int, *, check_crc: bool) -> list[Told]:
-    """The same with the kernels, which use Java's check only where they stop."""
+    """Check with the kernels, which use Java's check only where they stop."""
     follower = Follower(LEVELS, most_frames=3, check_crc=check_crc, as_java=True)
     view, at = memoryview(data), 0
     found: list[Told] = []
@@ -119,9 +119,9 @@ def assert_same(data: bytes, base: int) -> None:
 
 @st.composite
 def delayed(draw: st.DrawFn) -> Frame:
-    """A message of the schedule topic, or none, with a DELAY of any kind."""
+    """A message of the schedule topic or of another, with a DELAY of any kind."""
     made = draw(strategies.frames())
-    topic = draw(st.sampled_from((delay.SCHEDULE_TOPIC.encode(), b"t")))
+    topic = draw(st.sampled_from((props.SCHEDULE_TOPIC.encode(), b"t")))
     pairs = {"TAGS": "a", "DELAY": draw(st.sampled_from(DELAYS)), "KEYS": "k l"}
     chosen = draw(st.lists(st.sampled_from(sorted(pairs)), unique=True))
     text = props.encode({name: pairs[name] for name in chosen})
@@ -160,11 +160,11 @@ def test_a_size_that_no_memory_holds(count: int) -> None:
 
 
 def test_what_java_does_not_take() -> None:
-    """Sound frames that are none to 4.9.3, or only perhaps."""
+    """Sound frames that 4.9.3 does not accept, or accepts only sometimes."""
     for made, is_taken in (
         (Frame(b"t", magic=frame.MAGIC_V2), False),
-        (Frame(delay.SCHEDULE_TOPIC.encode(), properties=b"DELAY\x01x"), False),
-        (Frame(delay.SCHEDULE_TOPIC.encode(), properties=b"DELAY\x01+1"), True),
+        (Frame(props.SCHEDULE_TOPIC.encode(), properties=b"DELAY\x01x"), False),
+        (Frame(props.SCHEDULE_TOPIC.encode(), properties=b"DELAY\x01+1"), True),
     ):
         data = frame.encode(made)
         run, _, code = Follower((), as_java=True).follow(Window.of(data, 0), len(data))

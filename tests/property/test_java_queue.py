@@ -1,4 +1,4 @@
-"""A queue that takes many entries at once gets the bytes of one that takes them as Java does."""
+"""A queue gets the same bytes from many entries at once as from Java's single entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's JSON lines are those that the messages give one by one."""
+"""The kernel's JSON lines are those of the single messages."""
 
 from __future__ import annotations
 

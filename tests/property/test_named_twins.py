@@ -1,4 +1,4 @@
-"""The kernel and the reference find the same frames with a property of a name."""
+"""The kernel and the reference find the same frames with a given property name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_frames_with_a_property(strings: list[bytes]) -> None:
     for row, text in zip(rows, strings, strict=True):
         row[PROPS_AT], row[PROPS_LENGTH] = at, len(text)
         at += len(text)
-    # The bytes around the strings are no part of them.
+    # The bytes around the strings do not belong to them.
     window = Window.of(b"NAM" + b"".join(strings) + b"NAME\x01", 0)
     kernel, reference = both(lambda: columns.rows_with_property(window, rows, NAME).tolist())
     assert kernel == reference

@@ -22,7 +22,7 @@ def run_guarded(amount: int, seed: int, **environ: str) -> None:
         text=True,
         check=False,
     )
-    # -11 is SIGSEGV: a forbidden page was touched; the place stands in the traceback.
+    # -11 is SIGSEGV: the kernel read a forbidden page; the traceback shows where.
     assert done.returncode == 0, f"seed {seed}: {done.stderr}"
     assert done.stdout.endswith("cases\n")
 

@@ -48,7 +48,7 @@ hosts = st.sampled_from(["127.0.0.1:40000", "[fe80::1]:9", bytes(8), bytes(range
 
 @st.composite
 def fields(draw: st.DrawFn, *, tame: bool) -> dict[str, Any]:
-    """The fields of a message that are not its defaults. Of tame ones most are taken."""
+    """The fields of a message that are not its defaults. A put accepts most tame fields."""
     found: dict[str, Any] = {"topic": draw(st.sampled_from(["t", "u", "\u4e3b\u9898", "t" * 127]))}
 
     def maybe(name: str, strategy: st.SearchStrategy[Any]) -> None:
@@ -119,7 +119,7 @@ class Log:
 
 
 def singly(messages: Sequence[Message], *, by_reference: bool = False, **settings: Any) -> Any:
-    """What single puts do; where one of them is refused, its number instead."""
+    """The result of single puts, or the number of the refused put."""
     with tempfile.TemporaryDirectory() as root:
         log = Log(root, **settings)
         results = []
@@ -237,7 +237,7 @@ TYPES: dict[str, list[pa.DataType]] = {
 
 
 def fitting(name: str, value: Any, kind: pa.DataType) -> Any:
-    """A value as a column of that type can hold it."""
+    """A value in the form that a column of that type can hold."""
     if isinstance(value, str):
         value = value.encode("utf-8", "replace").decode()
     if isinstance(value, bytes) and (pa.types.is_string(kind) or kind == pa.string_view()):

@@ -175,7 +175,7 @@ def test_a_subclass_is_made_as_one() -> None:
 
 
 def test_the_log_is_left_open_after_a_refusal(tmp_path: Any) -> None:
-    """Another thread can put after a put that ended in the middle."""
+    """Another thread can put after a put that was refused in the middle."""
     log = Log(str(tmp_path))
     log.writer.put(Message("t"))
     log.writer.bar = "it is closed"

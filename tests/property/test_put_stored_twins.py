@@ -1,4 +1,4 @@
-"""Messages of one store are put into another without a change, with kernels and without."""
+"""Messages of one store are put into another store unchanged, with kernels and without."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_further_queues_that_do_not_fit_are_refused() -> None:
     fast, plain = both(lambda: copied(with_copies((0, 0), (1, 7)), None, 0, **LMQ))
     assert fast == plain
     assert "offset 1,7 in the further queues %LMQ%a, b, and the next ones there are 1,1" in fast
-    # Without such queues the string is a string.
+    # Without multi-dispatch queues the property is plain text.
     assert isinstance(copied(with_copies((0, 0), (1, 7)), None, 0), tuple)
 
 

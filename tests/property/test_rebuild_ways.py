@@ -43,7 +43,7 @@ def run_here(
     progress: object = None,
     pause: Callable[[], None] = lambda: None,
 ) -> list[R]:
-    """What Spark does with tasks, without Spark; in another order."""
+    """Run tasks as Spark does, without Spark and in another order."""
     found: list[R] = []
     for number, task in reversed(list(enumerate(tasks))):
         sent_work, sent_task = pickle.loads(pickle.dumps((work, task)))
@@ -56,11 +56,11 @@ def run_here(
 def both(
     store: Path, folder: Path, config: StoreConfig, split_size: int
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What is built in one walk, and what by many: reports and files."""
+    """Reports and files of a build in one walk, and of a build by many tasks."""
     alone = rebuild(store, into=folder / "alone", config=config)
     with (
         mock.patch.object(rebuilding, "run_tasks", run_here),
-        # So that a task has several stretches, and puts together what they say.
+        # Each task then has several stretches, and joins their results.
         mock.patch.object(parts, "STRETCH_BYTES", 1_500),
     ):
         many = rebuilding.rebuild_on_spark(
@@ -99,7 +99,7 @@ def test_golden_stores(golden: Path, tmp_path: Path, name: str, split_size: int)
 
 
 def store(restarts: int, rolls: int) -> dict[str, bytes]:
-    """Files of a store of small files; queues whose offsets fall back, and full index files."""
+    """A store of small files, with queues whose offsets fall back and with full index files."""
     maker = StoreMaker()
     for number in range(rolls):
         maker.put(f"t{number % 2}", number % 3, b"body", keys=f"k{number} all", tags="T")

@@ -57,7 +57,7 @@ def test_damaged_frames_raise_one_error(command: RemotingCommand, data: st.DataO
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(ProtocolViolation):
         for found in RemotingReader().receive_data(bytes(frame)):
-            # What the reader accepts can be parsed or is refused, and can be answered.
+            # Each command that the reader accepts is parsed or refused, and can be answered.
             with contextlib.suppress(remoting_codes.Refused):
                 remoting_codes.parse(found.code, found.ext_fields)
             remoting.encode(found.answer(0, remark=found.remark))
@@ -93,7 +93,7 @@ def test_numbers_as_keys_have_no_quotes(table: dict[int, object]) -> None:
 
 # -------------------------------------------------------------------------- compiled, interpreted
 def _interpreted() -> ModuleType:
-    """The source of the header codec, which is also in use if there is nothing compiled."""
+    """The header codec from its source, as in an installation without compiled modules."""
     path = Path(protocol.__file__).with_name("remoting_header.py")
     spec = spec_from_file_location("remoting_header_interpreted", path)
     assert spec is not None and spec.loader is not None
@@ -106,7 +106,7 @@ REFERENCE = _interpreted()
 
 
 def outcome(call: Callable[..., Any], *arguments: object) -> object:
-    """The result of a call, or its exception; a text that is no UTF-8 has one message less."""
+    """The result of a call, or its exception; for text that is not UTF-8 without the message."""
     try:
         return call(*arguments)
     except UnicodeDecodeError:
@@ -183,7 +183,7 @@ def test_fields_are_parsed_alike(code: int, texts: list[str], count: int) -> Non
     names = [field.key for field in remoting_codes.REQUESTS[code].fields]
     fields = dict(zip(names[:count], texts, strict=False))
     expected_of = tuple(
-        # The reference has its own mark for a field that must be there.
+        # The reference marks required fields in its own way.
         (name, kind, REFERENCE.REQUIRED if default is remoting_header.REQUIRED else default, key)
         for name, kind, default, key in expected
     )

@@ -50,7 +50,7 @@ def all_messages(path: Path) -> tuple[StoredMessage, ...]:
 
 
 def passes(message: StoredMessage, wanted: Selection) -> bool:
-    """The conditions once more, as one would write them down."""
+    """The same conditions, written in the simplest way."""
     f = wanted.wanted
     queue = (message.topic, message.queue_id)
     first, stop = (f.queue_ranges or {}).get(queue, (0, None))
@@ -184,7 +184,7 @@ def files_of(path: Path) -> dict[str, bytes]:
 
 @given(st.data())
 def test_a_wrong_unit_hides_no_message(golden: Path, data: st.DataObject) -> None:
-    """If damage is skipped, a read gives every message of the log, also if the queues are wrong."""
+    """A read that skips damage gives every message of the log, even if the queues are wrong."""
     files = files_of(golden / "batch" / "store")
     name = data.draw(st.sampled_from(sorted(f for f in files if f.startswith("consumequeue"))))
     broken = bytearray(files[name])

@@ -25,7 +25,7 @@ def by_walk(layout: StoreLayout, bound: int | None) -> list[Told]:
 def by_splits(layout: StoreLayout, bound: int | None, split_size: int) -> list[Told]:
     extent = log_extent(layout, bound, bound)
     if bound is not None and (broken := sound_bound(layout, bound)) is not None and broken < bound:
-        # As selection.plan_read has it: the last split holds the break, and tells of it.
+        # As in selection.plan_read: the last split holds the break, and reports it.
         extent = LogExtent(extent.start, broken + 1, bound)
     events: list[Told] = []
     for split in plan_splits(layout, extent, split_size=split_size):

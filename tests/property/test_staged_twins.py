@@ -21,7 +21,7 @@ from tests.property.test_put_many_twins import NOW, Log, fields
 
 
 def staged(messages: Sequence[Message], log: Log) -> tuple[list[Message], StagedFrames, list[int]]:
-    """Frames of the messages that are taken, and the byte behind each."""
+    """Frames of the accepted messages, and the byte after each."""
     encoder = MessageEncoder(log.writer.config, lambda: NOW)
     queues: dict[QueueKey, int] = {}
     data, ends, taken = bytearray(), [0], []
@@ -63,7 +63,7 @@ def test_they_are_what_single_puts_write(before: list[Message], messages: list[M
             assert writer.append(frames) == len(taken)
             assert sum(messages for _, messages, _ in counted) == len(taken)
             assert sum(size for _, _, size in counted) == len(frames.data)
-            # What takes no place makes its queue known, too: at once, and not one by one.
+            # A message without a place also makes its queue known: in one call, not one by one.
             return log.state(), reference.state()
 
     fast, plain = both(appended)
@@ -75,7 +75,7 @@ def test_they_are_what_single_puts_write(before: list[Message], messages: list[M
 def test_what_is_there_of_them_is_found(
     messages: list[Message], count: int, others: list[Message]
 ) -> None:
-    """Some of them are in the log, and what another program put behind them."""
+    """Some staged messages are in the log, and then another program's messages."""
 
     def found() -> tuple[int, int, list[int], int]:
         with tempfile.TemporaryDirectory() as root:
@@ -85,7 +85,7 @@ def test_what_is_there_of_them_is_found(
             taken, frames, ends = staged(messages, log)
             there = min(count, len(taken))
             put(log, taken[:there])
-            # Of another family, so that none of them is one of ours.
+            # With another family of hosts, so that no frame equals one of ours.
             put(log, [Message("foreign", b"%d" % number) for number in range(len(others))])
             return *find_staged(log.files, start, frames), ends, there
 

@@ -79,7 +79,7 @@ def test_like_a_batch(data: st.DataObject, abort: bool, limits: dict[str, str]) 
 
 
 def test_damage_before_lost_files_of_a_crashed_store(tmp_path: Path) -> None:
-    """The last file that is left has a break: its other messages are read all the same."""
+    """The last remaining file has a break: reads still give its other messages."""
     root = tmp_path / "store"
     _made(root)
     files = sorted((root / "commitlog").iterdir())

@@ -46,7 +46,7 @@ def thorough(root: Path) -> VerifyReport:
 
 
 def sound_parts(layout: StoreLayout, size: int) -> SoundParts:
-    """The sound runs that tasks find: a process of Spark keeps its reader for its next task."""
+    """The sound runs that tasks find: Spark's processes keep their readers for the next task."""
     reader = SoundReader(layout, max(1, size // 3))
     runs = [run for start, stop in tiles(layout, size) for run in reader.read(start, stop)]
     paths = [f"index/{entry.name}" for entry in layout.index_files]
@@ -71,7 +71,7 @@ def test_both_ways_find_the_same(
         (root / "abort").touch()
     quick, plain = both(lambda: verify_store(StoreLayout.open(root)).to_json())
     assert quick == plain == thorough(root).to_json()
-    # Frames have 100 to 400 bytes: parts of a frame, of some frames and of many.
+    # Frames have 100 to 400 bytes: a part has less than one frame, some frames, or many.
     layout = StoreLayout.open(root)
     assert verify_store(layout, stretch_bytes=size).to_json() == quick
     assert verify_store(layout, sound=sound_parts(layout, size)).to_json() == quick

@@ -1,4 +1,4 @@
-"""Reference and kernel follow the log alike, on valid bytes and on any others."""
+"""Reference and kernel follow the log alike, on valid and on arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_garbage(data: bytes, base: int) -> None:
 BOUNDARIES = [0, 1, 7, 8, 90, 91, 92, 115, 126, 127, 128, 255, 256, 0x7FFF, 0x8000, 0xFFFF]
 BOUNDARIES += [0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xFFFFFF80, 0xFFFF8000, 0x7FFFFFF0]
 
-# Room enough for a length that was taken as unsigned, or as one byte of two.
+# Enough bytes for a length that is misread as unsigned, or as its first byte only.
 ROOMY = (
     Frame(topic=b"roomy", body=b"b", properties=b"p" * 600),
     Frame(topic=b"t" * 700, body=b"b", properties=b"p" * 32767, magic=MAGIC_V2),
@@ -164,7 +164,8 @@ def test_hostile_lengths(item: Frame, field: str, value: int) -> None:
     data = bytearray(sound)
     data[at : at + width] = (value % (1 << (8 * width))).to_bytes(width, "big")
     for check_crc in (True, False):
-        # Alone in its file, and with room behind it: neither may make the wrong length sound.
+        # Alone in its file, and with bytes after it: in neither case may the wrong length be
+        # accepted.
         assert_same_scan(bytes(data), 0, check_crc=check_crc)
         assert_same_scan(bytes(data) + sound + bytes(300), 0, check_crc=check_crc)
 

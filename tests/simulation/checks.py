@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Held(NamedTuple):
-    """An acknowledged message, which must stay at its offset."""
+    """An acknowledged message, which must keep its offset."""
 
     start: int
     data: bytes
 
 
 class Checks:
-    """Looks on, and raises :class:`.world.Wrong`.
+    """Watches the run, and raises :class:`.world.Wrong`.
 
     Args:
         world: tells what happened.
@@ -36,7 +36,7 @@ class Checks:
 
     Attributes:
         eras: the bytes of the master's log from 0 on, in each era.
-        statuses: of the puts that were settled, how many there were of each.
+        statuses: number of settled puts of each status.
         waiting: puts that are not settled.
     """
 
@@ -118,12 +118,12 @@ class Checks:
 
     # ------------------------------------------------------------------------------- the slaves
     def connected(self, slave: SlaveNode) -> None:
-        """A slave has connected to the master of now."""
+        """A slave has connected to the current master."""
         self._era_of[slave.name] = len(self.eras) - 1
         self._had[slave.name] = slave.log.wrote_offset
 
     def reported(self, slave: SlaveNode, offset: int, *, is_first: bool) -> None:
-        """A slave has said that it has what stands before an offset."""
+        """A slave has reported that it has the bytes before an offset."""
         log = slave.log
         if slave.received_is_enough:
             limit = log.wrote_offset
@@ -140,7 +140,7 @@ class Checks:
             )
 
     def vouched(self, slave: SlaveNode) -> None:
-        """A slave counts something as its log."""
+        """A slave counts received bytes as its log."""
         log = slave.log
         name = slave.name
         if name not in self._era_of:
@@ -170,7 +170,7 @@ class Checks:
         self._any_era(slave)
 
     def _was_held(self, held: Held) -> bool:
-        """Whether a slave had it, and its report was under way when its log was removed."""
+        """Whether a slave had the message, and lost its log while its report was under way."""
         recent = self.world.now - 10 * SECOND
         self._taken = [(at, log) for at, log in self._taken if at >= recent]
         return any(self._holds(log, held) for _, log in self._taken)
@@ -194,7 +194,7 @@ class Checks:
             raise Wrong(f"{slave.name} has {start}..{end}, which is of no master's log")
 
     def ended(self, slave: SlaveNode) -> None:
-        """A slave has ended for good: it had a reason."""
+        """A slave has ended for good, which needs a reason."""
         assert slave.slave is not None
         error = slave.slave.error
         self.world.tell(f"{slave.name} ends: {error}")
@@ -215,14 +215,14 @@ class Checks:
 
     # ----------------------------------------------------------------------------------- the end
     def at_rest(self, log: ModelLog) -> None:
-        """All is well for a long time: everyone has everything, or has a reason not to."""
+        """After a long time without faults, each slave has the whole log, or a reason why not."""
         if self.waiting:
             raise Wrong(f"{self.waiting} puts were never answered")
         era = self.eras[-1]
         assert log.replicas is not None
         connected = sum(s.is_up and s.connection is not None for s in self.slaves)
         if log.replicas.connected > connected:
-            # A peer that did not learn of a cut was silent for long.
+            # A peer that did not notice a cut was silent for long.
             raise Wrong(f"{log.replicas.connected} slaves are counted, and {connected} are there")
         for slave in self.slaves:
             assert slave.slave is not None
@@ -230,7 +230,7 @@ class Checks:
             if not slave.is_up:
                 continue
             if not slave.log.wrote_offset and slave.slave.status().has_all:
-                # It is to begin with the next file, in which there is nothing yet.
+                # The slave has to begin with the next file, which is still empty.
                 machine = slave.slave._machine
                 if machine is not None and machine.received == len(era):
                     continue

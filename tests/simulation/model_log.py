@@ -30,13 +30,13 @@ class ModelLog:
         replicas: hears of slaves.
 
     Attributes:
-        wrote_offset: where what is written ends.
-        flushed_offset: where what is on the disk ends.
-        dispatched_offset: where what was vouched for ends; at a master's all of it.
+        wrote_offset: end of the written bytes.
+        flushed_offset: end of the bytes on the disk.
+        dispatched_offset: end of the vouched bytes; in a master, of all bytes.
         fails_sync: asked at each sync whether it fails.
         fails_append: asked at each append whether the disk takes only a part.
-        during_sync: called while a sync is under way: others go on meanwhile.
-        vouched: told of what was vouched for.
+        during_sync: called during a sync, while other threads go on.
+        vouched: called with the end of the vouched bytes.
     """
 
     def __init__(self, root: str, file_size: int, replicas: ReplicaWait | None = None) -> None:
@@ -55,7 +55,7 @@ class ModelLog:
         self.vouched: Callable[[], None] = lambda: None
 
     def log_feed(self) -> Any:
-        """As a store has it."""
+        """See :class:`MessageStore`."""
         return self
 
     # -------------------------------------------------------------------------------- reading
@@ -77,7 +77,7 @@ class ModelLog:
         return found if most is None else found[:most]
 
     def bytes_of(self, start: int, stop: int) -> bytes:
-        """The bytes between two offsets, as far as they are there."""
+        """The bytes between two offsets, without those that the log does not have."""
         found = bytearray()
         stop = min(stop, self.wrote_offset)
         while start < stop:
@@ -113,7 +113,7 @@ class ModelLog:
             rest = rest[len(part) :]
 
     def put(self, data: bytes) -> None:
-        """Append what is a master's own."""
+        """Append bytes of a master's own."""
         self.health.require_writable()
         self._write(data)
         self.dispatched_offset = self.wrote_offset
@@ -139,7 +139,7 @@ class ModelLog:
         self.health.require_writable()
         mark = self.wrote_offset
         self.during_sync()
-        # Another sync, which was under way too, may have ended writing.
+        # Another sync at the same time may have ended all writes.
         self.health.require_writable()
         if self.fails_sync():
             raise self.health.poison("a sync failed")
@@ -147,7 +147,7 @@ class ModelLog:
         return self.flushed_offset
 
     def flush(self, least_pages: int) -> int:
-        """As the log's files have it."""
+        """See :class:`MappedFileQueue`."""
         assert least_pages == 0
         return self.sync()
 
@@ -171,7 +171,7 @@ class ModelLog:
         """The log as the next process finds it, and recovers.
 
         Args:
-            cut_at: what stands from there on is gone.
+            cut_at: the log loses the bytes from there on.
         """
         after = ModelLog(self.root, self.file_size)
         end = self.wrote_offset if cut_at is None else cut_at
@@ -184,7 +184,7 @@ class ModelLog:
         after._files = after._cut(sound)
         if not after._files:
             sound = 0
-        # Recovery brings to the disk what it found.
+        # Recovery brings all found bytes to the disk.
         after.wrote_offset = after.flushed_offset = after.dispatched_offset = sound
         return after
 
@@ -196,7 +196,7 @@ class ModelLog:
         }
 
     def after_power_cut(self, rng: random.Random) -> ModelLog:
-        """The log as a power cut leaves it, and recovered."""
+        """The log after a power cut and a recovery."""
         kept = rng.choice((self.flushed_offset, self.flushed_offset, self.wrote_offset, None))
         if kept is None:
             kept = rng.randint(self.flushed_offset, self.wrote_offset)

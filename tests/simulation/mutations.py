@@ -12,14 +12,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 from unittest import mock
 
-from logquarry.protocol.ha import (
-    LogRange,
-    MasterConnection,
-    MasterEvent,
-    MasterInput,
-    SlaveConnection,
-    SlaveRequested,
-)
+from logquarry.protocol.ha.connection import MasterConnection, SlaveConnection
+from logquarry.protocol.ha.messages import LogRange, MasterEvent, MasterInput, SlaveRequested
 from logquarry.replication import HaMaster
 from logquarry.replication.replica import Replica
 from logquarry.write.waits import ReplicaWait
@@ -30,17 +24,17 @@ Mutation = Callable[[], AbstractContextManager[Any]]
 
 
 def _ack_what_is_written() -> AbstractContextManager[Any]:
-    """The slave acknowledges what it wrote, on the disk or not."""
+    """The slave acknowledges what it wrote, even if it is not on the disk."""
     return mock.patch.object(Replica, "sync", lambda self: self.wrote)
 
 
 def _ack_unjudged() -> AbstractContextManager[Any]:
-    """It acknowledges what is on the disk, judged or not."""
+    """The slave acknowledges what is on the disk, even if it has not checked the frames."""
     return mock.patch.object(Replica, "sync", lambda self: self._feed.sync())
 
 
 def _ack_from_before() -> AbstractContextManager[Any]:
-    """The master takes a slave's first word for all that stands before it, as RocketMQ does."""
+    """The master takes a slave's first report as an acknowledgement, as RocketMQ does."""
     real = ReplicaWait.acknowledge
     return mock.patch.object(
         ReplicaWait, "acknowledge", lambda self, offset, _: real(self, offset, 0)
@@ -48,7 +42,7 @@ def _ack_from_before() -> AbstractContextManager[Any]:
 
 
 def _any_request() -> AbstractContextManager[Any]:
-    """The master does not look whether it has what a slave asks for."""
+    """The master does not check whether it has the bytes that a slave asks for."""
 
     def request(self: MasterConnection, offset: int, log: LogRange, events: list[Any]) -> None:
         self._next = self._since = log.fresh_start if offset == 0 else offset
@@ -59,7 +53,7 @@ def _any_request() -> AbstractContextManager[Any]:
 
 
 def _any_offset() -> AbstractContextManager[Any]:
-    """The slave does not look where the master's bytes and heartbeats belong."""
+    """The slave does not check the offsets of the master's transfers and heartbeats."""
     real = SlaveConnection._take_header
 
     def take_header(self: SlaveConnection, offset: int, size: int, events: list[Any]) -> None:
@@ -82,7 +76,7 @@ def _no_reset() -> AbstractContextManager[Any]:
 
 
 def _few_bytes() -> AbstractContextManager[Any]:
-    """So many bytes are compared, and no whole frame."""
+    """The slave compares this many bytes instead of a whole frame."""
     return mock.patch.object(
         Replica, "_last_frame", lambda self: max(self._feed.min_offset, self.checked)
     )
@@ -94,7 +88,7 @@ def _still_there() -> AbstractContextManager[Any]:
 
 
 def _the_silent_stay() -> AbstractContextManager[Any]:
-    """The master does not mind that nothing is heard of a slave."""
+    """The master does not disconnect a silent slave."""
     real = MasterConnection.tick
 
     def tick(self: MasterConnection, log: LogRange, now_ms: int) -> list[MasterEvent]:
@@ -105,7 +99,7 @@ def _the_silent_stay() -> AbstractContextManager[Any]:
 
 
 def _skips() -> AbstractContextManager[Any]:
-    """The master forgets a byte where its slave's socket was full."""
+    """The master forgets a byte when its slave's socket was full."""
     real = HaMaster._send
 
     def send(self: HaMaster, slave: Any, log: LogRange, now: int) -> bool:
@@ -151,7 +145,7 @@ def first_found(mutation: Mutation, seeds: Iterable[int]) -> tuple[int, Violatio
 
 
 def main() -> int:
-    """Tell which seeds find what; how many faults none found."""
+    """Print which seeds find each bug, and return how many bugs no seed found."""
     silence()
     missed = 0
     for mutation in MUTATIONS:

@@ -17,7 +17,7 @@ from tests.simulation.world import MS, SECOND, NodeClock, World
 
 
 class Watched(Protocol):
-    """What a selector watches."""
+    """A socket that a selector watches."""
 
     number: int
 
@@ -27,7 +27,7 @@ class Watched(Protocol):
 
 
 class Selector(selectors.BaseSelector):
-    """Tells what is ready, and never waits."""
+    """Tells which sockets are ready, and never waits."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -51,7 +51,7 @@ class Selector(selectors.BaseSelector):
         raise AssertionError("a simulation does not wait")
 
     def ready(self) -> Found:
-        """What is ready now."""
+        """The sockets that are ready now."""
         found = []
         watched = self._network.watched
         for number, key in self._keys.items():
@@ -73,7 +73,7 @@ class Selector(selectors.BaseSelector):
 
 
 class SimWake(Wake):
-    """A wake without a descriptor."""
+    """A wake-up without a descriptor."""
 
     def __init__(self, network: Network, poke: Callable[[], None]) -> None:
         self._is_armed = False
@@ -107,7 +107,7 @@ class SimSocket:
 
     Attributes:
         other: the other end.
-        listeners: told of all that is sent through it, before it goes.
+        listeners: called with all bytes that are sent, before they leave.
     """
 
     def __init__(self, network: Network, poke: Callable[[], None], room: int) -> None:
@@ -123,7 +123,7 @@ class SimSocket:
         self._has_ended = False
         self._is_broken = False
         self._is_closed = False
-        # What leaves here comes there no earlier than what left before.
+        # Bytes arrive no earlier than those that left before them.
         self._last_arrival = 0
         self.is_lost = False
 
@@ -221,7 +221,7 @@ class SimSocket:
             other._poke()
 
     def break_(self) -> None:
-        """Have this end learn that the connection is cut."""
+        """Let this end notice that the connection is cut."""
         if not self._is_closed:
             if self._network.world.rng.random() < 0.5:
                 self._inbox.clear()
@@ -265,13 +265,13 @@ class SimListener:
 
 
 class Network:
-    """Connections between slaves and the one master that listens.
+    """Connections between slaves and the single listening master.
 
     Attributes:
         world: time and chance.
-        watched: what selectors watch, by number.
-        listener: the master's, None while it is down.
-        is_calm: whether nothing goes wrong any more.
+        watched: the watched sockets, by number.
+        listener: the master's listener, None while the master is down.
+        is_calm: whether faults have ended.
     """
 
     def __init__(self, world: World) -> None:
@@ -295,11 +295,11 @@ class Network:
         self.connections = [pair for pair in self.connections if end not in pair]
 
     def delay(self) -> int:
-        """How long something takes from one end to the other."""
+        """The delay of bytes from one end to the other."""
         rng = self.world.rng
         delay = rng.randint(10, min(self._typical, MS) if self.is_calm else self._typical)
         if not self.is_calm and rng.random() < 0.02:
-            # Lost, and sent again, and again.
+            # The bytes are lost and sent again, several times.
             delay += rng.choice((200 * MS, 400 * MS, 3 * SECOND))
         return delay
 
@@ -349,7 +349,7 @@ class Network:
         self.world.after(self.world.rng.randint(MS, 5 * SECOND), ghost.close)
 
     def cut(self, near: SimSocket, far: SimSocket, *, silently: bool) -> None:
-        """Cut a connection; silently, and its ends are left to find out."""
+        """Cut a connection; if silently, no end is told."""
         rng = self.world.rng
         near.is_lost = far.is_lost = True
         if silently:
@@ -360,7 +360,7 @@ class Network:
 
 
 class NodeSurroundings(Surroundings):
-    """What one node stands on."""
+    """The network and clock of one node."""
 
     def __init__(self, network: Network, clock: NodeClock, poke: Callable[[], None]) -> None:
         self._network = network

@@ -24,7 +24,7 @@ from tests.simulation.world import MS, SECOND, NodeClock, World
 
 
 class Driven:
-    """A driven process: it continues some time after the event that it waits for."""
+    """A driven process, which continues some time after the event that it waits for."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -56,14 +56,14 @@ class Driven:
             waits.close()
 
     def poke(self) -> None:
-        """Something may have become ready."""
+        """Check the awaited event soon."""
         if not self._is_poked and self.is_up:
             self._is_poked = True
             life = self._life
             self.world.after(self.world.rng.randint(5, 200), lambda: self._poked(life))
 
     def stall(self, pause: int) -> None:
-        """Let nothing happen for a while, by the clock too."""
+        """Stop the process for a while, while its clock runs."""
         if not self.is_stalled and self.is_up:
             self.is_stalled = True
             self.world.after(pause, self._goes_on)
@@ -78,7 +78,7 @@ class Driven:
             self.step()
 
     def step(self) -> None:
-        """Continue, if the awaited event is there."""
+        """Continue if the awaited event has come."""
         if not self.is_up or self.is_stalled or self._is_in_step or self._waits is None:
             return
         self._is_in_step = True
@@ -122,7 +122,7 @@ class Driven:
         return False
 
     def stepped(self) -> None:
-        """It waits again."""
+        """The process waits again."""
 
     def stopped(self) -> None:
         """The process has ended without a kill."""
@@ -180,7 +180,7 @@ class MasterNode(Driven):
         before.health.poison("it was reopened")
 
     def put(self) -> None:
-        """Put a message, and have its put settled."""
+        """Put a message, and settle its put."""
         if not self.is_up or self.is_stalled or self.log.health.reason is not None:
             return
         rng = self.world.rng
@@ -197,7 +197,7 @@ class MasterNode(Driven):
             item = replace(item, physical_offset=self.log.wrote_offset)
         start = self.log.wrote_offset
         self._append(frame.encode(item))
-        # Another thread may be quicker than the one that puts.
+        # Another thread may be quicker than the putting thread.
         life = self._life
         pause = 0 if rng.random() < 0.7 else rng.randint(0, 20 * MS)
         self.world.after(pause, lambda: self._settle(life, start, item.size))
@@ -266,7 +266,7 @@ class MasterNode(Driven):
 
 
 class MasterPlan:
-    """How a master is set up, drawn by lot."""
+    """A master's settings, chosen at random."""
 
     def __init__(self, world: World) -> None:
         rng = world.rng
@@ -345,7 +345,7 @@ class SlaveNode(Driven):
         self._syncing = None
 
     def cut_back(self) -> None:
-        """Have an older copy of the store put in place."""
+        """Replace the store by an older copy."""
         self._forget()
         low = self.log.min_offset
         before, at = self.log, self.world.rng.randint(low, max(low, self.log.wrote_offset))
@@ -392,7 +392,7 @@ class SlaveNode(Driven):
             self.stepped()
 
     def _during_sync(self) -> None:
-        """What the thread that receives does while the other one waits for the disk."""
+        """What the receiving thread does while the other thread waits for the disk."""
         if self._sync_thread and not self._is_in_step:
             for _ in range(self.world.rng.randrange(3)):
                 self.step()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 from unittest import mock
 
-from logquarry.protocol.ha import HaTimes, TransferLimits
+from logquarry.protocol.ha.messages import HaTimes, TransferLimits
 from logquarry.replication import SlaveOptions
 from logquarry.replication import master as master_module
 from logquarry.replication import slave as slave_module
@@ -26,7 +26,7 @@ class Simulation:
     """A run.
 
     Args:
-        seed: all that happens comes of it.
+        seed: determines all events.
         acknowledge: what slaves acknowledge (:class:`SlaveOptions`).
     """
 
@@ -74,7 +74,7 @@ class Simulation:
         )
 
     def run(self) -> None:
-        """Everything, to the end.
+        """Run all events.
 
         Raises:
             Wrong: if something happened that must not.
@@ -109,7 +109,7 @@ class Simulation:
         self.master.failing_syncs = 0
         rng = self.world.rng
         if not self.master.is_up or self.master.log.health.reason is not None or rng.random() < 0.5:
-            # The last trouble may be that slaves are ahead.
+            # The last fault may leave slaves ahead of the master.
             self._restart_master(power=rng.random() < 0.8, pause=0)
         for slave in self.slaves:
             slave.failing_syncs = slave.failing_appends = 0
@@ -141,7 +141,7 @@ class Simulation:
             self._restart_master(power=rng.random() < 0.5, pause=rng.randint(0, SECOND))
         for slave in self.slaves:
             if not slave.is_up and slave.slave is not None and rng.random() < 0.3:
-                # The operator checks why it has ended.
+                # The operator checks why the slave has ended.
                 slave.wipe() if rng.random() < 0.5 else slave.stop(power=False)
                 slave.start()
         self.world.after(rng.randint(1, 2 * self._trouble), self._harm)
@@ -221,7 +221,7 @@ class Simulation:
 
 @contextmanager
 def small_buffers() -> Iterator[None]:
-    """Logs are small here: so are the bytes that are taken at once, to go the same ways."""
+    """Logs are small here, so each read takes few bytes, to use the same code paths."""
     with (
         mock.patch.object(slave_module, "_RECEIVE", 4_096),
         mock.patch.object(slave_module, "_LARGE", 1_024),
@@ -250,5 +250,5 @@ def run(seed: int, *, acknowledge: str = "flushed") -> Simulation:
 
 
 def silence() -> None:
-    """Have nothing logged: thousands of slaves end here for good reasons."""
+    """Turn logging off: thousands of slaves end here for good reasons."""
     logging.getLogger("logquarry").setLevel(logging.CRITICAL + 1)

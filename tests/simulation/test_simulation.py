@@ -31,14 +31,14 @@ def test_nothing_is_violated(first: int) -> None:
         simulation = run(seed)
         statuses |= {status.name for status in simulation.checks.statuses}
         refusals |= set(simulation.checks.refusals)
-    # It came to all that, and so was worth looking at.
+    # The runs had all of these events.
     assert statuses == {"PUT_OK", "SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}
     assert refusals >= {"LogsDiverged", "StoreUnavailable"}
 
 
 @pytest.mark.parametrize("seed", [11_889, 12_107])
 def test_a_file_that_is_deleted_while_the_word_of_it_is_under_way(seed: int) -> None:
-    """A slave's retention takes nothing back of what was true when the slave said it."""
+    """A slave's retention does not invalidate the acknowledgement that is under way."""
     run(seed)
 
 
@@ -59,7 +59,7 @@ def test_what_is_only_in_memory_is_lost() -> None:
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__[1:])
 def test_what_was_forgotten_is_found(mutation: Mutation) -> None:
-    # Where one was found before, to be quick; any other may find it as well.
+    # Seeds that found a violation before, to be quick; others may find one as well.
     hint = HINTS.get(mutation.__name__, 1)
     found = first_found(mutation, [*range(hint, SEEDS + 1), *range(1, hint)])
     assert found is not None

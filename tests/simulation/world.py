@@ -13,21 +13,21 @@ SECOND: Final = 1_000_000
 
 
 class Wrong(BaseException):
-    """What must never happen has happened. Nothing that is simulated catches it."""
+    """Something that must never happen has happened. No simulated code catches it."""
 
 
 class Violation(AssertionError):
-    """The same, with the seed and the events before it."""
+    """A :class:`Wrong` with the seed and the events before it."""
 
 
 class World:
-    """Everything that is to happen, and the one source of chance.
+    """The future events, and the only source of chance.
 
     Args:
-        seed: all that happens comes of it.
+        seed: determines all events.
 
     Attributes:
-        rng: the chance.
+        rng: the source of chance.
         now: microseconds since the beginning.
         story: what happened, for people.
     """
@@ -40,16 +40,16 @@ class World:
         self._count = 0
 
     def at(self, moment: int, happens: Callable[[], None]) -> None:
-        """Have something happen at a moment; what was asked for first happens first."""
+        """Schedule an event at a moment; events of one moment happen in the order of the calls."""
         self._count += 1
         heapq.heappush(self._agenda, (max(moment, self.now), self._count, happens))
 
     def after(self, pause: int, happens: Callable[[], None]) -> None:
-        """Have something happen so many microseconds from now."""
+        """Schedule an event this many microseconds from now."""
         self.at(self.now + pause, happens)
 
     def run_until(self, moment: int) -> None:
-        """Let happen all that is to happen before a moment."""
+        """Run the events before a moment."""
         agenda = self._agenda
         while agenda and agenda[0][0] <= moment:
             self.now, _, happens = heapq.heappop(agenda)
@@ -57,7 +57,7 @@ class World:
         self.now = moment
 
     def tell(self, what: str) -> None:
-        """Note what happened."""
+        """Note an event."""
         self.story.append(f"{self.now / SECOND:10.6f} {what}")
 
 
@@ -67,7 +67,7 @@ class NodeClock:
     def __init__(self, world: World) -> None:
         self._world = world
         self._ahead = world.rng.randrange(10**9) * MS
-        # A wall clock, on the other hand, is set by anyone.
+        # The wall clock can be set.
         self._wall = 1_700_000_000_000 * MS
 
     def now_ms(self) -> int:
@@ -79,7 +79,7 @@ class NodeClock:
         return (self._world.now + self._wall) // MS
 
     def jump(self, forward: int) -> None:
-        """Have slept for so many microseconds."""
+        """Advance the clock, as if the machine had slept this many microseconds."""
         self._ahead += forward
 
     def set_wall(self, by: int) -> None:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import logquarry as lq
 from logquarry.config import StoreConfig
 from logquarry.spark import get_session, load
-from logquarry.spark.errors import explain
 from logquarry.spark.export import export_parquet
-from logquarry.spark.jobs import run_tasks
+from logquarry.spark.jobs import explain, run_tasks
 from logquarry.spark.rebuilding import rebuild_on_spark
 from logquarry.spark.repair import verify_stores
 from tests.spark.golden_rows import rows_by_broker

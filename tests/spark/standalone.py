@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from logquarry.spark.java import java_home
+from logquarry.spark.session import java_home
 from tests.spark.killing import end_all
 from tests.spark.quick_start import QUICK_START
 

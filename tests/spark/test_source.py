@@ -19,7 +19,7 @@ from logquarry.errors import (
     UsageError,
 )
 from logquarry.log.schema import NAMES, spark_ddl
-from logquarry.spark.errors import explain
+from logquarry.spark.jobs import explain
 from logquarry.spark.source import RocketMQDataSource
 from tests.conformance.golden_facts import LOG_GONE
 from tests.spark.golden_rows import (

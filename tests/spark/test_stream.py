@@ -16,7 +16,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from logquarry.errors import CorruptFrame, LogquarryError, UsageError
-from logquarry.spark.errors import explain
+from logquarry.spark.jobs import explain
 from tests.helpers.store_maker import StoreMaker
 from tests.spark.golden_rows import golden_messages, rows_by_broker
 

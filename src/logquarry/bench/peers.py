@@ -7,7 +7,7 @@ sqlite3    a transaction for each call, WAL, ``synchronous=OFF``; ``executemany`
            messages
 =========  =====================================================================================
 
-A call has as many messages as the benchmark of logquarry has in one.
+A call has as many messages as a call in the benchmark of logquarry.
 
 A message is stored under its number. The stores keep no topics, queues, times or checksums, so they
 do less than a put of logquarry.

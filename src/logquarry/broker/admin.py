@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from logquarry.broker.acl import CREDENTIALS
 from logquarry.broker.connection import Handler, Request
+from logquarry.broker.consumers import store_time
 from logquarry.broker.core import Core
-from logquarry.broker.progress import store_time
 from logquarry.broker.pull import Pulling
 from logquarry.format import broker_config, fastjson
 from logquarry.format.broker_config import TopicConfig

@@ -6,6 +6,8 @@
         print(broker.name_server)          # give this address to a RocketMQ client
 
 One event loop serves all connections. The store's calls run in a few threads (``lanes.py``).
+
+For programs and tests without asyncio, :func:`background` runs a broker in a thread.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import os
 import shutil
 import socket
 import tempfile
+import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -29,21 +33,17 @@ from logquarry import arguments
 from logquarry.broker.admin import Admin
 from logquarry.broker.clients import Clients
 from logquarry.broker.connection import Connection, Handler
-from logquarry.broker.consumers import Consuming
+from logquarry.broker.consumers import Consuming, Progress
 from logquarry.broker.core import Core, Lanes
-from logquarry.broker.key_values import KeyValues
-from logquarry.broker.names import Names
+from logquarry.broker.names import KeyValues, Names
 from logquarry.broker.options import BrokerOptions, is_wildcard, make_offsets_folder
 from logquarry.broker.ports import Port, listen_at_both
-from logquarry.broker.progress import Progress
 from logquarry.broker.pull import Pulling
 from logquarry.broker.queries import Queries
-from logquarry.broker.replies import Replies
-from logquarry.broker.retry import Retrying
-from logquarry.broker.runtime import Runtime
 from logquarry.broker.send import Sending
+from logquarry.broker.send_back import Replies, Retrying
 from logquarry.broker.sparing import SparingLog, line_of
-from logquarry.broker.statistics import Statistics
+from logquarry.broker.statistics import Runtime, Statistics
 from logquarry.broker.tables import Tables
 from logquarry.broker.transactions import Transactions
 from logquarry.config import StoreConfig, settings_of
@@ -439,3 +439,52 @@ def _ends(store: MessageStore, keys: list[tuple[str, int]]) -> dict[tuple[str, i
             # A failure in one queue must not stop the others.
             _problems.warning("%s: topic %s, queue %d: %s", store.root, topic, queue_id, error)
     return found
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """The fastest event loop that is installed: uvloop's, or asyncio's without it."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+@contextmanager
+def background(
+    path: str | PathLike[str] | None = None,
+    *,
+    options: BrokerOptions | None = None,
+    config: StoreConfig | None = None,
+    clock: Clock | None = None,
+) -> Iterator[Broker]:
+    """Run a broker in a thread while the block runs.
+
+    Other threads may use the broker's ``name_server``, ``address`` and ``store``, and nothing else
+    of it. In a forked child the broker does not run, and the end of the block does nothing.
+
+    Args:
+        path: as for :class:`Broker`.
+        options: likewise.
+        config: likewise.
+        clock: likewise.
+    """
+    process = os.getpid()
+    loop = new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="logquarry-broker", daemon=True)
+    thread.start()
+    try:
+        broker = Broker(path, options=options, config=config, clock=clock)
+        try:
+            asyncio.run_coroutine_threadsafe(broker.start(), loop).result()
+            yield broker
+        finally:
+            # A forked child has no thread that would run the loop, and shares the parent's sockets
+            # and store.
+            if os.getpid() == process:
+                asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
+    finally:
+        if os.getpid() == process:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()

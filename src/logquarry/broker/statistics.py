@@ -1,20 +1,30 @@
-"""Counts over the last minute, hour and day, for mqadmin and other tools (``BrokerStatsManager``).
+"""The broker's numbers for mqadmin and other tools: over the last minute, hour and day, and now.
 
-The names of the counts are RocketMQ's: TOPIC_PUT_NUMS and TOPIC_PUT_SIZE by topic, GROUP_GET_NUMS,
-GROUP_GET_SIZE and SNDBCK_PUT_NUMS by topic@group, BROKER_PUT_NUMS and BROKER_GET_NUMS by cluster.
+The names of the counts (``BrokerStatsManager``) are RocketMQ's: TOPIC_PUT_NUMS and TOPIC_PUT_SIZE
+by topic, GROUP_GET_NUMS, GROUP_GET_SIZE and SNDBCK_PUT_NUMS by topic@group, BROKER_PUT_NUMS and
+BROKER_GET_NUMS by cluster.
+
+Tools parse the current numbers (``getRuntimeInfo``) by their names and fail if one is missing, so
+the answer has all names of RocketMQ 4.9, in its formats.
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import deque
 from collections.abc import Hashable, Mapping
+from functools import partial
 from typing import Any, Final
 
+from logquarry import __version__
+from logquarry.broker.acl import TRACE_TOPIC
 from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.format import fastjson
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
+from logquarry.store.stats import StoreStats
+from logquarry.text import size_text
 
 _WINDOWS: Final = {"statsMinute": (10.0, 5), "statsHour": (600.0, 5), "statsDay": (3_600.0, 23)}
 """Seconds between two samples of a window, and how many ended intervals it keeps."""
@@ -159,3 +169,166 @@ def _key(name: str, text: str) -> Hashable:
         topic, _, group = text.rpartition("@")
         return topic, group
     return text
+
+
+_PUT_TIMES: Final = (
+    *("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s"),
+    *("1~2s", "2~3s", "3~4s", "4~5s", "5~10s", "10s~"),
+)
+"""RocketMQ's names for the classes of :data:`logquarry.store.call_counts.BUCKETS`."""
+_MOST_INT: Final = (1 << 31) - 1
+_TIMER: Final = (
+    *("timerReadBehind", "timerOffsetBehind", "timerCongestNum"),
+    *("timerEnqueueTps", "timerDequeueTps"),
+)
+"""Numbers that mqadmin's clusterList of RocketMQ 5 parses; this broker does not count them."""
+
+
+class Runtime:
+    """Answers the requests for the broker's numbers and settings.
+
+    Args:
+        core: the broker's parts.
+        statistics: the broker's counts.
+    """
+
+    def __init__(self, core: Core, statistics: Statistics) -> None:
+        self._core = core
+        self._statistics = statistics
+        self._began = core.clock()
+        self._began_s = time.monotonic()
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The requests that this part answers."""
+        return {
+            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
+            RequestCode.GET_BROKER_CONFIG: self.broker_config,
+        }
+
+    async def runtime_info(self, request: Request) -> None:
+        """The numbers of the broker: name -> value as text."""
+        core = self._core
+        found, disk = await core.slow(partial(_read, core))
+        table = self._of_store(found) | self._of_clients() | disk
+        request.reply(body=fastjson.compact({"table": table}).encode())
+
+    def _of_store(self, found: StoreStats) -> dict[str, str]:
+        state = found.state
+        times = zip(_PUT_TIMES, found.put_times.values(), strict=True)
+        total = tuple(map(sum, zip(found.get_found_rates, found.get_missed_rates, strict=True)))
+        numbers = {
+            "commitLogDiskRatio": state.commit_log_disk_ratio or 0.0,
+            "commitLogMaxOffset": state.max_offset,
+            "commitLogMinOffset": state.min_offset,
+            "consumeQueueDiskRatio": state.consume_queue_disk_ratio or 0.0,
+            "dispatchBehindBytes": state.dispatch_behind or 0,
+            "dispatchMaxBuffer": 0,
+            "earliestMessageTimeStamp": state.first_timestamp or -1,
+            "getFoundTps": _rates(found.get_found_rates),
+            "getMessageEntireTimeMax": round(found.get_longest_ms),
+            "getMissTps": _rates(found.get_missed_rates),
+            "getTotalTps": _rates(total),
+            "getTransferedTps": _rates(found.get_rates),
+            # RocketMQ 5 has corrected the name.
+            "getTransferredTps": _rates(found.get_rates),
+            "putMessageAverageSize": found.put_average_size,
+            "putMessageDistributeTime": " ".join(f"[{name}]:{count}" for name, count in times),
+            "putMessageEntireTimeMax": round(found.put_longest_ms),
+            "putMessageFailedTimes": found.put_failed,
+            "putMessageSizeTotal": found.put_bytes,
+            "putMessageTimesTotal": found.put_messages,
+            "putTps": _rates(found.put_rates),
+            "remainHowManyDataToFlush": size_text(state.flush_behind or 0),
+            "remainTransientStoreBufferNumbs": _MOST_INT,
+        }
+        for level in state.delay_levels:
+            progress = f"{level.delivered},{level.max_offset}"
+            numbers[f"scheduleMessageOffset_{level.level}"] = progress
+        return {name: str(value) for name, value in numbers.items()}
+
+    def _of_clients(self) -> dict[str, str]:
+        core, statistics = self._core, self._statistics
+        put, got = statistics.totals()
+        numbers: dict[str, Any] = {
+            "bootTimestamp": self._began,
+            "brokerVersion": 399,
+            "brokerVersionDesc": f"logquarry {__version__}",
+            "EndTransactionQueueSize": 0,
+            "EndTransactionThreadPoolQueueCapacity": core.options.most_waiting,
+            "msgGetTotalTodayMorning": statistics.mornings[1],
+            "msgGetTotalTodayNow": got,
+            "msgGetTotalYesterdayMorning": statistics.mornings_before[1],
+            "msgPutTotalTodayMorning": statistics.mornings[0],
+            "msgPutTotalTodayNow": put,
+            "msgPutTotalYesterdayMorning": statistics.mornings_before[0],
+            "pageCacheLockTimeMills": 0,
+            "runtime": _duration(time.monotonic() - self._began_s),
+            "startAcceptSendRequestTimeStamp": 0,
+        }
+        for name, waiting, most in (
+            ("send", core.lanes.puts.waiting, core.options.most_waiting),
+            ("pull", core.lanes.gets.waiting, core.lanes.gets.capacity),
+            ("query", core.lanes.slow.waiting, core.lanes.slow.capacity),
+        ):
+            numbers[f"{name}ThreadPoolQueueCapacity"] = most
+            numbers[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = 0
+            numbers[f"{name}ThreadPoolQueueSize"] = waiting
+        return {name: str(value) for name, value in numbers.items()} | dict.fromkeys(_TIMER, "0")
+
+    def broker_config(self, request: Request) -> None:
+        """The broker's settings as a properties file.
+
+        mqadmin's exportConfigs fails if one that it reads is missing.
+        """
+        core, options, store = self._core, self._core.options, self._core.store.config
+        settings = {
+            "autoCreateSubscriptionGroup": options.create_groups,
+            "autoCreateTopicEnable": options.create_topics,
+            "brokerClusterName": options.cluster,
+            "brokerId": 0,
+            "brokerName": options.name,
+            "brokerPermission": 6 if core.writer is not None else 4,
+            "brokerRole": store.broker_role,
+            "defaultTopicQueueNums": options.queues,
+            "deleteWhen": store.delete_when,
+            "enablePropertyFilter": True,
+            "fileReservedTime": store.file_reserved_time,
+            "filterServerNums": 0,
+            "flushDiskType": store.flush_disk_type,
+            "listenPort": core.address.rpartition(":")[2],
+            "maxMessageSize": store.max_message_size,
+            "messageDelayLevel": store.message_delay_level,
+            "msgTraceTopicName": TRACE_TOPIC,
+            "slaveReadEnable": False,
+            "storePathRootDir": core.store.root,
+            "traceOn": True,
+            "traceTopicEnable": True,
+            "useTLS": options.tls is not None,
+        }
+        text = "".join(
+            f"{name}={str(value).lower() if isinstance(value, bool) else value}\n"
+            for name, value in settings.items()
+        )
+        request.reply(
+            fields={"version": fastjson.compact({"counter": 0, "timestamp": self._began})},
+            body=text.encode(),
+        )
+
+
+def _read(core: Core) -> tuple[StoreStats, dict[str, str]]:
+    """The store's numbers, and the size of its disk."""
+    found = shutil.disk_usage(core.store.root)
+    text = f"Total : {size_text(found.total)}, Free : {size_text(found.free)}."
+    return core.store.stats(), {"commitLogDirCapacity": text}
+
+
+def _rates(found: tuple[float, ...]) -> str:
+    return " ".join(f"{rate:.2f}" for rate in found)
+
+
+def _duration(seconds: float) -> str:
+    """A time as ``[ 0 days, 1 hours, 2 minutes, 3 seconds ]``."""
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {left} seconds ]"

@@ -29,7 +29,7 @@ from logquarry.log.store_files import CONFIG
 from logquarry.protocol.remoting_codes import Refused, ResponseCode
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.write.message_rules import BROKER_CHECK, name_fault
-from logquarry.write.topic_table import topics_of
+from logquarry.write.queue_table import topics_of
 
 READ: Final = 4
 WRITE: Final = 2

@@ -17,7 +17,7 @@ from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.cli.replication import host_port, server_tls
 from logquarry.errors import UsageError
-from logquarry.signals import Held
+from logquarry.systems import Held
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -164,8 +164,8 @@ def broker(
         raise UsageError("--offsets needs --read-only: otherwise the store keeps the offsets")
     from logquarry.broker import BrokerOptions
     from logquarry.broker.acl import AccessControl
-    from logquarry.broker.background import new_event_loop
-    from logquarry.signals import held
+    from logquarry.broker.broker import new_event_loop
+    from logquarry.systems import held
 
     serves = BrokerOptions(
         host=host,
@@ -202,7 +202,7 @@ async def _serve(
         server = None
         if metrics_at is not None:
             from logquarry.broker.options import listen_error
-            from logquarry.metrics.broker import serve_metrics
+            from logquarry.metrics.collector import serve_metrics
 
             try:
                 server = serve_metrics(running, *metrics_at)

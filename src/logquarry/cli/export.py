@@ -364,7 +364,7 @@ def _jsonl(
     from logquarry.cli import messages, output
     from logquarry.log.layout import StoreLayout
     from logquarry.log.store_names import broker_names, find_stores
-    from logquarry.read.known_topics import warn_of_unknown_topics
+    from logquarry.read.bulk import warn_of_unknown_topics
 
     policy = options.damage_policy(on_damage)
     wanted = filters.message_filter()
@@ -400,7 +400,7 @@ def _write(
 ) -> tuple[int, int]:
     """Write messages as JSON lines; return the number of messages and of bytes."""
     from logquarry.cli import messages
-    from logquarry.log.lost_frames import decoded
+    from logquarry.log.frames import decoded
 
     count = length = 0
     for reader in readers:

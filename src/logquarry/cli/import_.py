@@ -92,8 +92,8 @@ def _run(
     keep_times: bool,
 ) -> None:
     from logquarry.ingest.importing import check_source, import_source
-    from logquarry.signals import held
     from logquarry.store.message_store import StoreWriter
+    from logquarry.systems import held
 
     # An interrupt waits until the current piece is in the store, so that the count of messages is
     # right.

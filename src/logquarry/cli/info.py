@@ -1,6 +1,8 @@
 """``logquarry info`` and ``report``: show the contents of a store.
 
 ``info`` reads the files and can count the whole log. ``report`` draws one HTML page.
+
+``info --timers`` prints the timer messages that wait; ``stats`` also prints pops.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from logquarry import text
 from logquarry.cli import next_step, options, output
 from logquarry.cli.incomplete import end_incomplete, queue_list, read_store
 from logquarry.cli.output import Output
-from logquarry.cli.timers import show_timers, timers_document
 from logquarry.errors import CorruptStore, UnsupportedStore
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from logquarry.config import StoreConfig
     from logquarry.format.checkpoint import Checkpoint
+    from logquarry.log.layout import StoreLayout
+    from logquarry.read.pops import Pops
     from logquarry.repair.verify import VerifyReport
     from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
@@ -404,3 +407,67 @@ def report(store: str, target: str, config: str | None, quiet: bool) -> None:
     if step is not None:
         out.note(step)
     end_incomplete(out, left_out)
+
+
+def timers_document(layout: StoreLayout) -> dict[str, Any]:
+    """``timers`` of ``info --json``, described in docs/json.md."""
+    from logquarry.read.timers import check_or_none, precision, timers_of
+
+    check = check_or_none(layout)
+    found = timers_of(layout, check)
+    due = found.due()
+    step = precision(layout, check.read_time)
+    return {
+        "waiting": len(due),
+        "deleted": len(found.deleted()),
+        "messages": [
+            {
+                "due": one.slot_time + step,
+                "topic": one.topic,
+                "queue_id": one.queue_id,
+                "uniq_key": one.uniq_key,
+                "keys": one.keys,
+                "physical_offset": one.physical_offset,
+                "timer_queue_offset": one.queue_offset,
+                "is_in_wheel": one.queue_offset < check.enqueued,
+                "rolled": one.rolled,
+            }
+            for one in due
+        ],
+    }
+
+
+def show_timers(out: Output, document: dict[str, Any]) -> None:
+    """Print the timer messages as a table."""
+    out.line(out.style("timer messages", "bold"))
+    out.line(
+        f"  waiting {document['waiting']:,}, deleted before their time {document['deleted']:,}"
+    )
+    rows = [
+        [
+            text.time_text(one["due"]),
+            text.printable(one["topic"]),
+            str(one["queue_id"]),
+            text.printable(one["keys"] or one["uniq_key"] or "-"),
+            str(one["physical_offset"]),
+        ]
+        for one in document["messages"]
+    ]
+    if rows:
+        out.line()
+        out.table(["due", "topic", "queue", "key", "offset"], rows, right="queue offset")
+
+
+def show_pops(out: Output, pops: Pops) -> None:
+    """Print unacknowledged pops as a table, if there are any."""
+    if pops.queues:
+        out.line()
+        rows = [
+            [
+                *(text.printable(one.group), text.printable(one.topic), str(one.queue_id)),
+                *(f"{one.messages:,}", text.time_text(one.oldest)),
+            ]
+            for one in pops.queues
+        ]
+        header = ["popped by group", "topic", "queue", "unacknowledged", "oldest pop"]
+        out.table(header, rows, right="queue unacknowledged")

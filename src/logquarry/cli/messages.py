@@ -68,7 +68,7 @@ def messages(
     """
     out = Output(quiet=quiet)
     from logquarry.log import json_lines
-    from logquarry.read.known_topics import warn_of_unknown_topics
+    from logquarry.read.bulk import warn_of_unknown_topics
     from logquarry.store.message_store import MessageStore
 
     policy = options.damage_policy(on_damage)
@@ -129,7 +129,7 @@ def _lines(
     reader: MessageReader, out: Output, limit: int | None, hidden: frozenset[str], *, jsonl: bool
 ) -> Iterator[Iterable[str]]:
     from logquarry.log import columns
-    from logquarry.log.lost_frames import decoded
+    from logquarry.log.frames import decoded
 
     decoding = reader.decoding
 

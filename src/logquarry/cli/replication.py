@@ -16,11 +16,11 @@ from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.errors import ReplicationError, UsageError
-from logquarry.signals import Held
+from logquarry.systems import Held
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
-    from logquarry.protocol.ha import HaTimes
+    from logquarry.protocol.ha.messages import HaTimes
     from logquarry.replication import ConfigSync, HaSlave, MasterStatus
 
 
@@ -61,7 +61,7 @@ def ha_times(settings: StoreConfig) -> HaTimes:
     Raises:
         UsageError: if the intervals are invalid.
     """
-    from logquarry.protocol.ha import HaTimes
+    from logquarry.protocol.ha.messages import HaTimes
 
     return HaTimes(
         heartbeat_ms=settings.ha_send_heartbeat_interval,
@@ -212,8 +212,8 @@ def replicate(
     context = client_tls(tls, tls_ca, tls_cert, tls_key)
     from logquarry.config import StoreConfig
     from logquarry.replication import ConfigSync, ConfigSyncOptions, HaSlave, SlaveOptions
-    from logquarry.signals import held
     from logquarry.store.message_store import MessageStore
+    from logquarry.systems import held
 
     settings = replace(options.store_config(config) or StoreConfig(), broker_role="SLAVE")
     follows = SlaveOptions(
@@ -392,10 +392,10 @@ def serve_master(
     tls = server_tls(tls_cert, tls_key, tls_ca)
     from logquarry.config import StoreConfig
     from logquarry.log.layout import StoreLayout
-    from logquarry.protocol.ha import TransferLimits
+    from logquarry.protocol.ha.messages import TransferLimits
     from logquarry.replication import ConfigServer, ConfigServerOptions, HaMaster, MasterOptions
-    from logquarry.signals import held
     from logquarry.store.message_store import MessageStore
+    from logquarry.systems import held
 
     settings = options.store_config(config) or StoreConfig()
     if settings.broker_role == "SLAVE":

@@ -76,7 +76,7 @@ def retain(
     out = Output(quiet=quiet)
     rules = _rules(older_than, max_disk_ratio, keep_bytes, max_files)
     settings = options.store_config(config)
-    from logquarry.store.retention.offline import retain as retain_store
+    from logquarry.store.retention.retain import retain as retain_store
 
     with out.progress("deleting") as progress:
         plan = retain_store(

@@ -243,7 +243,7 @@ def convert(store: str, into: Path | None, as_json: bool, config: str | None, qu
     out = Output(quiet=quiet)
     settings = options.store_config(config)
     from logquarry.log.layout import StoreLayout
-    from logquarry.repair.convert import convert as convert_store
+    from logquarry.repair.salvage.salvage import convert as convert_store
 
     layout = StoreLayout.open(store, settings)
     found = convert_store(layout, into, bars=partial(out.progress, in_bytes=True))

@@ -39,8 +39,8 @@ def session(master: str) -> Iterator[SparkSession]:
         )
     from pyspark import SparkContext
 
-    from logquarry.signals import held
     from logquarry.spark import get_session
+    from logquarry.systems import held
 
     # getActiveSession() is per thread; the context is per process.
     running = SparkContext._active_spark_context is not None
@@ -103,7 +103,7 @@ def _spark_trouble() -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
             raise
-        from logquarry.spark.errors import root_cause
+        from logquarry.spark.jobs import root_cause
 
         raise SparkTrouble(f"Spark failed: {root_cause(error)}") from error
 

@@ -9,9 +9,8 @@ import click
 from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.incomplete import end_incomplete, queue_list, read_store
-from logquarry.cli.info import STATES, sizes_text
+from logquarry.cli.info import STATES, show_pops, sizes_text
 from logquarry.cli.output import Output
-from logquarry.cli.timers import show_pops
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:

@@ -153,11 +153,6 @@ class MappedFileQueue(LastFile):
         """The path of each file."""
         return [file.path if isinstance(file, MappedFile) else file for file in self._files]
 
-    @property
-    def mapped_bytes(self) -> int:
-        """Bytes of the files that are open (``getMappedMemorySize``)."""
-        return self.file_size * len(self.open_files)
-
     def last_file(self, create: bool = False, start_offset: int = 0) -> MappedFile | None:
         """The file that is written to (``getLastMappedFile``).
 

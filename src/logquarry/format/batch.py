@@ -1,20 +1,42 @@
-"""The wire form of a batch: the body of a client's batch request.
+"""Batches: a client's request, inner batches of RocketMQ 5, and the entries of batch queues.
 
-Per message, big-endian, consecutive (``MessageDecoder.encodeMessage``)::
+The wire form, the body of a client's batch request, has per message, big-endian, consecutive
+(``MessageDecoder.encodeMessage``)::
 
     | TOTALSIZE 4 | MAGICCODE 4 | BODYCRC 4 | FLAG 4 | BODYLEN 4 | BODY |
     | PROPERTIESLEN 2 | PROPERTIES |
 
 Clients write 0 for magic and CRC; the store ignores both.
+
+An inner batch is one frame that holds several messages. A producer sends a batch to a topic with
+batch queues; the broker stores it as one frame with the SYSFLAG bits INNER_BATCH and NEED_UNWRAP.
+The body is the wire form of the batch. Message i of the batch has the queue offset QUEUEOFFSET + i.
+The batch gives its body, properties and FLAG; the frame gives all other fields (see
+``MessageDecoder.decodeMessage``). The property INNER_NUM is the number of messages, by which the
+queue offset advances; INNER_BASE repeats QUEUEOFFSET.
+
+Readers return a message of a batch as a :class:`~logquarry.format.frame.Frame` that stands alone.
+Its SYSFLAG lacks the bits of the batch and of compression. BODYCRC is the CRC of its body.
+TOTALSIZE is the size that it would have in the log. PHYSICALOFFSET is the one of the batch.
+
+A batch queue of RocketMQ 5 (``BatchConsumeQueue``) has entries of 46 bytes. An entry names one
+frame and the queue offsets of its messages: ``[base, base + count)``. Its place in the files is not
+a queue offset: readers search the base.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
+from logquarry.errors import DecompressionError
+from logquarry.format import java, sys_flag
+from logquarry.format import properties as props
+from logquarry.format.compression import DEFAULT_LIMIT, decompress
 from logquarry.format.fields import Field, Layout
+from logquarry.format.frame import Frame
 
 HEAD = Layout(
     "batch item head",
@@ -97,3 +119,82 @@ def decode(data: bytes) -> Iterator[BatchItem]:
             body_crc=crc,
         )
         position = end
+
+
+INNER_BATCH: Final = sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP
+"""Both bits: clients take a frame apart only if it has both."""
+OF_BATCH: Final = INNER_BATCH | sys_flag.COMPRESSED | sys_flag.COMPRESSION_MASK
+"""The bits that a message of a batch does not inherit: they describe the body of the frame."""
+MOST_MESSAGES: Final = 0x7FFF
+"""``DispatchRequest.batchSize`` and the entry of a batch queue count the messages in 16 bits."""
+
+
+def is_inner_batch(flag: int) -> bool:
+    """Whether a frame with this SYSFLAG holds the messages of a batch."""
+    return flag & INNER_BATCH == INNER_BATCH
+
+
+def unwrap(frame: Frame, *, limit: int = DEFAULT_LIMIT) -> tuple[Frame, ...]:
+    """The messages of an inner batch; any other frame, or one without a batch, stays whole.
+
+    Clients keep a frame whose body is not a batch as one message too (``PullAPIWrapper``).
+
+    Args:
+        frame: a sound frame.
+        limit: maximum bytes of the decompressed body, and of the messages as frames; a frame with
+            more stays whole.
+    """
+    if not is_inner_batch(frame.sys_flag):
+        return (frame,)
+    try:
+        items = tuple(decode(decompress(frame.body, frame.sys_flag, limit=limit)))
+    except (ValueError, DecompressionError):
+        return (frame,)
+    fixed = frame.size - len(frame.body) - len(frame.properties)
+    room = sum(fixed + len(item.body) + len(item.properties) for item in items)
+    if not items or room > limit or frame.queue_offset > java.LONG_MAX - len(items):
+        return (frame,)
+    flag = frame.sys_flag & ~OF_BATCH
+    return tuple(
+        replace(
+            frame,
+            body=item.body,
+            properties=item.properties,
+            flag=item.flag,
+            sys_flag=flag,
+            queue_offset=frame.queue_offset + number,
+        ).with_crc()
+        for number, item in enumerate(items)
+    )
+
+
+def queue_count(frame: Frame) -> int:
+    """The number of queue offsets that a frame takes, as the broker dispatches it.
+
+    For an inner batch it is INNER_NUM, whatever the body holds
+    (``CommitLog.checkMessageAndReturnSize``).
+    """
+    if not frame.sys_flag & sys_flag.INNER_BATCH:
+        return 1
+    number = props.decode_bytes(frame.properties).get(props.INNER_NUM, "")
+    if not (number.isascii() and number.isdigit() and len(number) <= len(str(MOST_MESSAGES))):
+        return 1
+    return min(max(1, int(number)), MOST_MESSAGES)
+
+
+ENTRY = Layout(
+    "batch queue entry",
+    Field("physical_offset", "q", "start of the frame in the log"),
+    Field("size", "i", "TOTALSIZE of the frame; 0: empty entry"),
+    Field("tags_code", "q", "hash of the frame's tags; 0 if only the messages inside have tags"),
+    Field("store_timestamp", "q", "STORETIMESTAMP of the frame"),
+    Field("base", "q", "msgBaseOffset: queue offset of the frame's first message"),
+    Field("count", "h", "batchSize: messages in the frame"),
+    Field("compacted_offset", "i", "offset in a compacted log; -1: none"),
+    Field("reserved", "i", "0; logquarry: number of lost messages at the start of the entry"),
+)
+ENTRY_SIZE: Final = ENTRY.size
+assert ENTRY_SIZE == 46
+DEFAULT_ENTRIES_PER_FILE: Final = 300_000
+NOT_COMPACTED: Final = -1
+"""Compacted offset of an entry that no compaction has seen."""

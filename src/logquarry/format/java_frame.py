@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from logquarry.format import delay, frame, java
+from logquarry.format import frame, java
 from logquarry.format import properties as props
 
 LARGEST_ARRAY: Final = java.INT_MAX - 2
@@ -142,9 +142,9 @@ def _check(
     if properties_length:
         properties = props.decode(_text(data, at, properties_length, size))
         level = properties.get(props.DELAY)
-        if topic == delay.SCHEDULE_TOPIC and level is not None and delay.parse_int(level) is None:
+        if topic == props.SCHEDULE_TOPIC and level is not None and props.parse_int(level) is None:
             raise _Bad
-        tags_code = delay.tags_code(topic, properties, store_timestamp, levels_ms)
+        tags_code = props.tags_code(topic, properties, store_timestamp, levels_ms)
     at += properties_length
     if at - position != size:
         return JavaVerdict(size, False, at)

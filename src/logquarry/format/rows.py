@@ -1,4 +1,6 @@
-"""The table that a walk over the log fills: one row of int32 per frame; and the walk's codes.
+"""The tables that kernels fill: by the walk, for the dispatcher, and for a get.
+
+The table that a walk over the log fills: one row of int32 per frame; and the walk's codes.
 
 ====  =============  ===============================================
  col  name           relative to
@@ -14,9 +16,48 @@
 ====  =============  ===============================================
 
 Kernel and reference fill it alike.
+
+The table for the dispatcher: one column of int64 per frame.
+
+==  ==================  ==============================================================
+ #  name                content
+==  ==================  ==============================================================
+ 0  TOPIC_ID            index of the topic
+ 1  QUEUE_ID
+ 2  QUEUE_OFFSET        index in the consume queue
+ 3  PHYSICAL_OFFSET     physical offset of the frame
+ 4  FRAME_SIZE          TOTALSIZE
+ 5  SYS_FLAG
+ 6  STORE_TIMESTAMP     in milliseconds
+ 7  TAGS_CODE           for the queue's entry
+ 8  HAS_KEY             whether there are KEYS or a UNIQ_KEY, and it is not a ROLLBACK
+ 9  QUEUE               index of the queue; -1 if the frame takes no queue offset
+==  ==================  ==============================================================
+
+The table that a ``get`` fills: one row per message with its most used fields.
+
+The rows come first, in a space for the maximum number of rows; the frames follow after that space.
+Positions count from the table's first byte.
+
+==  ===============  ==================================================
+ #  name             content
+==  ===============  ==================================================
+ 0  queue offset     of the frame
+ 1  store timestamp  in milliseconds
+ 2  physical offset  of the frame
+ 3  frame at         start of the frame's copy
+ 4  size             TOTALSIZE
+ 5  body at          start of the body
+ 6  body end         end of the body
+ 7  tags at          start of the TAGS property, or a constant below
+ 8  tags end         end of the TAGS property
+==  ===============  ==================================================
 """
 
 from __future__ import annotations
+
+import struct
+from typing import Final
 
 POSITION, SIZE, BODY_AT, BODY_LENGTH, TOPIC_AT, TOPIC_LENGTH, PROPS_AT, PROPS_LENGTH = range(8)
 ROW_WIDTH = 8
@@ -34,3 +75,55 @@ TABLE_FULL = 102
 """The table has no room for another row."""
 ASK_JAVA = 103
 """Only :mod:`logquarry.format.java_frame` decides whether RocketMQ accepts this frame."""
+
+
+(
+    TOPIC_ID,
+    QUEUE_ID,
+    QUEUE_OFFSET,
+    PHYSICAL_OFFSET,
+    FRAME_SIZE,
+    SYS_FLAG,
+    STORE_TIMESTAMP,
+    TAGS_CODE,
+    HAS_KEY,
+    QUEUE,
+) = range(10)
+FIELD_COUNT = 10
+
+
+ROW: Final = struct.Struct("=3q6i")
+ROW_SIZE: Final = ROW.size
+
+NO_TAGS: Final = 0
+"""There is no TAGS property."""
+SAME_TAGS: Final = -1
+"""The tags are the same as in the row before."""
+ASK_TAGS: Final = -2
+"""The properties are not UTF-8: the reference decodes the tags."""
+
+NOT_SOUND: Final = -1
+"""The kernel's result in uncommon cases: the reference gives the answer."""
+NOT_AT_HAND: Final = -2
+"""The kernel's result if a frame is not within the mapped bytes that it was given."""
+COUNT_SHIFT: Final = 24
+"""Any other result packs three numbers, each shifted by this many bits from the previous one: bytes
+of table and frames, messages, and entries."""
+
+(
+    STATE_LOG,
+    STATE_START,
+    STATE_END,
+    STATE_CRC,
+    STATE_MEMORY_COUNT,
+    STATE_MEMORY_SIZE,
+    STATE_DISK_COUNT,
+    STATE_DISK_SIZE,
+) = range(8)
+"""Further arguments of the kernel, 64 bits each: the address of the mapped bytes of the log, their
+physical offsets, the CRC function's address, and the limits of an answer."""
+
+TAG_CODE, TAG_AT, TAG_LENGTH = range(3)
+"""Arguments for a wanted tag: its hash, the address of its text, and its length in bytes."""
+TAG_WIDTH: Final = 3
+"""Numbers per tag. The count of tags precedes the first one."""

@@ -1,13 +1,12 @@
 """Dead letters of a load: rows that no store accepts, with the reasons, as Parquet files.
 
-A load stages its files and moves them into place when it commits. Their names contain the load, so
-a repeated load replaces its files.
+A load stages its files and moves them into place when it commits. The file names contain the load's
+identity, so a repeated load replaces its files.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -133,11 +132,3 @@ def forget_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None
     for place in (f"{_STAGED}/staged", _STAGED):
         with suppress(OSError):
             (folder / place).rmdir()
-
-
-def names_of(folder: Path, load: LoadId) -> list[str]:
-    """Return the names of a load's files that are in place."""
-    wanted = re.compile(rf"rejected-{load.folder}-{load.version:012d}-\d+\.parquet")
-    with suppress(OSError):
-        return sorted(name for name in os.listdir(folder) if wanted.fullmatch(name))  # noqa: PTH208
-    return []

@@ -2,7 +2,8 @@
 
 An import that fails halfway leaves messages in the log that cannot be removed, and a second attempt
 duplicates them. So the import reads and checks the whole source before the first put. Afterwards
-only a full disk or Ctrl-C can end it; it then ends between two messages and reports their number.
+only a full disk or Ctrl-C can end the import. It then ends between two messages, and reports the
+number of imported messages.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from logquarry.errors import LogquarryError, MessageRejected, SourceNotReadable, UsageError
-from logquarry.ingest.json_lines import read_lines
-from logquarry.ingest.parquet import read_parquet
+from logquarry.ingest.readers import read_lines, read_parquet
 from logquarry.ingest.rows import Rows, Source, as_stored
 from logquarry.store.message_store import StoreWriter
 from logquarry.units import Progress
@@ -26,7 +26,7 @@ Checked = list[Rows]
 """All rows of a source, in the form of ``put_stored``."""
 
 MOST_KEPT: Final = 256 << 20
-"""Most bytes of checked rows that are kept in memory for the put; a larger source is read twice."""
+"""Maximum bytes of checked rows in memory for the put; a larger source is read twice."""
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
 """Commits a load of many tasks to one or several stores: all rows exactly once, or none.
 
 For one store, its intent makes the load atomic (:mod:`logquarry.store.load.loading`). With several
-stores, a crash may leave the load in some of them only. So one document first decides for all
-stores which segments are the load. The next load into the same path completes a decided load; it
-drops segments that a second attempt staged.
+stores, a crash may leave the load in some of them only. So one document first decides, for all
+stores, which segments belong to the load. The next load into the same path completes a decided
+load, and drops segments that a second attempt has staged.
 
 ::
 
@@ -173,7 +173,7 @@ def plan_load(plan: LoadPlan) -> LoadPlan:
 
 
 def _warn_of_space(plan: LoadPlan, segments: Mapping[int, Sequence[Segment]]) -> None:
-    """Warn before new stores take much more room on the disk than their messages need."""
+    """Warn before new stores take much more space on the disk than their messages need."""
     new = [broker for broker in segments if not (plan.store(broker) / COMMIT_LOG).exists()]
     shape = plan.sizes.index_shape or IndexShape()
     allocated = len(new) * (_log_size(plan.sizes) + shape.file_size)
@@ -239,31 +239,12 @@ def discard_load(
             return
         done = [task for task in tasks if task is not None]
         names = [segment.name for task in done for _, segment in task.segments]
-        # The name of an unnamed load is unique, so all its staged files can go.
+        # The generated name of an unnamed load is unique, so all its staged files can be deleted.
         remove_staged(plan.loads, load, names if load.is_named else None)
         if plan.dead_letters is not None:
             letters = [task.dead_letters for task in done if task.dead_letters is not None]
             folder = Path(plan.dead_letters)
             dead_letters.forget_staged(folder, load, letters if load.is_named else None)
-
-
-def finish_loads(
-    plan: LoadPlan, *, run: RunAppends = append_here, disk: Disk | None = None
-) -> bool:
-    """Complete a load of several brokers that was decided before a crash.
-
-    Returns:
-        Whether there was one.
-
-    Raises:
-        CorruptFile: as :func:`commit_load`.
-        StoreUnavailable: as :func:`commit_load`.
-    """
-    disk = disk or LocalDisk()
-    if not (plan.loads / _DECISION).is_file():
-        return False
-    with _locked(disk, plan.loads):
-        return _Decision(plan, disk).finish(run) is not None
 
 
 def _began(plan: LoadPlan, load: LoadId, disk: Disk) -> bool:
@@ -313,7 +294,7 @@ class _Commit:
         segments = by_broker(self._tasks)
         _warn_of_space(plan, segments)
         if plan.brokers == 1:
-            # Also without rows: this creates the store and records the load in its ledger.
+            # Commit even without rows: this creates the store and records the load in its ledger.
             store = plan.store(0)
             # The segment files list their queues, so the task does not need them.
             sent = tuple(replace(segment, queues=()) for segment in segments.get(0, ()))
@@ -421,7 +402,7 @@ def _locked(disk: Disk, folder: Path) -> Iterator[None]:
 
 
 def _patiently(take: Callable[[], T], is_held: Callable[[], bool]) -> T:
-    """Retry `take` while `is_held` is true, at most 30 seconds."""
+    """Retry `take` while `is_held` is true, for at most 30 seconds."""
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:

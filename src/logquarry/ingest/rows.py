@@ -1,8 +1,8 @@
 """Finds the files of an import, and prepares their rows for the store.
 
 The source is one file, a folder, or a glob. For a folder of an export to Parquet, the manifest
-lists the files and their rows. They are read by broker and first offset, so each queue keeps the
-order of its messages, independent of the files' names.
+lists the files and their rows. The files are read in the order of broker and first offset, so each
+queue keeps the order of its messages, whatever the files' names are.
 """
 
 from __future__ import annotations

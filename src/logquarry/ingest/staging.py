@@ -1,7 +1,7 @@
 """Stages the rows of a load: chooses broker and queue, makes frames, writes segments.
 
-A task checks its rows and makes their frames before any store is locked; under the lock only
-copying and numbering remain. A task writes one segment for each broker that gets rows.
+A task checks its rows and makes their frames before any store is locked. Under the lock, the commit
+only copies and numbers the frames. A task writes one segment for each broker that gets rows.
 
 Rows with a queue id keep it; all rows of one topic and queue go to one broker. Rows without a queue
 id are placed like a producer's ``SelectMessageQueueByHash`` over the queues of all brokers: rows of
@@ -48,7 +48,7 @@ from logquarry.write.outgoing_arrow import (
 Int64 = npt.NDArray[np.int64]
 
 NO_WORD: Final = -(1 << 32)
-"""Takes the place of the hash of a text without words."""
+"""Replaces the hash of a text without words."""
 _SPACE: Final = " "
 
 
@@ -310,7 +310,7 @@ class Stager:
     def _writer(self, broker: int) -> SegmentWriter:
         writer = self._writers.get(broker)
         if writer is None:
-            # Two attempts of a task can run at once, so each has its own file names.
+            # Two attempts of a task can run at once, so each attempt has its own file names.
             name = f"{self._partition:05d}-{broker:04d}-{uuid.uuid4().hex}{ENDING}"
             path = self._plan.loads / self._load.staged / name
             writer = self._writers[broker] = SegmentWriter(path)
@@ -353,7 +353,7 @@ class Stager:
         writer.add(data.data, counts.items())
 
     def _room(self, size: int) -> npt.NDArray[np.uint8]:
-        """Return memory, valid until the next call; a new allocation costs more than encoding."""
+        """Return memory that is valid until the next call; new memory costs more than encoding."""
         if len(self._scratch) < size:
             self._scratch = np.empty(size + size // 4, np.uint8)
         return self._scratch[:size]
@@ -440,7 +440,7 @@ def _text_fault(batch: pa.RecordBatch, number: int) -> str | None:
         except UnicodeDecodeError as error:
             return f"{name} is not UTF-8: {error}"
         except (ValueError, OverflowError):
-            # A valid time that Python's datetime cannot represent.
+            # The row has a valid time that Python's datetime cannot represent.
             continue
     return None
 
@@ -452,8 +452,3 @@ def by_broker(tasks: Sequence[Staged]) -> dict[int, tuple[Segment, ...]]:
         for broker, segment in task.segments:
             found.setdefault(broker, []).append(segment)
     return {broker: tuple(segments) for broker, segments in sorted(found.items())}
-
-
-def rows_of(tasks: Sequence[Staged]) -> int:
-    """Return the number of staged rows."""
-    return sum(segment.rows for task in tasks for _, segment in task.segments)

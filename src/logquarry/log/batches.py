@@ -19,9 +19,8 @@ from logquarry.log import columns
 from logquarry.log.codec import Rows
 from logquarry.log.columns import Decoding
 from logquarry.log.filters import MessageFilter
-from logquarry.log.inner_batches import unwrapped
+from logquarry.log.frames import decoded, unwrapped
 from logquarry.log.layout import StoreLayout
-from logquarry.log.lost_frames import decoded
 from logquarry.log.walk import DamagedSpan, Event, Run
 from logquarry.stored_message import StoredMessage
 

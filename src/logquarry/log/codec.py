@@ -3,25 +3,29 @@
 The reference loops over :mod:`logquarry.format.frame`; the kernels are in
 :mod:`logquarry.format.kernels` (numba). ``LOGQUARRY_KERNELS=off`` selects the reference; without
 numba the reference is used too.
+
+:func:`first_frames` reads a file without knowing where in the log the file begins.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from logquarry.compiled import is_switched_off
-from logquarry.format import crc, dledger, frame
+from logquarry.format import crc, dledger, frame, java
+from logquarry.format.frame import Frame
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, ROW_WIDTH, SIZE, TABLE_FULL
+from logquarry.log.filesystem import FileView
 
 if TYPE_CHECKING:
     from types import ModuleType
-
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +76,7 @@ class Window:
         end: index at which the file ends; larger than ``len(data)`` if the file continues.
         has_heads: whether frames may follow the heads of DLedger entries.
         is_unwrapped: whether the frames are not as the log has them, but messages of inner batches
-            (:mod:`logquarry.log.inner_batches`). Only its PHYSICALOFFSET places a frame then.
+            (:mod:`logquarry.log.frames`). Only its PHYSICALOFFSET places a frame then.
     """
 
     data: npt.NDArray[np.uint8]
@@ -359,3 +363,63 @@ def damage_reason(window: Window, position: int, *, check_crc: bool) -> str:
         position, _ = _after_head(window, position)
     outcome: Any = window.decode(position, check_crc=check_crc)
     return outcome.reason if isinstance(outcome, frame.Damage) else "no frame"
+
+
+_MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
+_MOST_FRAMES: Final = 32
+"""Frames that are read from one file."""
+_SEARCHED: Final = 64 << 20
+"""Bytes of a file in which frames are searched."""
+_CHUNK: Final = 1 << 20
+
+
+def head_offset(view: FileView) -> int | None:
+    """The physical offset in the first frame of a file; -1 if its first bytes are not a frame.
+
+    None if the file is too short, or begins with zeros or a blank: then it shows nothing.
+    """
+    size = frame.HEAD.size
+    if view.size < size:
+        return None
+    head = bytes(view.head(size))
+    if len(head) < size:
+        return None
+    fields = frame.HEAD.struct.unpack(head)
+    if fields[1] in _MAGICS:
+        return int(fields[6])
+    return None if fields[1] == frame.MAGIC_BLANK or not any(head) else -1
+
+
+def first_frames(view: FileView) -> Iterable[tuple[int, Frame]]:
+    """The first whole frames of a file, with their positions in the file."""
+    stop = min(view.size, _SEARCHED, java.INT_MAX)
+    data = view.window(0, stop)[:stop]
+    position, count = 0, 0
+    while count < _MOST_FRAMES:
+        position = _next_magic(data, position)
+        if position < 0 or position + frame.HEAD.size > len(data):
+            return
+        told = frame.HEAD.struct.unpack_from(data, position)[6]
+        found = frame.decode_at(data, position, base=told - position)
+        if isinstance(found, Frame):
+            yield position, found
+            count += 1
+            position += found.size
+        else:
+            position += 1
+
+
+def _next_magic(data: memoryview, position: int) -> int:
+    """The next position at which a frame may start, -1 if there is none."""
+    at_magic = frame.HEAD.offsets["magic"]
+    magics = [magic.to_bytes(4, "big") for magic in _MAGICS]
+    while position + at_magic < len(data):
+        start = position + at_magic
+        chunk = bytes(data[start : start + _CHUNK])
+        hits = [hit for magic in magics if (hit := chunk.find(magic)) >= 0]
+        if hits:
+            return position + min(hits)
+        if len(chunk) < _CHUNK:
+            return -1
+        position += _CHUNK - len(magics[0]) + 1
+    return -1

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from logquarry.errors import DecompressionError
-from logquarry.format import delay, frame, java, property_crc
+from logquarry.format import frame, java, property_crc
 from logquarry.format import properties as props
 from logquarry.format import rows as r
 from logquarry.format.compression import DEFAULT_LIMIT, decompress, is_compressed
@@ -57,7 +57,7 @@ class Decoding:
     columns: Sequence[str] = schema.NAMES
     broker: str = ""
     delay_levels_ms: tuple[int, ...] = field(
-        default_factory=lambda: delay.parse_levels(delay.DEFAULT_LEVELS)
+        default_factory=lambda: props.parse_levels(props.DEFAULT_LEVELS)
     )
     decompress: bool = False
     decompress_limit: int = DEFAULT_LIMIT

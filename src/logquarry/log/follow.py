@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.config import IndexKeys
-from logquarry.format import delay, index, java, sys_flag
+from logquarry.format import index, java, sys_flag
 from logquarry.format import properties as props
-from logquarry.format import request_rows as q
+from logquarry.format import rows as q
 from logquarry.format import rows as r
 from logquarry.format.frame import MAGIC_V1, Frame
 from logquarry.format.rows import ASK_JAVA, POSITION
 from logquarry.log import codec, columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
-from logquarry.log.lost_frames import require_whole
+from logquarry.log.frames import require_whole
 from logquarry.log.walk import Run
 
 Int64 = npt.NDArray[np.int64]
@@ -171,7 +171,7 @@ class Followed:
         requests: their dispatch requests.
         key_hashes: hashes of the index keys, in the order of the index.
         key_numbers: the number of each key's frame.
-        table: the kernel's table (:mod:`logquarry.format.request_rows`), None from the reference.
+        table: the kernel's table (:mod:`logquarry.format.rows`), None from the reference.
         queues: the kernel's queues by number: topic and queue id.
     """
 
@@ -250,7 +250,7 @@ class Follower:
             found = window.decode(position, check_crc=False)
             assert isinstance(found, Frame)
             level = None
-            if found.topic == delay.SCHEDULE_TOPIC.encode():
+            if found.topic == props.SCHEDULE_TOPIC.encode():
                 level = props.decode_bytes(found.properties).get(props.DELAY)
             plain = level is None or (level.isascii() and level.isdigit())
             if found.magic != MAGIC_V1 or not plain or len(level or "") > _MOST_DIGITS:

@@ -1,22 +1,39 @@
-"""The settings that a store keeps: ``.logquarry/settings.json``, which RocketMQ ignores.
+"""What a store shows of its past: settings and offsets in ``.logquarry/``, and its delay levels.
 
-A writer of this library records the settings that decide the format of the store's files. Files
-that do not show a setting (a new index without keys, for example) are then read and continued with
-the settings that made them. Without the record, the files and RocketMQ's defaults decide.
+A writer of this library records, in ``.logquarry/settings.json``, the settings that decide the
+format of the store's files. Files that do not show a setting (a new index without keys, for
+example) are then read and continued with the settings that made them. Without the record, the files
+and RocketMQ's defaults decide.
 
 The files win: a recorded setting counts only as long as no file contradicts it
 (:mod:`logquarry.read.store_sizes`).
+
+``.logquarry/durable`` says where the log ended on the disk, and where it started. Both are known
+only if this library wrote the store last (:class:`logquarry.format.checkpoint.DurableMark`).
+Retention records a new start before it deletes files. So a log whose first file begins later has
+lost its first files.
+
+Delay levels are found from the schedule queues. An entry of SCHEDULE_TOPIC_XXXX carries the
+delivery time of its message, and the message carries its store time. The difference is the delay of
+the level. So the reader needs no broker configuration for a store with its own levels.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, NamedTuple, Protocol
 
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
+from logquarry.format import checkpoint, frame, queue_entry
+from logquarry.format import properties as props
+from logquarry.log.file_sequence import FileSequence, StoreFile
+from logquarry.log.filesystem import FileSystem, FileView
+from logquarry.log.store_files import CHECKPOINT, DURABLE, NAME_DIGITS
 
 _NAMES: Final = (
     "dialect",
@@ -67,3 +84,166 @@ def decode(data: bytes) -> Mapping[str, Any]:
     if not has_levels:
         raise ValueError("no delay levels")
     return {name: getattr(config, name) for name in found}
+
+
+class Durable(NamedTuple):
+    """The durable offset of a log, and the offset at which the log starts, None if unknown."""
+
+    end: int
+    start: int | None
+
+
+class LostHead(NamedTuple):
+    """The first part of a log whose files are missing: its start, and the start of the rest."""
+
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return (
+            f"the log began at {self.start} when it was last written, and its first file begins "
+            f"at {self.stop} now"
+        )
+
+    def as_file(self, folder: str) -> StoreFile:
+        """The first missing file, as a file of 0 bytes: readers treat it as a missing one."""
+        return StoreFile(self.start, 0, f"{folder}/{self.start:0{NAME_DIGITS}d}")
+
+
+def read_durable(filesystem: FileSystem) -> Durable | None:
+    """The recorded end and start of the log; None if there is no valid record."""
+    try:
+        data = filesystem.read(DURABLE)
+        mark = checkpoint.decode_mark(data)
+        found = checkpoint.decode(filesystem.read(CHECKPOINT))
+    except (OSError, ValueError):
+        return None
+    if mark is None or not mark.speaks_of(found):
+        return None
+    return Durable(mark.offset, checkpoint.decode_start(data))
+
+
+def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> LostHead | None:
+    """The first part of the log that has no files; None if nothing shows one.
+
+    Args:
+        filesystem: the store's folder.
+        files: the log's files, listed just now: a retention records its start before it deletes.
+    """
+    found = read_durable(filesystem) if files and files[0].base else None
+    if found is None or found.start is None or found.start >= files[0].base:
+        return None
+    return LostHead(found.start, files[0].base)
+
+
+def unproved_start(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> str | None:
+    """Why earlier files of a log may be missing, in words; None if its start is recorded or 0.
+
+    RocketMQ's retention deletes the first files of a log, and records that nowhere.
+    """
+    if not files or not files[0].base:
+        return None
+    found = read_durable(filesystem)
+    if found is not None and found.start is not None:
+        return None
+    return (
+        f"the log begins at {files[0].base}: earlier messages have expired, or their files are "
+        "missing"
+    )
+
+
+class Schedule(Protocol):
+    """The files of a store that show its delay levels: log and schedule queues."""
+
+    config: StoreConfig
+
+    @property
+    def kept_settings(self) -> Mapping[str, Any]:
+        """The settings that the store keeps."""
+
+    @property
+    def queue_names(self) -> tuple[tuple[str, int], ...]:
+        """(topic, queue id) of each consume queue."""
+
+    @property
+    def commit_log(self) -> FileSequence:
+        """The files of the commit log."""
+
+    def queue(self, topic: str, queue_id: int) -> FileSequence:
+        """The files of a consume queue."""
+
+    def open_file(self, path: str) -> FileView:
+        """Open a file below the root."""
+
+
+_LONGEST_MS = 400 * 86_400_000
+_SECOND_MS = 1_000
+_MOST_LOOKED_AT = 9
+
+
+def levels_of(layout: Schedule) -> tuple[int, ...]:
+    """Delay of each level in milliseconds, level 1 first.
+
+    If the configured levels differ from RocketMQ's defaults, they are used. Else each level comes
+    from the first readable entries of its schedule queue, or is the default.
+    """
+    stated = layout.config.delay_levels_ms
+    if stated not in map(props.parse_levels, (props.DEFAULT_LEVELS, props.LEVELS_3)):
+        return stated
+    kept = layout.kept_settings.get("message_delay_level")
+    levels = list(stated if kept is None else props.parse_levels(kept))
+    for topic, queue_id in layout.queue_names:
+        if topic != props.SCHEDULE_TOPIC or not 0 <= queue_id < len(levels):
+            continue
+        told = _told_by(layout, queue_id)
+        if told is not None:
+            levels[queue_id] = told
+    return tuple(levels)
+
+
+def levels_text(levels_ms: tuple[int, ...]) -> str:
+    """Format levels as ``messageDelayLevel``, in whole seconds.
+
+    The delays are rounded because 3.x read the delivery time from its clock, some ms later.
+    """
+    return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
+
+
+def _told_by(layout: Schedule, queue_id: int) -> int | None:
+    """The most frequent delay among a queue's first entries: a single entry may be damaged."""
+    told = Counter(islice(_delays(layout, queue_id), _MOST_LOOKED_AT))
+    return told.most_common(1)[0][0] if told else None
+
+
+def _delays(layout: Schedule, queue_id: int) -> Iterator[int]:
+    log = layout.commit_log
+    for file in layout.queue(props.SCHEDULE_TOPIC, queue_id).files:
+        try:
+            view = layout.open_file(file.path)
+        except FileNotFoundError:
+            continue
+        data, start = memoryview(b""), 0
+        for position in range(0, view.size - queue_entry.UNIT_SIZE + 1, queue_entry.UNIT_SIZE):
+            if position - start + queue_entry.UNIT_SIZE > len(data):
+                data, start = view.window(position, queue_entry.UNIT_SIZE), position
+            entry = queue_entry.decode_at(data, position - start)
+            if not entry.is_written:
+                break
+            at = log.at(entry.physical_offset)
+            if entry.is_filler or at is None:
+                continue
+            found = _store_time(layout, at.path, at.base, entry)
+            if found is not None and 0 < entry.tags_code - found <= _LONGEST_MS:
+                yield entry.tags_code - found
+
+
+def _store_time(
+    layout: Schedule, path: str, base: int, entry: queue_entry.QueueEntry
+) -> int | None:
+    try:
+        window = layout.open_file(path).window(entry.physical_offset - base, entry.size)
+    except FileNotFoundError:
+        return None
+    data = bytes(window[: entry.size])
+    outcome = frame.decode_at(data, 0, base=entry.physical_offset, check_crc=False)
+    return outcome.store_timestamp if isinstance(outcome, frame.Frame) else None

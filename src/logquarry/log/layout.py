@@ -13,19 +13,11 @@ from typing import Any, Generic, TypeVar
 
 from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import CorruptFile, StoreNotFound
-from logquarry.format import (
-    batch_entry,
-    broker_config,
-    checkpoint,
-    java,
-    queue_entry,
-    state_table,
-)
+from logquarry.format import batch, broker_config, checkpoint, java, queue_entry, state_table
 from logquarry.log import kept_settings
-from logquarry.log.delay_levels import levels_of
-from logquarry.log.durable import LostHead, find_lost_head, read_durable
 from logquarry.log.file_sequence import FileSequence, StoreFile, StoreFolders, of_entries, size_of
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
+from logquarry.log.kept_settings import LostHead, find_lost_head, levels_of, read_durable
 from logquarry.log.location import not_a_store
 from logquarry.log.log_names import (
     LogFile,
@@ -360,12 +352,12 @@ class StoreLayout:
     def batch_queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a batch queue; none if there is no such queue."""
         files = self._queue_files(BATCH_QUEUE, topic, queue_id)
-        return of_entries(files, batch_entry.ENTRY_SIZE, self.config.batch_queue_file_size)
+        return of_entries(files, batch.ENTRY_SIZE, self.config.batch_queue_file_size)
 
     def compacted_queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a compaction topic's queue in ``compaction/``; none without such a queue."""
         files = self._queue_files(COMPACTED_QUEUE, topic, queue_id)
-        return of_entries(files, batch_entry.ENTRY_SIZE, None)
+        return of_entries(files, batch.ENTRY_SIZE, None)
 
     def compacted_log(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a compaction topic's compacted log; none without one."""

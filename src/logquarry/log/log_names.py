@@ -32,8 +32,8 @@ from typing import Final
 from logquarry.errors import LogquarryError, MisnamedFile
 from logquarry.format import queue_entry
 from logquarry.format.frame import Frame
+from logquarry.log.codec import first_frames, head_offset
 from logquarry.log.filesystem import Entry, FileSystem, FileView
-from logquarry.log.first_frames import first_frames, head_offset
 
 _COMMIT_LOG: Final = "commitlog"
 _CONSUME_QUEUE: Final = "consumequeue"

@@ -62,7 +62,7 @@ class Run:
         view: the file, None if the window is a copy.
         base: physical offset of the file's first byte.
         on_lost: called with each frame that was lost after the walk; returns whether the read goes
-            on without it (:mod:`logquarry.log.lost_frames`).
+            on without it (:mod:`logquarry.log.frames`).
     """
 
     window: Window

@@ -7,8 +7,9 @@ Compiled if possible.
     [length 4][type 1, header length 3][header][body]       length: all bytes after this field
 
 The header is JSON (type 0) or RocketMQ's binary form (type 1). :class:`RemotingReader` reads both,
-and an answer has the form of its request. It also has the ``opaque`` of its request, and the lowest
-bit of ``flag`` set. :mod:`logquarry.protocol.remoting_codes` has the codes and their fields.
+and an answer has the same form as its request. It also has the ``opaque`` of its request, and the
+lowest bit of ``flag`` is set. :mod:`logquarry.protocol.remoting_codes` has the codes and their
+fields.
 
 The commands do not depend on how the network cuts the bytes. Invalid bytes raise
 :class:`~logquarry.errors.ProtocolViolation` as soon as the reader detects them. The reader checks a
@@ -64,7 +65,7 @@ class RemotingReader:
     """Decodes the bytes of one connection into commands. Not thread-safe.
 
     Args:
-        largest: most bytes of a frame, with the length field.
+        largest: maximum bytes of a frame, including the length field.
     """
 
     def __init__(self, largest: int = LARGEST_FRAME) -> None:

@@ -1,7 +1,7 @@
 """The codes of RocketMQ's remoting protocol, and the header fields of each request, as one table.
 
-:data:`REQUESTS` has a row for each request of RocketMQ 4.9 (``RequestCode``), and for those of 5.x
-that clients need. :func:`parse` reads the fields of a request: it ignores fields that it
+:data:`REQUESTS` has a row for each request of RocketMQ 4.9 (``RequestCode``), and for the requests
+of 5.x that clients need. :func:`parse` reads the fields of a request: it ignores fields that it
 does not know, as RocketMQ does.
 """
 
@@ -128,7 +128,7 @@ class Refused(Exception):
 
 
 _LARGEST_BODY: Final = 2 << 20
-"""Most bytes of a JSON body: enough for a heartbeat of 4,000 groups.
+"""Maximum bytes of a JSON body: enough for a heartbeat of 4,000 groups.
 
 Parsing 16 MiB can take seconds, in which the event loop does nothing else.
 """
@@ -371,7 +371,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
     """Parse the body of a request, a JSON object.
 
     Raises:
-        Refused: if it is none, or has more than 2 MiB.
+        Refused: if it is not a JSON object, or has more than 2 MiB.
     """
     if len(body) > _LARGEST_BODY:
         raise Refused(

@@ -50,7 +50,8 @@ _unpack_binary: Final = BINARY_HEADER.struct.unpack_from
 HEADER_BITS: Final = 24
 
 LARGEST_FRAME: Final = 1 << 24
-"""Most bytes of a frame that RocketMQ accepts, with the length field (``frameMaxLength``)."""
+"""Maximum bytes of a frame that RocketMQ accepts, including the length field
+(``frameMaxLength``)."""
 LANGUAGES: Final = (
     *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG"),
     *("RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS"),
@@ -63,7 +64,7 @@ _NO_FIELDS: Final[Mapping[str, str]] = MappingProxyType({})
 _LANGUAGE: Final = "PYTHON"
 _PREFIX_SIZE, _LARGEST = PREFIX.size, LARGEST_FRAME
 _MOST_DIGITS = 18
-"""Most digits of a number that always fits into 64 bits."""
+"""Maximum number of digits with which every number fits into 64 bits."""
 
 
 class Flag(IntEnum):
@@ -73,7 +74,7 @@ class Flag(IntEnum):
     ONEWAY = 2
 
 
-# A look-up in an enum takes longer than the rest of the test of a flag.
+# Plain integers: looking up a member of an enum takes longer than testing the flag.
 _RESPONSE: Final = int(Flag.RESPONSE)
 _ONEWAY: Final = int(Flag.ONEWAY)
 
@@ -84,7 +85,7 @@ class RemotingCommand(NamedTuple):
 
     Attributes:
         code: a RequestCode, a ResponseCode or any other number.
-        opaque: number of the request; its answer has the same.
+        opaque: number of the request; its answer has the same number.
         flag: bits of :class:`Flag`.
         language: the sender's language, one of LANGUAGES.
         version: the sender's version, as a number of RocketMQ's ``MQVersion``.
@@ -135,7 +136,7 @@ _new = tuple.__new__
 
 # ------------------------------------------------------------------------------------------ encode
 def encode_head(command: RemotingCommand) -> bytes:
-    """Encode a frame without its body, so that the caller can send a large body without a copy.
+    """Encode a frame without its body: the caller can then send a large body without a copy.
 
     Raises:
         UsageError: if the frame is larger than LARGEST_FRAME, or a number or text does not fit
@@ -284,7 +285,7 @@ def scan_json(header: bytes) -> Any:
         scan.at = PyBytes_AS_STRING(header)
         scan.end = scan.at + len(header)
         found = _scan_object(cython.address(scan), 0)
-        # jsoncpp, of the client in C++, ends a document with a line feed.
+        # jsoncpp, which the client in C++ uses, ends a document with a line feed.
         if scan.at < scan.end and scan.at[0] == b"\n":
             scan.at += 1
         return found if scan.at == scan.end else None
@@ -420,7 +421,7 @@ def _end_of(data: bytes, start: int, end: int, width: int) -> int:
     Args:
         data: the header.
         start: where the bytes start.
-        end: where the last of them may end.
+        end: where the field must end at the latest.
         width: bytes of the size.
     """
     if start > end:

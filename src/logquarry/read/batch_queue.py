@@ -21,18 +21,25 @@ import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UnreadableFile
-from logquarry.format import batch_entry, java
-from logquarry.format.batch_entry import ENTRY_SIZE
+from logquarry.format import batch, java
+from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
-from logquarry.read.consume_queue import ConsumeQueue, FileQueue
-from logquarry.read.queue import NO_CODE, UNIT_DTYPE, QueueSegment, StoreTime, Units
+from logquarry.read.queue import (
+    NO_CODE,
+    UNIT_DTYPE,
+    ConsumeQueue,
+    FileQueue,
+    QueueSegment,
+    StoreTime,
+    Units,
+)
 from logquarry.read.rocksdb_queue import RocksQueue, rocksdb_queues
 
-BATCH_DTYPE: Final = batch_entry.LAYOUT.dtype()
+BATCH_DTYPE: Final = batch.ENTRY.dtype()
 BatchEntries = npt.NDArray[np.void]
-"""Entries as on the disk: the fields of :data:`logquarry.format.batch_entry.LAYOUT`."""
+"""Entries as on the disk: the fields of :data:`logquarry.format.batch.ENTRY`."""
 Bools = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
 
@@ -50,7 +57,7 @@ def is_batch_written(entries: BatchEntries) -> Bools:
 def own_messages(entries: BatchEntries) -> BatchEntries:
     """Entries shortened at their start by the queue offsets of lost messages.
 
-    See :func:`logquarry.write.batch_queue_writer.without_gaps`.
+    See :func:`logquarry.write.queue_writer.without_gaps`.
     """
     lost = entries["reserved"].astype(np.int64)
     lost = np.where((lost > 0) & (lost <= entries["count"]), lost, 0)

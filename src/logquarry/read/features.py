@@ -21,8 +21,8 @@ from typing import Any, Final, Literal
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
 from logquarry.format import broker_config, fastjson, property_crc, sys_flag
+from logquarry.format.broker_config import FOLDER_V2, FOLDERS_V1
 from logquarry.format.frame import MAGIC_V2, Frame
-from logquarry.format.rocksdb_config import FOLDER_V2, FOLDERS_V1
 from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout
@@ -31,11 +31,11 @@ from logquarry.log.rocksdb import CURRENT, read_config
 from logquarry.log.store_files import BATCH_QUEUE as BATCH_FOLDER
 from logquarry.log.store_files import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, REBUILD, SIDECAR
 from logquarry.log.store_files import COMPACTED_LOG as COMPACTION_FOLDER
-from logquarry.read import timer_wheel
+from logquarry.read import timers
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.index import ROCKSDB_STORE as INDEX_TAGS_SINCE
 from logquarry.read.index import find_tag_entries
+from logquarry.read.queue import ConsumeQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.text import listed
 
@@ -361,7 +361,7 @@ class _Finder:
     def _timers(self) -> None:
         if self._other_log is not None or self.has(ROCKSDB_STORE):
             return
-        pending = timer_wheel.pending(self._layout)
+        pending = timers.pending(self._layout)
         if pending:
             self._add(TIMERS, pending.evidence, pending.detail)
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from logquarry.format import java
-from logquarry.format.got_rows import COUNT_SHIFT, NOT_AT_HAND
 from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.format.rows import COUNT_SHIFT, NOT_AT_HAND
 from logquarry.log import codec
 from logquarry.log.layout import StoreLayout
 from logquarry.log.lost_pages import lost

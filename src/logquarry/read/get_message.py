@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptFrame
 from logquarry.format import java
+from logquarry.format.batch import is_inner_batch
 from logquarry.format.frame import Damage, DamageKind
-from logquarry.format.inner_batch import is_inner_batch
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.messages import frames_of

@@ -10,7 +10,7 @@ cdef extern from *:
     """
     object new_of "logquarry_new"(object kind, object nothing)
 
-# As logquarry.format.got_rows.ROW.
+# As logquarry.format.rows.ROW.
 cdef struct Row:
     int64_t queue_offset
     int64_t store_timestamp

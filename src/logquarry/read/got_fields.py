@@ -1,6 +1,6 @@
 """Makes the message objects of a get from the table of its kernel. Compiled if possible.
 
-The table is described in :mod:`logquarry.format.got_rows`.
+The table is described in :mod:`logquarry.format.rows`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from logquarry.format.got_rows import ASK_TAGS, NO_TAGS, ROW, ROW_SIZE, SAME_TAGS
+from logquarry.format.rows import ASK_TAGS, NO_TAGS, ROW, ROW_SIZE, SAME_TAGS
 
 try:
     import cython

@@ -16,7 +16,7 @@ import numpy as np
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import queue_entry
-from logquarry.format.batch_entry import ENTRY_SIZE
+from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
@@ -161,7 +161,7 @@ class LiveQueue(Queue):
 
     @property
     def min_offset(self) -> int:
-        """See :attr:`logquarry.read.consume_queue.ConsumeQueue.min_offset`."""
+        """See :attr:`logquarry.read.queue.ConsumeQueue.min_offset`."""
         base, start = self._starts()
         if base < 0:
             return 0

@@ -47,7 +47,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import DAMAGE
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import all_queues
-from logquarry.read.indexed import LARGEST_MESSAGE, Span, last_indexed
+from logquarry.read.index_file import LARGEST_MESSAGE, Span, last_indexed
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import RocksQueue
 

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.config import StoreConfig
-from logquarry.format import delay, queue_entry, sys_flag
 from logquarry.format import properties as props
+from logquarry.format import queue_entry, sys_flag
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.format.rows import SIZE
-from logquarry.log.inner_batches import message_counts
+from logquarry.log.frames import message_counts
 from logquarry.log.walk import Event, LogEnd, Run
 from logquarry.read.queue import NO_CODE, UNIT_DTYPE, Queue, QueueSegment, Units, has_message
 from logquarry.stored_message import StoredMessage
@@ -365,7 +365,7 @@ def _only_carries(message: StoredMessage) -> bool:
     4.9 gives these messages their own offsets. Property strings of 5.x end with the separator.
     """
     return (
-        message.topic.startswith(_SYSTEM_PREFIXES) or message.topic == delay.SCHEDULE_TOPIC
+        message.topic.startswith(_SYSTEM_PREFIXES) or message.topic == props.SCHEDULE_TOPIC
     ) and message.properties_string.endswith(props.PROPERTY_SEPARATOR)
 
 

@@ -4,7 +4,7 @@
 hosts) with one ``struct`` call and its CRC, and leaves all other frames to the reference codec.
 
 :class:`GotMessages` has the messages of one get by the kernel: a copy of their frames, and a table
-of the fields that the kernel found (:mod:`logquarry.format.got_rows`). Message objects are made
+of the fields that the kernel found (:mod:`logquarry.format.rows`). Message objects are made
 when you read them, so that counting or forwarding messages costs no objects.
 """
 
@@ -17,8 +17,8 @@ from typing import Any, Final, overload
 
 from logquarry.format import frame, java, sys_flag
 from logquarry.format.frame import Damage, DamageKind, Frame
-from logquarry.format.got_rows import ROW
 from logquarry.format.java import crc32
+from logquarry.format.rows import ROW
 from logquarry.read.got_fields import GotFields, make_messages
 from logquarry.stored_message import StoredMessage
 

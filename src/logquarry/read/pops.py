@@ -25,9 +25,8 @@ from logquarry.log.rocksdb import RocksDb, is_there
 from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import LogReader
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Queue
+from logquarry.read.queue import ConsumeQueue, Queue
 from logquarry.read.rocksdb_queue import derived_queues, rocksdb_folders
 from logquarry.read.timers import timers_of
 

@@ -1,6 +1,6 @@
 """A consume queue that can be read: queue offset -> physical offset.
 
-:class:`Queue` is the interface. :class:`logquarry.read.consume_queue.ConsumeQueue` and
+:class:`Queue` is the interface. :class:`ConsumeQueue` and
 :class:`logquarry.read.batch_queue.BatchQueue` read a queue's files,
 :class:`logquarry.read.rocksdb_queue.RocksQueue` reads RocksDB, and
 :class:`logquarry.read.log_queues.LogQueue` is made from the log.
@@ -14,14 +14,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UsageError
 from logquarry.format import java, queue_entry
-from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
+from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
+from logquarry.log.file_sequence import FileSequence, StoreFile
+from logquarry.log.layout import StoreLayout
 
 NO_CODE: Final = java.LONG_MIN
 """Tags code of an entry whose frame holds several messages, each with other tags. Like an address
@@ -36,18 +39,14 @@ StoreTime = Callable[[int, int], int]
 MOST_HOLES: Final = 1 << 24
 """Maximum number of entries without a file in one range."""
 
+_FIRST_CHUNK: Final = 512
 _LARGEST_CHUNK: Final = 1 << 16
 _NO_MESSAGE_TIME: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSegment:
-    """One file of a queue.
-
-    Attributes:
-        start: queue offset of its first entry.
-        count: entries that are written in it.
-    """
+    """One file of a queue: queue offset of its first entry, and number of written entries."""
 
     start: int
     count: int
@@ -247,3 +246,255 @@ def has_message(units: Units) -> npt.NDArray[np.bool_]:
     """Which entries name a message: those that are written and do not only pad a file."""
     message: npt.NDArray[np.bool_] = is_written(units) & (units["size"] != FILLER_SIZE)
     return message
+
+
+class FileQueue(Queue):
+    """A queue whose entries are in numbered files: a consume queue or a batch queue.
+
+    Making the object reads nothing. The last file is read when the queue's end is needed, other
+    files when their entries are needed.
+
+    Args:
+        layout: the store's files.
+        topic: its topic, as the folder is named.
+        queue_id: its number, as the folder is named.
+        log_min_offset: physical offset of the log's first byte (default: as listed in the layout).
+        files: reads them (default: a new :class:`OpenFiles`).
+        with_stale: whether a consume queue includes entries of messages after the end at which the
+            last recovery cut the log (:attr:`StoreLayout.cut_end`).
+
+    Attributes:
+        entry_size: bytes of an entry.
+        sequence: the files.
+    """
+
+    entry_size: int
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        topic: str,
+        queue_id: int,
+        *,
+        log_min_offset: int | None = None,
+        files: OpenFiles | None = None,
+        with_stale: bool = False,
+    ) -> None:
+        if log_min_offset is None:
+            log_min_offset = layout.commit_log.start
+        self._layout = layout
+        self._with_stale = with_stale
+        self._reader = files or OpenFiles(layout)
+        self.topic, self.queue_id, self.log_min_offset = topic, queue_id, log_min_offset
+        self._use(self._listed())
+
+    @staticmethod
+    @abstractmethod
+    def names(layout: StoreLayout) -> tuple[tuple[str, int], ...]:
+        """(topic, queue id) of each queue of this kind, sorted."""
+
+    @classmethod
+    def all_of(
+        cls, layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
+    ) -> list[Self]:
+        """All queues of this kind that have files."""
+        files, start = files or OpenFiles(layout), layout.commit_log.start
+        return [
+            cls(layout, *name, log_min_offset=start, files=files, with_stale=with_stale)
+            for name in cls.names(layout)
+        ]
+
+    @abstractmethod
+    def _listed(self) -> FileSequence:
+        """List the queue's files."""
+
+    def _use(self, sequence: FileSequence) -> None:
+        # A file name that is not a multiple of an entry's size does not determine queue offsets.
+        files = tuple(file for file in sequence.files if file.base % self.entry_size == 0)
+        self.sequence = FileSequence(files, sequence.file_size)
+        self._tail: tuple[int, int] | None = None
+
+    def refresh(self) -> None:
+        """List the files again, and find the end from the last known entry on."""
+        known, before = self._tail, self.files
+        base = before[known[0]].base if known is not None and before else None
+        self._use(self._listed())
+        for file in set(self.files) ^ set(before):
+            self._reader.forget(file.path)
+        if known is not None:
+            self._tail = self._find_tail(base, known[1])
+
+    @property
+    def files(self) -> tuple[StoreFile, ...]:
+        """The files, by the byte offset in the queue at which they start."""
+        return self.sequence.files
+
+    @property
+    def entry_end(self) -> int:
+        """The position after the last written entry, counted in entries from position 0."""
+        if not self.files:
+            return 0
+        index, count = self._tail_position()
+        return self.files[index].base // self.entry_size + count
+
+    max_offset = entry_end
+
+    def _tail_position(self) -> tuple[int, int]:
+        if self._tail is None:
+            self._tail = self._find_tail(None, 0)
+        return self._tail
+
+    def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
+        """(file, entries in it) of the last file that has a written entry.
+
+        ``count`` entries of the file with the base ``known`` are known to be written.
+        """
+        for index in range(len(self.files) - 1, -1, -1):
+            is_known = self.files[index].base == known
+            written = self._written_prefix(index, count if is_known else 0)
+            if written:
+                return index, written
+        return 0, 0
+
+    @abstractmethod
+    def _written_prefix(self, index: int, start: int) -> int:
+        """Number of entries of a file before the first unwritten one; at least ``start``."""
+
+    def _room_of(self, index: int) -> int:
+        """Bytes of a file before the next file begins."""
+        room = self.sequence.file_size
+        if index + 1 < len(self.files):
+            room = min(room, self.files[index + 1].base - self.files[index].base)
+        return room
+
+
+class ConsumeQueue(FileQueue):
+    """A consume queue in its files; see :class:`FileQueue` for the arguments."""
+
+    entry_size = UNIT_SIZE
+
+    @staticmethod
+    def names(layout: StoreLayout) -> tuple[tuple[str, int], ...]:
+        """See :attr:`StoreLayout.queue_names`."""
+        return layout.queue_names
+
+    def _listed(self) -> FileSequence:
+        return self._layout.queue(self.topic, self.queue_id)
+
+    def _use(self, sequence: FileSequence) -> None:
+        super()._use(sequence)
+        self.units_per_file = sequence.file_size // UNIT_SIZE
+        self._min_offset: int | None = None
+
+    @property
+    def min_offset(self) -> int:
+        """The first offset in the first file whose message is still in the log; else 0.
+
+        QUIRK: ``correctMinOffset`` reads only the first file. If that file has no such entry, the
+        min offset is 0.
+        """
+        if self._min_offset is None:
+            self._min_offset = self._find_min()
+        return self._min_offset
+
+    def _find_min(self) -> int:
+        if not self.files:
+            return 0
+        count = self._written(0)
+        at, chunk = 0, _FIRST_CHUNK
+        while at < count:
+            units = self._read_units(0, at, min(at + chunk, count))
+            kept = units["physical_offset"] >= self.log_min_offset
+            first = int(kept.argmax())
+            if kept[first]:
+                return self.files[0].base // UNIT_SIZE + at + first
+            at, chunk = at + chunk, min(4 * chunk, _LARGEST_CHUNK)
+        return 0
+
+    @property
+    def last_entry(self) -> QueueEntry | None:
+        """The last written entry, unless it only pads the file."""
+        index, count = self._tail_position()
+        if count == 0:
+            return None
+        entry = QueueEntry(*self._read_units(index, count - 1, count)[0].item())
+        return None if entry.is_filler else entry
+
+    def segments(self) -> Iterator[QueueSegment]:
+        """The queue's files."""
+        for index, file in enumerate(self.files):
+            yield QueueSegment(file.base // UNIT_SIZE, self._written(index))
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
+        """The entries in a range, file by file, without a copy."""
+        if start >= stop or not self.files:
+            return
+        index = self.sequence.index_of(start * UNIT_SIZE)
+        if index is None:
+            index = next((i for i, f in enumerate(self.files) if f.base >= start * UNIT_SIZE), 0)
+        for number in range(index, len(self.files)):
+            base = self.files[number].base // UNIT_SIZE
+            if base >= stop:
+                return
+            first = max(start, base)
+            units = self._read_units(number, first - base, min(stop - base, self._written(number)))
+            if len(units):
+                yield first, units
+
+    def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
+        index, written = super()._find_tail(known, count)
+        # ConsumeQueue.recover() begins at the third-last file, and finds no entry there.
+        return (index, written) if written else (max(0, len(self.files) - 3), 0)
+
+    def _written(self, index: int) -> int:
+        """Number of written entries of a file; a file before the last one with entries is full."""
+        tail, count = self._tail_position()
+        if index == tail:
+            return count
+        return self._room(index) if index < tail else 0
+
+    def _written_prefix(self, index: int, start: int) -> int:
+        room = self._room(index)
+        at, chunk = min(start, room), _FIRST_CHUNK
+        while at < room:
+            gaps = ~is_written(self._read_units(index, at, min(at + chunk, room)))
+            first = int(gaps.argmax())
+            if gaps[first]:
+                at += first
+                break
+            at, chunk = at + len(gaps), min(4 * chunk, _LARGEST_CHUNK)
+        cut = None if self._with_stale else self._layout.cut_end
+        return at if cut is None else self._kept_prefix(index, at, cut)
+
+    def _kept_prefix(self, index: int, written: int, cut: int) -> int:
+        """Number of entries up to the last one that points before the end of a cut log."""
+        stop = written
+        while stop:
+            start = max(0, stop - _LARGEST_CHUNK)
+            places = self._read_units(index, start, stop)["physical_offset"]
+            kept = np.flatnonzero(places < cut)
+            if len(kept):
+                return start + int(kept[-1]) + 1
+            stop = start
+        return 0
+
+    def _room(self, index: int) -> int:
+        """Number of whole entries of one file within its room."""
+        view = self._reader.view(self.files[index].path)
+        return 0 if view is None else max(0, min(self._room_of(index), view.size)) // UNIT_SIZE
+
+    def _read_units(self, index: int, start: int, stop: int) -> Units:
+        """Some entries of one file; fewer if the file is shorter."""
+        if start >= stop:
+            return np.empty(0, UNIT_DTYPE)
+        path = self.files[index].path
+        data = self._reader.read(path, start * UNIT_SIZE, (stop - start) * UNIT_SIZE)
+        return np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_SIZE)
+
+    def reaches(self, stop: int) -> bool:
+        """See :meth:`Queue.reaches`."""
+        index = self.sequence.index_of(max(0, stop - 1) * UNIT_SIZE)
+        if index is None:
+            return True
+        file = self.files[index]
+        return self._reader.reaches(file.path, stop * UNIT_SIZE - file.base)

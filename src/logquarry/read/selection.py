@@ -32,11 +32,10 @@ from logquarry.log.splits import (
     split_events,
 )
 from logquarry.log.walk import DEFAULT_BATCH_BYTES, Event, LogReader
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.index import Index
 from logquarry.read.log_end import last_entries, missing_end, sound_bound
-from logquarry.read.lost_tail import warn_of_lost_tail
-from logquarry.read.queue import Units, has_message
+from logquarry.read.lost_messages import warn_of_lost_tail
+from logquarry.read.queue import ConsumeQueue, Units, has_message
 
 MOST_UNITS = 1 << 26
 """Maximum number of queue entries (20 bytes each) that a plan reads; if there are more, it walks

@@ -23,22 +23,22 @@ from logquarry import text
 from logquarry.config import DEFAULT_COMMIT_LOG_FILE, DIALECTS, StoreConfig
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UsageError
-from logquarry.format import batch_entry, index, java, queue_entry, state_table
+from logquarry.format import batch, index, java, queue_entry, state_table
 from logquarry.format.frame import Frame
 from logquarry.format.index import IndexShape
 from logquarry.format.rows import REACHED_STOP
-from logquarry.log.delay_levels import levels_text
 from logquarry.log.file_sequence import FileSequence, StoreFile, fits_files, shown_sizes, size_of
+from logquarry.log.kept_settings import levels_text
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import setting
 from logquarry.log.store_files import CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, INDEX
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.features import find_queue_kinds
 from logquarry.read.index import Index, with_index_tags
 from logquarry.read.index_file import kept_shape, likely_shape
 from logquarry.read.log_queues import LMQ_PREFIX
+from logquarry.read.queue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 _MOST_QUEUES: Final = 256
@@ -182,8 +182,8 @@ def _sized(
         or queue_entry.DEFAULT_UNITS_PER_FILE * queue_entry.UNIT_SIZE,
         mapper_file_size_batch_consume_queue=config.batch_queue_file_size
         or kept.get("mapper_file_size_batch_consume_queue")
-        or (layout and _common_size(layout.batch_queue_files(), batch_entry.ENTRY_SIZE))
-        or batch_entry.DEFAULT_ENTRIES_PER_FILE * batch_entry.ENTRY_SIZE,
+        or (layout and _common_size(layout.batch_queue_files(), batch.ENTRY_SIZE))
+        or batch.DEFAULT_ENTRIES_PER_FILE * batch.ENTRY_SIZE,
         tran_state_table_mapped_file_size=config.state_table_file_size or table_size or None,
         tran_redo_log_mapped_file_size=config.redo_log_file_size or redo_size or None,
         max_hash_slot_num=shape.slots,

@@ -2,7 +2,7 @@
 
 ``recover``, ``rebuild`` and ``retain`` take a path themselves
 (:mod:`logquarry.repair.recover.recover`, :mod:`logquarry.repair.rebuild.rebuild`,
-:mod:`logquarry.store.retention.offline`).
+:mod:`logquarry.store.retention.retain`).
 """
 
 from __future__ import annotations

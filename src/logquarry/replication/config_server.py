@@ -1,7 +1,7 @@
 """Serves the tables of a store's ``config/`` to slaves (``AdminBrokerProcessor``).
 
 The server answers RocketMQ's four requests for tables, and refuses every other request: no peer can
-change the store. It reads a file again only after the file has changed.
+change the store. The server reads a file again only after the file has changed.
 
 A peer gets its next answer only after the previous answer is sent. While an answer is pending, the
 server reads no more bytes from that peer. So a peer never costs more memory than one request.
@@ -75,12 +75,12 @@ REQUESTS: Final = (
 _BY_CODE: Final = {request.code.value: request for request in REQUESTS}
 
 _SETTLED_NS: Final = 2_000_000_000
-"""A younger file may change again without a new modification time; do not cache it."""
+"""Nanoseconds. Do not cache a younger file: it may change without a new modification time."""
 _LARGEST_DOCUMENT: Final = LARGEST_FRAME - (1 << 12)
-"""Most bytes of a document: a frame also has a header."""
+"""Maximum bytes of a document: the frame also needs room for a header."""
 
 _Signature = tuple[int, int, int]
-"""Inode, modification time and size: differs after a file was written."""
+"""Inode, modification time and size: they change when a file is written."""
 
 
 class _Found(NamedTuple):
@@ -88,7 +88,7 @@ class _Found(NamedTuple):
 
     Attributes:
         signatures: signatures of the file and of its backup at the time of the read.
-        document: the content; None if there is none to serve.
+        document: the content; None if there is nothing to serve.
         is_spoilt: whether a file exists that cannot be served.
         is_sure: whether all reads succeeded. A failed read may succeed the next time with the same
             signature, so its result is not cached.
@@ -192,8 +192,7 @@ class ConfigServerOptions(ServerOptions):
     Attributes:
         idle_ms: the server closes a connection without a request for this long
             (``serverChannelMaxIdleTimeSeconds``).
-        fast_port: whether to listen also at the port minus 2, at which a RocketMQ slave requests
-            topics.
+        fast_port: whether to listen also at the port minus 2, where RocketMQ slaves request topics.
     """
 
     idle_ms: int = 120_000

@@ -1,7 +1,7 @@
 """Copies the tables of a master's ``config/`` into a slave's store (``SlaveSynchronize``).
 
 Each copy uses one connection and RocketMQ's four requests in RocketMQ's order. If a table fails,
-the others are copied all the same; the status reports the problem, and the next copy tries again.
+the other tables are still copied. The status reports the problem, and the next copy tries again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ConfigSynced(NamedTuple):
     """Result of one copy.
 
     Attributes:
-        written: files of ``config/`` that were written, because they differed.
+        written: files of ``config/`` that were written, because their content differed.
         missing: files that the master does not have; the slave's files stay.
         problems: tables that failed, with the reason; the slave's files stay.
     """
@@ -312,6 +312,6 @@ class ConfigSync:
         try:
             if self._tables.take(request.table, answer.body):
                 written.append(name)
-        # The decoders check their input; this catches invalid input that a decoder does not detect.
+        # The decoders check their input. This handler catches invalid input that a decoder misses.
         except (ValueError, TypeError, RecursionError) as error:
             problems.append(f"{name}: the master's file is invalid: {error}")

@@ -1,8 +1,8 @@
 """The master of replication: sends a store's log to slaves, and receives their acknowledgements.
 
 One thread serves all connections. It sends 1 MiB of the mapped log per system call. For each slave
-it keeps a MasterConnection and the bytes that the socket has not taken yet, so a peer cannot make
-it use more memory.
+it keeps only a MasterConnection and the bytes that the socket has not taken yet, so a peer cannot
+increase its memory use.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from logquarry.errors import LogquarryError, ProtocolViolation, StoreUnavailable
-from logquarry.protocol.ha import (
+from logquarry.protocol.ha.connection import MasterConnection
+from logquarry.protocol.ha.messages import (
     ConnectionEnded,
     HaTimes,
     LogRange,
-    MasterConnection,
     MasterEvent,
     MasterState,
     SlaveAcknowledged,
@@ -37,8 +37,8 @@ _GATHER: Final = 1 << 20
 _TURN: Final = 8 << 20
 """Bytes sent to one slave before the next slave's turn."""
 _REPORTS: Final = 16 << 10
-"""Bytes read from one slave before the next slave's turn. At least one TLS record: the selector
-does not see the rest of a record that was read in part."""
+"""Bytes read from one slave before the next slave's turn. At least one TLS record: if a record is
+read in part, the selector does not see its rest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +190,7 @@ class HaMaster(Server[_Slave]):
         super()._end()
 
     def _serve_all(self) -> int:
-        # Arm before reading the log's end: a put after this line wakes the thread.
+        # Arm before reading the log's end: from this line on, a put wakes the thread.
         self._wake.arm()
         now = self._surroundings.now_ms()
         log = self._range()
@@ -303,7 +303,7 @@ class HaMaster(Server[_Slave]):
         is_silent = slave.machine.state is MasterState.AWAITING_REQUEST
         return "it sent no report" if is_silent else None
 
-    # Register the slave for puts before status() shows it, so that a put counts each listed slave.
+    # Register the slave for puts before status() lists it: a put must count each listed slave.
     def _came(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_came()

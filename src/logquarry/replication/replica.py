@@ -3,8 +3,8 @@
 The replica appends each transfer, and checks every complete frame: magic, lengths, CRC and physical
 offset. A transfer may end inside a frame; the replica does not acknowledge an incomplete frame.
 
-At each connection the slave requests again the part that its log ends with, at least the last
-complete frame, and compares both. So it finds out whether its log is a prefix of this master's log;
+At each connection the slave requests the end of its own log again, at least the last complete
+frame, and compares the bytes. So it finds out whether its log is a prefix of this master's log;
 RocketMQ's protocol has no request for that. ::
 
     master  |=========================================|---- new ----...
@@ -32,7 +32,7 @@ _ROWS: Final = 4_096
 class SpoiltReplica(ProtocolViolation):
     """The end of the slave's log holds invalid bytes of the master; replication cannot continue.
 
-    The slave acknowledged none of them. The next opening of the store cuts them off.
+    The slave acknowledged none of these bytes. The next opening of the store removes them.
     """
 
 
@@ -96,15 +96,16 @@ class Replica:
             return self.position
         self._feed.sync()
         last = self._last_frame()
-        # Compare at least one complete frame: its times differ between logs, a blank may not.
-        # Do not request bytes of an earlier file unless necessary: the master may have deleted it.
+        # Compare at least one complete frame: the times in a frame differ between logs, but two
+        # blanks may be equal. Request bytes of an earlier file only if necessary: the master may
+        # have deleted that file.
         first = last - last % self._feed.file_size
         start = min(last, max(first, wrote - self._overlap))
         self.position = max(1, self._feed.min_offset, self._floor, start)
         return self.position
 
     def _last_frame(self) -> int:
-        """Physical offset of the last complete frame, or of its file's start if that has none."""
+        """Physical offset of the last complete frame, or of the start of a file without frames."""
         if self._last is None:
             self._last = self._find_last_frame()
         return self._last
@@ -263,8 +264,8 @@ class Replica:
             LogsDiverged: if this log is longer, and the master has nothing more to send.
         """
         if offset < self._feed.wrote_offset and self._has_beaten:
-            # QUIRK: after seconds of silence RocketMQ sends a heartbeat first, even if data
-            # follows: at the start, and if the slave was slow. After two heartbeats in a row no
+            # QUIRK: after some seconds without traffic (at the start, or with a slow slave),
+            # RocketMQ sends one heartbeat before data. So only two heartbeats in a row show that no
             # data follows.
             self._ahead(offset)
         wrote = self._feed.wrote_offset
@@ -273,13 +274,14 @@ class Replica:
         self._has_beaten = True
 
     def elsewhere(self, offset: int) -> None:
-        """React to a master whose log lacks the requested offset; it begins or ends at ``offset``.
+        """React to a master without the requested offset: its log begins or ends at ``offset``.
 
         Returns normally if another connection may succeed.
 
         Raises:
             LogsDiverged: if the master's log ends there.
-            ReplicationError: if the master's log begins there, and this log ends before.
+            ReplicationError: if the master's log begins there, and this log ends before that
+                offset.
         """
         wrote = self._feed.wrote_offset
         if not wrote:
@@ -325,8 +327,9 @@ class Replica:
         # Read before the sync: bytes appended during the sync may not be durable.
         vouched = self._vouched
         end = min(vouched, self._feed.sync())
-        # Without CRC checks a body may have a wrong CRC, and looks torn after a power cut. Only the
-        # durable offset shows that the frame is complete, so that offset must be on the disk.
+        # Without CRC checks, a body with a wrong CRC may be in the log. After a power cut it looks
+        # torn: only the durable offset shows that the frame is complete, so that offset must be on
+        # the disk.
         self._feed.keep(not self._check_crc)
         return end
 

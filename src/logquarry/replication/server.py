@@ -90,7 +90,7 @@ class ServerOptions:
     """Options of every server.
 
     Attributes:
-        max_connections: most connections at the same time.
+        max_connections: maximum number of connections at the same time.
         allow: addresses or networks that may connect ("10.0.0.0/8"); None for all peers. The
             default address, 127.0.0.1, is reachable only from this machine.
         tls: TLS settings; None for no TLS.
@@ -141,7 +141,7 @@ class Server(ABC, Generic[P]):
         listen: makes the listening sockets; the address of the first is the server's address.
         options: limits, TLS, allowed peers.
         surroundings: clock and sockets; a simulation passes its own.
-        read_size: most bytes of one read.
+        read_size: maximum bytes of one read.
 
     Attributes:
         error: the error that ended the server; None while it works.
@@ -281,26 +281,26 @@ class Server(ABC, Generic[P]):
 
     @abstractmethod
     def _silence_of(self, peer: P) -> str | None:
-        """The reason why a new peer may replace this one: it sent no request yet. Else None."""
+        """Why a new peer may replace this peer: it has sent no request yet. Otherwise None."""
 
     def _came(self, peer: P) -> None:
-        """Called before a new peer is added to the peers."""
+        """Called before the server adds a new peer."""
 
     def _went(self, peer: P) -> None:
-        """Called before a peer is removed from the peers."""
+        """Called before the server removes a peer."""
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, address = listener.accept()
         except OSError as error:
-            # No descriptors left, or the peer is gone already. Without descriptors the listener
-            # stays ready, so pause: a busy loop would take the CPU.
+            # There are no descriptors left, or the peer is gone already. Without descriptors the
+            # listener stays ready: pause, because a busy loop would use a whole CPU.
             self._admission.refuse("?", str(error))
             time.sleep(_PAUSE_SECONDS)
             return
         name = address_text(address)
         if not self._admission.allows(address[0]):
-            # Count first: a caller that sees the connection end may read status().
+            # Count first: a caller may read status() as soon as it sees the connection end.
             self._admission.refuse(name, "the address is not in allow")
             connection.close()
             return

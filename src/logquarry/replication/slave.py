@@ -1,9 +1,9 @@
 """The slave of replication: copies a master's log into its own store, and acknowledges it.
 
-One thread receives, appends and checks, and syncs if few bytes arrived. If many arrive, a second
-thread syncs, so that receiving does not wait for the disk. If the connection ends, the slave
-connects again after a pause, which doubles as long as no bytes arrive. If the logs have diverged or
-the disk fails, the slave ends, and ``error`` gives the reason.
+One thread receives, appends and checks; if only few bytes have arrived, it also syncs. If many
+bytes arrive, a second thread syncs, so that receiving does not wait for the disk. If the connection
+ends, the slave connects again after a pause. The pause doubles as long as no bytes arrive. If the
+logs have diverged or the disk fails, the slave ends, and ``error`` gives the reason.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from logquarry.errors import (
     StoreError,
     UsageError,
 )
-from logquarry.protocol.ha import (
+from logquarry.protocol.ha.connection import SlaveConnection
+from logquarry.protocol.ha.messages import (
     ConnectionEnded,
     DataReceived,
     HaTimes,
     HeartbeatReceived,
     MasterElsewhere,
-    SlaveConnection,
     SlaveEvent,
 )
 from logquarry.replication.replica import OVERLAP, Replica, SpoiltReplica
@@ -77,7 +77,7 @@ class SlaveOptions:
             message is always compared.
         times: heartbeat and housekeeping intervals.
         first_pause: seconds before the second attempt to connect.
-        longest_pause: most seconds between two attempts.
+        longest_pause: maximum seconds between two attempts.
         tls: TLS settings; None for no TLS.
         server_name: the name in the master's certificate; None for its host.
     """
@@ -119,8 +119,9 @@ class SlaveStatus(NamedTuple):
         acknowledged: last acknowledged physical offset; None if it is not connected.
         received_bytes: bytes of the log received since the start.
         connections: number of connections since the start.
-        has_all: whether it has all of the master's log, according to the master's last message.
-        trouble: why it is not connected, or has ended; empty if nothing is wrong.
+        has_all: whether the slave has the whole log of the master, according to the master's last
+            message.
+        trouble: why the slave is not connected, or has ended; empty if nothing is wrong.
         has_ended: whether it has failed and does not continue.
         failures: attempts since the master last sent something; 0 if none failed.
     """
@@ -186,7 +187,7 @@ class HaSlave:
         )
         self._wake = self._surroundings.wake()
         self._sync_wanted = Flag()
-        # Guards the machine and the wire of the current connection.
+        # Guards the protocol state and the wire of the current connection.
         self._use = threading.Lock()
         self._machine: SlaveConnection | None = None
         self._wire: Wire | None = None
@@ -226,7 +227,7 @@ class HaSlave:
             if thread.ident is not None:
                 thread.join(_END_SECONDS)
         if self._threads[0].ident is None:
-            # The thread never started, so it cannot set this for wait().
+            # The thread never started, so it cannot set the event for wait().
             self._ended.set()
         self._wake.close()
         stays(self)
@@ -442,7 +443,8 @@ class HaSlave:
         try:
             return all(self._goes_on_after(event) for event in events)
         finally:
-            # Once for all events: most of a check's cost does not depend on the number of bytes.
+            # Check once for all events: most of a check's cost does not depend on the number of
+            # bytes.
             self._replica.check()
 
     def _goes_on_after(self, event: SlaveEvent) -> bool:
@@ -480,7 +482,7 @@ class HaSlave:
             self._wake.force()
 
     def _acknowledge(self, offset: int) -> None:
-        """Report an offset to the master, at most the end of this connection's bytes."""
+        """Acknowledge an offset, at most the end of the bytes that came over this connection."""
         with self._use:
             machine, wire = self._machine, self._wire
             if machine is None or wire is None or machine.received is None:

@@ -1,6 +1,6 @@
 """Non-blocking sockets with or without TLS, and the waiting for them.
 
-Master and slave are generators that yield the selectors that they wait for. :func:`drive` waits
+Master and slave are generators that yield the selectors on which they wait. :func:`drive` waits
 with a selector of the system; a simulation advances its own clock instead.
 """
 
@@ -19,7 +19,7 @@ from typing import Final
 
 from logquarry import arguments
 from logquarry.disk.service import monotonic_ms
-from logquarry.protocol.ha import Buffer
+from logquarry.protocol.ha.messages import Buffer
 from logquarry.store.message_store import MessageStore
 
 _AT_ONCE: Final = 64
@@ -27,7 +27,7 @@ _AT_ONCE: Final = 64
 Found = list[tuple[selectors.SelectorKey, int]]
 """Result of a selector."""
 Waits = Generator[tuple[selectors.BaseSelector, float], Found, None]
-"""Work that yields a selector and a timeout in seconds, and receives the selector's result."""
+"""Yields a selector and a timeout in seconds, and receives the selector's result."""
 
 
 def drive(waits: Waits) -> None:
@@ -46,8 +46,8 @@ def drive(waits: Waits) -> None:
 class Wake:
     """Wakes a thread that waits in a selector. Thread-safe.
 
-    Before the thread checks for work and waits, it calls :meth:`arm`. A put then only reads a flag
-    (:meth:`is_unset`) while the thread is busy; the system call is made only for an armed thread.
+    Before the thread checks for work and waits, it calls :meth:`arm`. While the thread is busy, a
+    put only reads a flag (:meth:`is_unset`): it makes the system call only for an armed thread.
     """
 
     def __init__(self) -> None:

@@ -189,7 +189,7 @@ def _body_sizes(found: Survey) -> Figure:
 
     used = found.body_sizes.nonzero()[0]
     rows = []
-    # One empty bin on each side: otherwise a single bar fills the chart.
+    # Add one empty bin on each side: otherwise a single bar would fill the chart.
     for bits in range(max(0, int(used[0]) - 1), min(len(found.body_sizes), int(used[-1]) + 2)):
         count = int(found.body_sizes[bits])
         rows.append(

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from logquarry.disk.config_file import delay_offsets
 from logquarry.errors import LogquarryError
-from logquarry.format import delay
+from logquarry.format import properties as props
 from logquarry.repair.verify import VerifyReport, verify_store
 from logquarry.report.drawing import Figure
 from logquarry.report.survey import Survey, survey
@@ -378,7 +378,7 @@ def _pending(store: MessageStore) -> dict[int, int]:
         return {}
     waiting: dict[int, int] = {}
     for topic, queue_id in store.queues():
-        if topic == delay.SCHEDULE_TOPIC:
+        if topic == props.SCHEDULE_TOPIC:
             least, most = store.queue_offsets(topic, queue_id)
             level = queue_id + 1
             waiting[level] = most - min(most, max(least, delivered.get(level, 0)))

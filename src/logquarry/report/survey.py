@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from logquarry.format import delay
+from logquarry.format import properties as props
 from logquarry.format import rows as r
 from logquarry.log import columns
 from logquarry.log.columns import Decoding
-from logquarry.log.inner_batches import unwrapped
+from logquarry.log.frames import unwrapped
 from logquarry.log.walk import BlankSpan, DamagedSpan, Event, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.store.message_store import MessageStore
 from logquarry.units import Progress
@@ -37,7 +37,7 @@ _BIN_SIZES_MS: Final = tuple(
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
 
 _EXACT_MS: Final = 1 << 10
-"""Latencies below this are counted exactly, larger ones in steps of about 1%."""
+"""Latencies below this many ms are counted exactly, larger latencies in steps of about 1%."""
 _STEPS: Final = 64
 _LATENCY_BINS: Final = _EXACT_MS + 40 * _STEPS
 _MOST_TAGS: Final = 10_000
@@ -46,7 +46,7 @@ _SIZE_BINS: Final = 34
 
 @dataclass(slots=True)
 class FileUse:
-    """Use of one log file, in bytes."""
+    """The use of one log file, in bytes."""
 
     path: str
     base: int
@@ -57,7 +57,7 @@ class FileUse:
 
     @property
     def unused(self) -> int:
-        """Bytes that are not used yet."""
+        """Bytes that no message uses yet."""
         return max(0, self.room - self.messages - self.blank - self.damaged)
 
 
@@ -185,7 +185,7 @@ def _add_run(found: Survey, run: Run, bins: int) -> None:
         own = ids == number
         line = found.over_time.setdefault(name, np.zeros(bins, np.int64))
         line += np.bincount(slots[own], minlength=bins)
-        if name == delay.SCHEDULE_TOPIC:
+        if name == props.SCHEDULE_TOPIC:
             levels = Counter((values["queue_id"][own] + 1).tolist())
             found.delay_levels.update(levels)
     lengths = rows[:, r.BODY_LENGTH].astype(np.int64)

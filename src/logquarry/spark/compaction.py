@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
-from logquarry.signals import held
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.lakehouse.table import TableFile, TableUnchanged
 from logquarry.spark.lakehouse.write import column_bounds
@@ -41,6 +40,7 @@ from logquarry.spark.output import (
     finish_compaction,
     written_path,
 )
+from logquarry.systems import held
 from logquarry.units import Progress
 
 if TYPE_CHECKING:

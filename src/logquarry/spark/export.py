@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from logquarry.errors import UsageError
 from logquarry.log.store_names import Stores, as_paths
-from logquarry.signals import held
 from logquarry.spark.jobs import context_of, run_tasks
 from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.output import ExportCommit, OutputFolder
@@ -29,6 +28,7 @@ from logquarry.spark.parquet import (
 )
 from logquarry.spark.summary import TALLY_COLUMNS, Summary, damage_as_dict
 from logquarry.spark.tasks import ReadTask, plan_tasks, read_batches
+from logquarry.systems import held
 from logquarry.units import Progress
 
 if TYPE_CHECKING:

@@ -12,14 +12,13 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from logquarry.errors import UsageError
-from logquarry.spark.adapter import has_sources
-from logquarry.spark.columns import checked, struct_of, task_rows
+from logquarry.spark.columns import checked, has_sources, struct_of, task_rows
 from logquarry.spark.jobs import context_of
 from logquarry.spark.option_names import FORMAT
 from logquarry.spark.options import parse_read_options
-from logquarry.spark.packaged import Packaged
 from logquarry.spark.session import register, use_this_python
 from logquarry.spark.tasks import plan_tasks
+from logquarry.spark.worker import Packaged
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -31,17 +31,15 @@ from logquarry.ingest.load import (
 )
 from logquarry.ingest.staging import LoadPlan, OnRejected, Staged, Stager, check_rows
 from logquarry.log.location import local_folder
-from logquarry.spark.adapter import (
+from logquarry.spark.columns import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
     arrow_schema,
 )
-from logquarry.spark.errors import explain
-from logquarry.spark.jobs import context_of, run_tasks
+from logquarry.spark.jobs import context_of, explain, run_tasks
 from logquarry.spark.option_names import refuse_unknown
-from logquarry.spark.packaged import Packaged
-from logquarry.spark.worker import ignore_hang_ups, settle, without_traceback
+from logquarry.spark.worker import Packaged, ignore_hang_ups, settle, without_traceback
 from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.loading import Loaded
 from logquarry.units import Progress

@@ -1,5 +1,7 @@
 """The data source `rocketmq`: reads stores as DataFrames, as a batch or as a stream.
 
+Spark calls the reader of a stream in a process beside the driver, and in the workers.
+
 Options, not filters pushed down by Spark, select the messages (see `RocketMQReader`). The readers
 decode only the columns of the schema, and check the CRC of a body only if the column `body` is
 among them.
@@ -8,28 +10,181 @@ among them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from logquarry.spark.adapter import (
+from logquarry.spark.columns import (
     DataSource,
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceWriter,
     InputPartition,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    checked,
+    has_admission,
+    struct_of,
+    task_rows,
 )
-from logquarry.spark.columns import checked, struct_of, task_rows
 from logquarry.spark.option_names import FORMAT
 from logquarry.spark.options import ReadOptions, parse_read_options
-from logquarry.spark.packaged import Packaged
+from logquarry.spark.stream.planner import Limits, StreamPlanner, UnlimitedPlanner
 from logquarry.spark.tasks import ReadTask, open_stores, plan_tasks
-from logquarry.spark.worker import ignore_hang_ups, without_traceback
+from logquarry.spark.worker import Packaged, ignore_hang_ups, without_traceback
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger(__name__)
+
+
+def stream_reader(given: Mapping[str, str], struct: StructType) -> DataSourceStreamReader:
+    """Make the reader that this Spark can call: with limits for the batches, or without."""
+    kind = RocketMQStreamReader if has_admission() else RocketMQUnlimitedReader
+    return kind(given, struct)
+
+
+class _Reader(Packaged, DataSourceStreamReader):
+    """Plans in one process beside the driver, reads in the workers.
+
+    Spark makes a second instance and sends it to the workers for `read`. The options are parsed at
+    the query's first call, not in the constructor: PySpark up to 4.3 replaces an exception that
+    the constructor raises with an error without its text.
+
+    Args:
+        given: the options, as the user gave them.
+        struct: the schema that is read.
+    """
+
+    def __init__(self, given: Mapping[str, str], struct: StructType) -> None:
+        self._given = dict(given)
+        self._struct = struct
+
+    @cached_property
+    def _options(self) -> ReadOptions:
+        with without_traceback():
+            options = parse_read_options(self._given, is_stream=True)
+        for remark in options.remarks:
+            logger.warning("%s: %s", FORMAT, remark)
+        return options
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return checked(self._struct, self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Yield the messages of a partition as Arrow batches.
+
+        Raises:
+            CorruptFrame: on damage, unless onDamage=skip; then the worker logs it to stderr.
+        """
+        yield from task_rows(partition.value, self._struct)
+
+
+class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
+    """Reads a stream with limits for its batches."""
+
+    @cached_property
+    def _planner(self) -> StreamPlanner:
+        with without_traceback():
+            return StreamPlanner(self._options, self._columns)
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return the offset at which a new query starts.
+
+        Raises:
+            LogquarryError: if the stores cannot be read with these options.
+        """
+        with without_traceback():
+            return self._planner.initial()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return the limit of one batch; if the options set both, the limit of messages."""
+        if self._options.max_rows is not None:
+            return ReadMaxRows(self._options.max_rows)
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return the offset at which the next batch ends.
+
+        Raises:
+            LogquarryError: if a store, or the part of it that was read, no longer exists.
+        """
+        with without_traceback():
+            return self._planner.latest(start, self._limits(limit))
+
+    def _limits(self, limit: ReadLimit) -> Limits:
+        # Trigger.Once reads all there is and ignores the options.
+        if isinstance(limit, ReadAllAvailable):
+            return Limits()
+        found = Limits(self._options.max_bytes, self._options.max_rows)
+        if isinstance(limit, ReadMaxRows):
+            return Limits(found.max_bytes, limit.max_rows)
+        if isinstance(limit, ReadMaxBytes):
+            return Limits(limit.max_bytes, found.max_rows)
+        return found
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Make the query stop at the current ends of the logs."""
+        with without_traceback():
+            self._planner.prepare_available_now()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Return the newest known ends of the logs, for the query's progress."""
+        return self._planner.newest()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Plan one partition for each task.
+
+        Raises:
+            MessageNotFound: if messages were deleted, unless failOnDataLoss=false.
+        """
+        with without_traceback():
+            return [InputPartition(task) for task in self._planner.tasks(start, end)]
+
+
+class RocketMQUnlimitedReader(_Reader):
+    """Reads a stream on a Spark that passes no start and no limit: a batch takes everything."""
+
+    @cached_property
+    def _planner(self) -> UnlimitedPlanner:
+        with without_traceback():
+            return UnlimitedPlanner(self._options, self._columns)
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return the offset at which a new query starts.
+
+        Raises:
+            LogquarryError: if the stores cannot be read with these options.
+        """
+        with without_traceback():
+            return self._planner.initial()
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
+        """Return the offset at which the next batch ends: the current ends of the logs.
+
+        Raises:
+            LogquarryError: if a store, or the part of it that was read, no longer exists.
+        """
+        with without_traceback():
+            return self._planner.newest_end()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Plan one partition for each task.
+
+        Raises:
+            MessageNotFound: if messages were deleted, unless failOnDataLoss=false.
+            UsageError: if the options give another start than the checkpoint.
+        """
+        with without_traceback():
+            return [InputPartition(task) for task in self._planner.tasks(start, end)]
 
 
 class RocketMQDataSource(DataSource):
@@ -73,7 +228,7 @@ class RocketMQDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Make a stream reader of the columns of `schema`: all or some, in any order."""
-        from logquarry.spark.stream.reader import stream_reader
+        from logquarry.spark.source import stream_reader
 
         ignore_hang_ups()
         return stream_reader(self.options, schema)

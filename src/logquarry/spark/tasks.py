@@ -21,7 +21,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import LogSplit
 from logquarry.log.store_names import broker_names, find_stores
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, Event, ExpiredSpan, LogEnd
-from logquarry.read.known_topics import warn_of_unknown_topics
+from logquarry.read.bulk import warn_of_unknown_topics
 from logquarry.read.selection import (
     Part,
     PlaceList,

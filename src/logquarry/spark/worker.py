@@ -2,16 +2,21 @@
 
 Imports little: the process that finds data sources (`pyspark_logquarry`) and the daemon that forks
 the workers import this module too.
+
+Spark pickles the readers and writers for the workers (:class:`Packaged`). A worker that cannot
+import this package would fail while it unpickles them, with a traceback that names a module and no
+setting; with this module the error names the setting.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from logquarry.errors import LogquarryError
 
@@ -91,3 +96,36 @@ def without_traceback() -> Iterator[None]:
         if in_worker():
             os.environ[_HIDE] = "1"
         raise
+
+
+def _by_value() -> Callable[[bytes], Any]:
+    """Return a function that Spark pickles by value, because it is inside another function."""
+
+    def load(data: bytes) -> Any:
+        import pickle
+        import sys
+
+        try:
+            import logquarry.spark.worker  # noqa: F401, PLW0406
+        except ImportError as error:
+            raise ImportError(
+                f"the Python of Spark's workers, {sys.executable}, cannot import logquarry "
+                f"({error}): install it there (pip install 'logquarry[spark]'), or set "
+                "PYSPARK_PYTHON or spark.pyspark.python to a Python that has it"
+            ) from None
+        kind, state = pickle.loads(data)
+        made = kind.__new__(kind)
+        made.__dict__.update(state)
+        return made
+
+    return load
+
+
+_load = _by_value()
+
+
+class Packaged:
+    """Base of the objects that Spark sends to the workers; needs Spark's own pickler."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load, (pickle.dumps((type(self), self.__dict__)),)

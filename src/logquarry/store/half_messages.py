@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from logquarry.dialect31.open_transactions import TransactionBook
-from logquarry.dialect31.unit_files import transaction_frames
+from logquarry.dialect31.open_transactions import TransactionBook, transaction_frames
 from logquarry.disk.config_file import consumer_offsets
 from logquarry.format import frame, java, sys_flag
 from logquarry.format import properties as props

@@ -1,15 +1,20 @@
-"""A store that is open for reading: its log, queues and index, read from the files.
+"""How open stores read: a reader from the store's files, a writer from the files that it writes.
 
 The reader makes, locks and changes nothing, so it can run beside a live broker. It lists the
 folders when it opens the store, and again on :meth:`BaseReader.refresh` or when you request an
 offset beyond the files that it knows. If a store has no queue files, the reader takes the queues
 from RocksDB, and makes from the log, in memory, what RocksDB lacks.
+
+A writer reads log and queues from the writer's own files, so a get finds a message as soon as it is
+dispatched, without listing folders. Scans and queries read the files as any other process would,
+up to the log's end at their start.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -25,15 +30,15 @@ from logquarry.log.store_names import absolute
 from logquarry.message import Message
 from logquarry.read.batch_queue import open_queue
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import FileQueue
 from logquarry.read.fence import OtherQueues, other_queues, require_queue
 from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
+from logquarry.read.live_read import LiveLog
 from logquarry.read.log_end import last_entries, log_bound, sound_bound
-from logquarry.read.queue import Queue
+from logquarry.read.queue import FileQueue, Queue
 from logquarry.read.rocksdb_queue import derived_queues, rocksdb_queues
 from logquarry.read.store_sizes import require_log
-from logquarry.store.read_rules import get_arguments, no_queue
+from logquarry.store.log_reads import get_arguments, no_queue
 from logquarry.store.reads import StoreReads
 from logquarry.units import now_ms
 
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
     from logquarry.read.log_queues import QueueKey
     from logquarry.store.consumer.registry import Consumers
     from logquarry.store.stats import StoreStats
+    from logquarry.store.store_engine import StoreEngine
     from logquarry.write.put_result import PutResult
 
 
@@ -259,7 +265,7 @@ class BaseReader(StoreReads):
 
     def _make_consumers(self) -> Consumers:
         from logquarry.disk.config_file import offsets_in_rocksdb
-        from logquarry.store.consumer.queue_reader import consumers_of_a_reader
+        from logquarry.store.consumer.registry import consumers_of_a_reader
 
         known = offsets_in_rocksdb(self.layout)
         return consumers_of_a_reader(self, self._bulk_getter, Path(self.root), self._refuse, known)
@@ -297,3 +303,140 @@ class _Found:
     def log_queues(self) -> tuple[Mapping[QueueKey, Queue], int]:
         """The queues in RocksDB or made from the log, and the log's end."""
         return self._store._queues_from_log()
+
+
+_monotonic = time.monotonic
+_LEAST, _MOST, _MOST_COUNT = arguments.LONG_MIN, arguments.LONG_MAX, arguments.INT_MAX
+
+KernelGet = Callable[[Queue, int, int, frozenset[str] | None], GetResult | None]
+
+
+class LiveReads(StoreReads):
+    """Reads a store that is written at the same time. Any thread may use it.
+
+    Reads find messages in the log at once, and in the queues when they are dispatched.
+    """
+
+    def __init__(self, engine: StoreEngine, layout: StoreLayout, *, broker: str) -> None:
+        self._engine = engine
+        self._health = engine.health
+        self._recorder = engine.recorder
+        # First, because LiveLog may call _new_layout, which uses these two.
+        self.layout, self.config = layout, layout.config
+        self._live_log = LiveLog(engine.log, self._new_layout)
+        super().__init__(layout, self._live_log, broker=broker)
+        # Look these up once, for all gets.
+        self._live_queues = engine.queues.live
+
+    def _require_open(self) -> None:
+        super()._require_open()
+        self._health.require_readable()
+
+    @property
+    def max_offset(self) -> int:
+        """Physical offset at which the log ends."""
+        self._require_open()
+        return self._engine.log.max_offset
+
+    @property
+    def bound(self) -> int | None:
+        """The log's end if bytes of an earlier log follow it; else None: there is no bound."""
+        return self._engine.log.max_offset if self._engine.files.keeps_tails else None
+
+    @property
+    def has_queue_files(self) -> bool:
+        """True: the dispatcher makes queues of all messages in the log."""
+        return True
+
+    def queues(self) -> tuple[tuple[str, int], ...]:
+        """(topic, queue id) of each queue, sorted."""
+        self._require_open()
+        return tuple(self._engine.queues.keys())
+
+    def queue(self, topic: str, queue_id: int) -> Queue | None:
+        """One queue; None if the store does not have it."""
+        self._require_open()
+        topic, queue_id = arguments.queue(topic, queue_id)
+        try:
+            return self._engine.queues.get(topic, queue_id)
+        except StoreUnavailable:
+            self._require_open()
+            # It cannot be opened for writing: a sync has failed, or the disk is full. Its files
+            # can still be read.
+            return self._unopened_queue(topic, queue_id)
+
+    def _queues_for_state(self) -> list[Queue]:
+        """All queues. None is opened for writing, because there may be thousands."""
+        engine, layout = self._engine, self._new_layout()
+        found: list[Queue | None] = []
+        for key in self.queues():
+            if key in engine.queues.writers or engine.files.keeps_tails:
+                found.append(self.queue(*key))
+            else:
+                found.append(self._unopened_queue(*key, layout))
+        return [queue for queue in found if queue is not None]
+
+    def _unopened_queue(
+        self, topic: str, queue_id: int, layout: StoreLayout | None = None
+    ) -> Queue | None:
+        layout = layout or self._new_layout()
+        return open_queue(layout, topic, queue_id, log_min_offset=self._log.min_offset)
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int = 0,
+        max_count: int = 32,
+        tag: str | None = None,
+    ) -> GetResult:
+        """See :meth:`StoreReads.get`."""
+        began = _monotonic()
+        if not (type(queue_id) is type(offset) is type(max_count) is int):
+            topic, queue_id, offset, max_count, tag = get_arguments(
+                topic, queue_id, offset, max_count, tag
+            )
+        wanted = None
+        if tag is not None:
+            wanted = parse_tags(arguments.text(tag, "tag"))
+        queue: Queue | None = None
+        if type(topic) is str:
+            queue = self._live_queues.get((topic, queue_id))
+        if queue is None or self._health.is_gone:
+            queue = self.queue(topic, queue_id) or no_queue(topic, queue_id)
+        result = None
+        if _LEAST <= offset <= _MOST and 0 <= max_count <= _MOST_COUNT:
+            result = self._kernel_get(queue, offset, max_count, wanted)
+        if result is None:
+            self._require_open()
+            get_arguments(topic, queue_id, offset, max_count, tag)
+            result = self._getter.reference(queue, offset, max_count, wanted)
+        self._recorder.got(len(result.messages), _monotonic() - began)
+        return result
+
+    @cached_property
+    def _kernel_get(self) -> KernelGet:
+        return self._getter.kernel.get
+
+    def _new_layout(self) -> StoreLayout:
+        # Make a new layout for each use: a layout keeps its listing, and threads must not share it.
+        layout = StoreLayout(self.layout.filesystem, self.config)
+        layout.writer_end = self.bound
+        return layout
+
+    def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
+        layout, stop = self._new_layout(), self._engine.log.max_offset
+        last = layout.commit_log.at(stop - 1) if stop > layout.commit_log.start else None
+        if last is not None and last.base + last.size < stop:
+            # Another program cut the file: its end is not a torn tail of this writer.
+            layout.writer_end = stop
+        return layout, stop
+
+    def _index_now(self) -> Index:
+        layout = self._new_layout()
+        return Index(layout, files=OpenFiles(layout, is_strict=True))
+
+    def _log_reader(self) -> LogReader:
+        from logquarry.log.walk import LogReader
+
+        return LogReader(self._new_layout(), bound=self.bound, live=True)

@@ -23,10 +23,9 @@ from logquarry.log.store_files import CHECKPOINT
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.get_kernel import MessageGetter
 from logquarry.read.get_message import GetResult, TransferLimits
-from logquarry.read.index import Index
+from logquarry.read.index import Index, has_key, of_key, query_message, search_log
 from logquarry.read.queue import Queue
-from logquarry.store.log_reads import LogReads
-from logquarry.store.read_rules import NOT_FOR_USERS, renamed_topic
+from logquarry.store.log_reads import NOT_FOR_USERS, LogReads, renamed_topic
 from logquarry.stored_message import StoredMessage
 
 if TYPE_CHECKING:
@@ -283,8 +282,6 @@ class StoreReads(LogReads):
         key of KEYS only if the batch itself has it; :meth:`scan` finds the other keys too.
         """
         self._require_open()
-        from logquarry.read import query_message
-
         topic, key = arguments.topic(topic), arguments.text(key, "key")
         begin, end = arguments.time_range(since, until)
         begin, end = 0 if begin is None else begin, java.LONG_MAX if end is None else end
@@ -292,19 +289,17 @@ class StoreReads(LogReads):
         exact = arguments.flag(exact, "exact")
         index = self._index_now()
         if index.is_usable:
-            found = query_message.query_message(
-                index, self._frame_at, topic, key, max_count, begin, end
-            )
+            found = query_message(index, self._frame_at, topic, key, max_count, begin, end)
             if exact:
                 distinct = {frame.physical_offset: frame for frame in found}.values()
-                found = [f for f in distinct if query_message.has_key(f, topic, key)]
+                found = [f for f in distinct if has_key(f, topic, key)]
         else:
             most = min(max_count, self.config.max_msgs_num_batch)
             events = self._log_reader().events()
-            found = query_message.search_log(events, topic, key, most, begin, end)
+            found = search_log(events, topic, key, most, begin, end)
         # More than max_count only if an inner batch has several messages with the key.
         stored = (self._stored(frame) for frame in found)
-        messages = [one for message in stored for one in query_message.of_key(message, key)]
+        messages = [one for message in stored for one in of_key(message, key)]
         return messages[-max_count:] if max_count > 0 else []
 
     @abstractmethod
@@ -346,7 +341,7 @@ class StoreReads(LogReads):
         """
         self._require_open()
         from logquarry.read import bulk
-        from logquarry.read.known_topics import warn_of_unknown_topics
+        from logquarry.read.bulk import warn_of_unknown_topics
 
         if topic is not None:
             topics = renamed_topic(topic, topics)
@@ -390,7 +385,7 @@ class StoreReads(LogReads):
         """
         self._require_open()
         from logquarry.read import bulk
-        from logquarry.read.known_topics import warn_of_unknown_topics
+        from logquarry.read.bulk import warn_of_unknown_topics
 
         wanted = bulk.message_filter(topics, queue_id, tags, keys, since, until)
         layout, stop = self._bulk_layout()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from logquarry.store.transaction.transaction import Transaction, TransactionState
     from logquarry.write.dispatcher import MessageArrival
     from logquarry.write.put_future import PutFuture
-    from logquarry.write.topic_table import TopicTable
+    from logquarry.write.queue_table import TopicTable
 
 DEFAULT_PRODUCER_GROUP: Final = "logquarry"
 """The producer group of a transaction whose message names none."""

@@ -24,14 +24,14 @@ from logquarry.disk.config_file import (
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Service
 from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
-from logquarry.format import delay, frame, timer
+from logquarry.format import frame, timer
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.log.batches import sound_runs
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import Run
 from logquarry.message import Message, require_message
-from logquarry.read import timer_wheel, timers
+from logquarry.read import timers
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
@@ -52,8 +52,8 @@ from logquarry.stored_message import StoredMessage
 from logquarry.write.put_future import PutFuture
 from logquarry.write.put_many import PutManyResult
 from logquarry.write.put_result import PutResult
+from logquarry.write.queue_table import TopicTable
 from logquarry.write.timer_files import timer_log_file_size
-from logquarry.write.topic_table import TopicTable
 
 if TYPE_CHECKING:
     from logquarry.log.walk import LogReader
@@ -219,7 +219,7 @@ class Services:
             _DueLog(self._store, engine.log, ()),
             self._deliver,
             *(engine.disk, engine.root, engine.sync_log, timers.known_by(layout, check)),
-            precision_ms=timer_wheel.precision(layout, check.read_time),
+            precision_ms=timers.precision(layout, check.read_time),
             file_size=timer_log_file_size(layout),
         )
 
@@ -471,7 +471,7 @@ class _DueLog:
         log = _HalfLog(store)
         # Delivery reads them ten times a second. A queue above the known levels belongs to another
         # table of levels.
-        self._queue_ids = sorted({*range(len(levels)), *log.queue_ids(delay.SCHEDULE_TOPIC)})
+        self._queue_ids = sorted({*range(len(levels)), *log.queue_ids(props.SCHEDULE_TOPIC)})
         self.runs: Callable[[int], Iterator[Run]] = log.runs
         self._log = store.commit_log
         self._files = files
@@ -481,7 +481,7 @@ class _DueLog:
         return [queue_id for queue_id in self._queue_ids if queue_id >= 0]
 
     def schedule_queue(self, queue_id: int) -> Queue | None:
-        return self._store.queue(delay.SCHEDULE_TOPIC, queue_id)
+        return self._store.queue(props.SCHEDULE_TOPIC, queue_id)
 
     def message(self, offset: int, size: int) -> Frame | None:
         data = self._log.frame_at(offset, size)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.open_transactions import open_in
-from logquarry.dialect31.unit_files import read_table
+from logquarry.dialect31.open_transactions import open_in, read_table
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
-from logquarry.format import delay, java
+from logquarry.format import java
+from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
@@ -306,5 +306,5 @@ def _delay_levels(layout: StoreLayout, queues: list[Queue]) -> tuple[DelayLevel,
             queue.max_offset,
         )
         for queue in queues
-        if queue.topic == delay.SCHEDULE_TOPIC
+        if queue.topic == props.SCHEDULE_TOPIC
     )

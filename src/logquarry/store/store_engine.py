@@ -29,12 +29,11 @@ from logquarry.dialect31.state_table import scratch_of
 from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
-from logquarry.disk.log_files import log_paths
-from logquarry.disk.pages_ahead import PagesAhead
+from logquarry.disk.log_files import PagesAhead, log_paths
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.disk.service import Refusal, RunningFlags, Service
 from logquarry.errors import StoreError, StoreNotFound, StoreUnavailable, UsageError
-from logquarry.format import delay
+from logquarry.format import properties as props
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import is_on
@@ -57,12 +56,11 @@ from logquarry.repair.recover.open_check import (
 from logquarry.store.load.loading import Loads, Pending, pending_load
 from logquarry.store.log_feed import LogFeed
 from logquarry.store.log_growth import LogGrowth
-from logquarry.store.retention.live import LiveRetention, RetentionService
+from logquarry.store.retention.retain import LiveRetention, RetentionService
 from logquarry.store.stats import StatsRecorder
 from logquarry.store.store_files import Housekeeping, StoreFiles
 from logquarry.units import Clock
-from logquarry.write.append import CommitLogWriter
-from logquarry.write.append31 import AppendRules31
+from logquarry.write.append import AppendRules31, CommitLogWriter
 from logquarry.write.dispatcher import (
     ArrivalListeners,
     Dispatcher,
@@ -293,7 +291,7 @@ class StoreEngine:
         """The next offset of each queue, with which the log's writer starts."""
         # Opening makes the schedule topic's queues (in memory); existing queues override them.
         levels = range(len(self.config.delay_levels_ms))
-        offsets = {(delay.SCHEDULE_TOPIC, level): 0 for level in levels}
+        offsets = {(props.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
         if found.recovered is not None and not found.recovered.plan.rules.is_5:
             # QUIRK: as in 4.9, queues of multi-dispatch start again at 0.

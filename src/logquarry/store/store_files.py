@@ -10,9 +10,8 @@ from typing import Final
 
 from logquarry.dialect31.state_table import StateTableKeeper, open_state_table
 from logquarry.disk.disk import Disk
-from logquarry.disk.free_room import free_room
 from logquarry.disk.locks import AbortFile
-from logquarry.disk.log_files import AllocateMappedFileService, open_log
+from logquarry.disk.log_files import AllocateMappedFileService, free_room, open_log
 from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.disk.service import Health, Service
 from logquarry.disk.write_buffers import TransientStorePool
@@ -29,8 +28,7 @@ from logquarry.repair.recover.open_check import StoreFound
 from logquarry.units import Clock
 from logquarry.write.flush import Flushable
 from logquarry.write.index_writer import IndexKeeper
-from logquarry.write.queue_table import QueueTable
-from logquarry.write.topic_table import TopicTable
+from logquarry.write.queue_table import QueueTable, TopicTable
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from logquarry.log.location import local_folder
 from logquarry.log.store_files import LOADS
 from logquarry.message import Message
 from logquarry.read.queue import Queue
-from logquarry.store.live_reads import LiveReads
+from logquarry.store.reader import LiveReads
 from logquarry.store.service_calls import ServiceCalls
 from logquarry.store.single_put import SinglePut
 from logquarry.stored_message import StoredMessage
@@ -267,7 +267,7 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         return self._engine.wait_dispatched(offset, timeout)
 
     def _make_consumers(self) -> Consumers:
-        from logquarry.store.consumer.queue_reader import consumers_of_a_writer
+        from logquarry.store.consumer.registry import consumers_of_a_writer
 
         engine = self._engine
         return consumers_of_a_writer(

@@ -15,16 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
-from logquarry.format import (
-    checkpoint,
-    delay,
-    frame,
-    java,
-    message_id,
-    properties,
-    queue_entry,
-    sys_flag,
-)
+from logquarry.format import checkpoint, frame, java, message_id, queue_entry, sys_flag
+from logquarry.format import properties as props
 from logquarry.format.java import crc32
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, NAME_DIGITS
 from logquarry.stored_message import StoredMessage
@@ -100,7 +92,7 @@ class StoreBuilder:
         self._write(frame.encode(item))
         if dispatched:
             code = 0
-            if properties.TAGS.encode() in item.properties or topic == delay.SCHEDULE_TOPIC:
+            if props.TAGS.encode() in item.properties or topic == props.SCHEDULE_TOPIC:
                 code = StoredMessage(item).tags_code
             queue += queue_entry.encode(queue_entry.QueueEntry(self.offset, item.size, code))
         self.offset += item.size

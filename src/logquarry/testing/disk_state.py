@@ -4,12 +4,14 @@ A :class:`DiskState` holds the durable and the cached bytes of each file, and th
 and the pending changes of each folder. A crash keeps an arbitrary part of the data that is not
 durable:
 
-- a page of 4 KiB is the old version, the new version, a version in between, or torn at a multiple
-  of 512 bytes;
+- a page of 4 KiB has its old content, its new content, a content in between, or is torn at a
+  multiple of 512 bytes;
 - a file has its old size, its new size or a size in between; bytes without data are zeros;
 - the creation, rename or removal of a name is either done or not done.
 
 A rename never loses the file: a crash may leave both names, and leaves at least one.
+
+:class:`BadBlocks` is a probe that fails as a disk with unreadable blocks does.
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ import errno
 import os
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from logquarry.log.readable import BLOCK, Probe
+
 SHORT: Final = -1
-"""Replaces an errno: a write or a read does half of its work; an allocation gets half, and then
-fails because the disk is full. Other calls succeed."""
+"""Used instead of an errno: a write or a read does half of its work. An allocation gets half of the
+space, and then fails because the disk is full. Other calls succeed."""
 
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_folder"})
 CHANGES: Final = frozenset({"make_folder", "rename", "link", "unlink"})
@@ -131,7 +135,7 @@ ROOT_ID: Final = 0
 """The number of the root folder."""
 
 _SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""A crash keeps one of these shares of the data that is not durable."""
+"""A crash keeps one of these shares of the data that is not durable yet."""
 
 
 class Content(NamedTuple):
@@ -203,7 +207,7 @@ class DiskState:
     Attributes:
         contents: bytes of each file, by its number.
         durable: durable names of each folder, with the numbers of their files or folders.
-        live: current names, likewise.
+        live: current names of each folder, with the same numbers.
         pending: changes from ``durable`` to ``live``, in order.
     """
 
@@ -298,3 +302,41 @@ def _torn(old: bytes, new: bytes, rng: random.Random) -> bytes:
         (new if choice >> number & 1 else old)[at : at + SECTOR]
         for number, at in enumerate(sectors)
     )
+
+
+_ERROR: Final = errno.EIO
+
+
+class BadBlocks(Probe):
+    """Simulates blocks that the disk cannot read.
+
+    Use it with :func:`logquarry.log.readable.probed_by`.
+
+    Args:
+        blocks: end of a path, and the number of the block of 4,096 bytes in that file.
+        has_populate: whether the system has ``MADV_POPULATE_READ``.
+    """
+
+    def __init__(self, blocks: Iterable[tuple[str, int]], *, has_populate: bool = True) -> None:
+        self._blocks = tuple(blocks)
+        self._has_populate = has_populate
+
+    def populate(self, path: str, position: int, address: int, length: int) -> bool | None:
+        """See :meth:`Probe.populate`."""
+        if not self._has_populate:
+            return None
+        return not self._fails(path, position, length)
+
+    def read(self, path: str, descriptor: int, position: int, length: int) -> bytes:
+        """See :meth:`Probe.read`."""
+        if self._fails(path, position, length):
+            raise OSError(_ERROR, os.strerror(_ERROR))
+        return super().read(path, descriptor, position, length)
+
+    def _fails(self, path: str, position: int, length: int) -> bool:
+        return any(
+            path.endswith(name)
+            and number * BLOCK < position + length
+            and position < (number + 1) * BLOCK
+            for name, number in self._blocks
+        )

@@ -76,7 +76,7 @@ class _File:
         return data
 
     def sync(self) -> None:
-        """Make the current bytes durable, except pages that an earlier failed sync has lost."""
+        """Make the current bytes durable, except the pages that an earlier failed sync lost."""
         live = self.look()
         durable = live
         for number, lost in list(self.stuck.items()):
@@ -119,7 +119,8 @@ class FaultyDisk(LocalDisk):
     """A local disk below one folder with injected faults. Thread-safe.
 
     The content of the folder at the start is durable. Only this disk should create, rename or
-    delete files in the folder; it detects another program's change when the name is opened next.
+    delete files in the folder. It detects a change by another program when the changed name is next
+    opened.
 
     Args:
         root: the folder.
@@ -417,8 +418,8 @@ class FaultyDisk(LocalDisk):
 
     def _sync_names(self, folder: int) -> None:
         for change in self._pending:
-            # A sync of the old folder makes both changes of a rename durable: otherwise the file
-            # could lose both names.
+            # A sync of the old folder also makes the new name of a rename durable: otherwise the
+            # file could lose both names.
             goes = change.is_rename and change.effects[-1].folder == folder
             done = [e for e in change.effects if e.folder == folder or goes]
             for at, name, node in done:

@@ -58,7 +58,7 @@ class Violation(NamedTuple):
 class SeenMessage(NamedTuple):
     """A message as a store returned it.
 
-    ``is_torn``: whether topic or properties contain bytes of 0. The CRC covers only the body, so a
+    ``is_torn``: whether topic or properties contain bytes of 0. The CRC covers only the body: a
     frame looks sound even if a crash lost the page with its topic or properties.
     """
 
@@ -355,7 +355,7 @@ class ModelStore:
 
         Args:
             seen: the store's content.
-            must: bodies that the store must have; None for all acknowledged ones.
+            must: bodies that the store must have; None for all acknowledged bodies.
 
         Returns:
             The violations; empty if the store is correct.
@@ -408,7 +408,7 @@ class ModelStore:
     def _check_queue(
         self, key: QueueKey, queued: Iterable[SeenMessage], logged: Iterable[SeenMessage]
     ) -> list[Violation]:
-        """Check that a queue has each of its messages in the log once, in order, and no more."""
+        """Check that a queue has exactly its messages in the log, each once and in order."""
         queued = list(queued)
         wrong = [
             Violation(Wrong.WRONG_TOPIC, f"a read of {key} returned {message}")
@@ -470,7 +470,7 @@ def _check_keys(seen: Seen) -> list[Violation]:
 
 
 def explain(wrong: Sequence[object], most: int = 5) -> str:
-    """The first violations, one line each, and the number of the others."""
+    """The first violations, one line each, and the number of further violations."""
     lines = [str(found) for found in wrong[:most]]
     if len(wrong) > most:
         lines.append(f"and {len(wrong) - most} more")

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from logquarry.format import delay, frame, java, properties, sys_flag
+from logquarry.format import frame, java, sys_flag
+from logquarry.format import properties as props
 from logquarry.format.frame import BLANK, MAGIC_V1, MAGIC_V2, Frame
 from logquarry.log.store_files import COMMIT_LOG, NAME_DIGITS
 
 MOST_TOPIC_BYTES = 0x7F
-"""Most bytes of a topic: TOPICLEN is a signed byte."""
+"""Maximum bytes of a topic: TOPICLEN is a signed byte."""
 
 _NUMBERS = struct.Struct(">iiqqqiq")
 """Queue id, flag, queue offset, born and store time, reconsume times, prepared offset."""
@@ -28,19 +29,19 @@ _TOPICS = [
     "orders",
     "payments",
     "%RETRY%group",
-    delay.SCHEDULE_TOPIC,
+    props.SCHEDULE_TOPIC,
     "主题-ü",
     "😀",
     "x" * 127,
 ]
 _NAMES = [
-    properties.TAGS,
-    properties.KEYS,
-    properties.UNIQ_KEY,
-    properties.DELAY,
-    properties.WAIT,
-    properties.REAL_TOPIC,
-    properties.REAL_QUEUE_ID,
+    props.TAGS,
+    props.KEYS,
+    props.UNIQ_KEY,
+    props.DELAY,
+    props.WAIT,
+    props.REAL_TOPIC,
+    props.REAL_QUEUE_ID,
     "city",
     "ключ",
     "😀",
@@ -101,7 +102,7 @@ def properties_maps(*, max_size: int = 6) -> st.SearchStrategy[dict[str, str]]:
     text = st.text(
         st.characters(
             exclude_categories=["Cs"],
-            exclude_characters=properties.NAME_VALUE_SEPARATOR + properties.PROPERTY_SEPARATOR,
+            exclude_characters=props.NAME_VALUE_SEPARATOR + props.PROPERTY_SEPARATOR,
         ),
         min_size=1,
         max_size=6,
@@ -113,12 +114,12 @@ def properties_maps(*, max_size: int = 6) -> st.SearchStrategy[dict[str, str]]:
 def property_strings() -> st.SearchStrategy[bytes]:
     """Property strings of sound frames.
 
-    They are well-formed, or they have empty names or values, missing, doubled or trailing
+    Some are well-formed. Others have empty names or values, missing, doubled or trailing
     separators, duplicate names, characters beyond the BMP, or bytes that are not UTF-8.
     """
     separators = st.sampled_from([b"\x01", b"\x02", b"\x01\x01", b"\x02\x02"])
     piece = st.one_of(separators, st.sampled_from(_ODD_PIECES), st.binary(max_size=3))
-    sane = properties_maps().map(lambda pairs: properties.encode(pairs).encode())
+    sane = properties_maps().map(lambda pairs: props.encode(pairs).encode())
     trailing = sane.map(lambda text: text + b"\x02")
     return st.one_of(sane, trailing, st.lists(piece, max_size=12).map(b"".join))
 
@@ -189,7 +190,7 @@ def plain_frames(draw: st.DrawFn, *, max_body: int = 64) -> Frame:
             max_body=max_body,
             magics=(MAGIC_V1,),
             topic=st.sampled_from([b"orders", b"payments", "主题-ü".encode()]),
-            property_string=properties_maps().map(lambda pairs: properties.encode(pairs).encode()),
+            property_string=properties_maps().map(lambda pairs: props.encode(pairs).encode()),
             flags=st.sampled_from(
                 [0, 0, 0, sys_flag.TRANSACTION_PREPARED, sys_flag.TRANSACTION_COMMIT]
             ),
@@ -294,7 +295,7 @@ def logs(
         items: strategy of the frames (default: :func:`frames`).
         min_frames: fewest frames.
         max_frames: most frames.
-        start: physical offset of the first file (default: 0 or a multiple of the file's size).
+        start: physical offset of the first file (default: 0 or a multiple of ``file_size``).
     """
     found = draw(
         st.lists(frames() if items is None else items, min_size=min_frames, max_size=max_frames)

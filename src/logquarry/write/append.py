@@ -6,26 +6,43 @@ messages with properties that the store acts on (a delay, WAIT, further queues) 
 through :mod:`logquarry.write.encode` and :meth:`LogAppender.append`.
 
 Guarantees: if a put raises, its message is not in the log.
+
+Dialect 3.1 has append rules (``DefaultAppendMessageCallback.doAppend`` of 3.1.3): a PREPARED
+message gets the state table's next number as its queue offset; a ROLLBACK carries the number of its
+transaction. A blank is written in full. Its bytes come from the buffer in which RocketMQ makes each
+frame, so the blank contains bytes of earlier frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
 
 from logquarry.config import StoreConfig
+from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Health, RunningFlags
 from logquarry.errors import WrongType
+from logquarry.format import frame, sys_flag
+from logquarry.format.rows import (
+    BODY_AT,
+    BODY_LENGTH,
+    POSITION,
+    PROPS_AT,
+    PROPS_LENGTH,
+    TOPIC_AT,
+    TOPIC_LENGTH,
+)
+from logquarry.log.walk import Run
 from logquarry.message import Message, require_message, require_messages
 from logquarry.read.log_queues import QueueKey
 from logquarry.units import Clock
-from logquarry.write.encode import MessageEncoder
+from logquarry.write.encode import Encoded, MessageEncoder
 from logquarry.write.encode_batch import encode_batch, encode_messages
 from logquarry.write.frame_append import Settle
-from logquarry.write.log_appender import (
-    AppendRules,
-    LogAppender,
-)
+from logquarry.write.log_appender import AppendRules, LogAppender, end_file
 from logquarry.write.put_path import settle_nothing
 from logquarry.write.put_result import PutResult, PutStatus, refusal
 
@@ -92,3 +109,93 @@ class CommitLogWriter(LogAppender):
         else:
             raise WrongType("put_batch takes messages, or wire= together with message=")
         return self.append(encoded), encoded.wait
+
+
+_SYS_FLAG: Final = frame.HEAD.offsets["sys_flag"]
+_QUEUE_OFFSET: Final = frame.HEAD.offsets["queue_offset"]
+_PARTS: Final = ((BODY_AT, BODY_LENGTH), (TOPIC_AT, TOPIC_LENGTH), (PROPS_AT, PROPS_LENGTH))
+_BLANK: Final = frame.BLANK.size
+
+
+class ScratchBuffer:
+    """The buffer in which frames are made (``msgStoreItemMemory``).
+
+    Args:
+        max_message_size: bytes of the largest frame.
+    """
+
+    def __init__(self, max_message_size: int) -> None:
+        self._data = bytearray(max_message_size + _BLANK)
+
+    def take(self, data: bytes | bytearray | memoryview) -> None:
+        """Copy bytes to the start of the buffer; the rest of the buffer stays."""
+        size = min(len(data), len(self._data))
+        self._data[:size] = data[:size]
+
+    def take_run(self, run: Run) -> None:
+        """Copy the parts of each frame that a recovery reads: the body, the topic, the properties.
+
+        QUIRK: RocketMQ's recovery reads these parts into this buffer (test_dialect31.py:
+        v3-blank/reopened).
+        """
+        rows = run.rows
+        lengths = np.stack([rows[:, length] for _, length in _PARTS], axis=1).reshape(-1)
+        starts = np.stack([rows[:, POSITION] + rows[:, at] for at, _ in _PARTS], axis=1).reshape(-1)
+        # Only a part that is longer than all later parts leaves bytes in the buffer.
+        longest = np.maximum.accumulate(lengths[::-1])[::-1]
+        behind = np.append(longest[1:], 0)
+        for part in np.flatnonzero(lengths > behind).tolist():
+            start = int(starts[part])
+            self.take(run.window.data[start : start + int(lengths[part])].tobytes())
+
+    def blank(self, size: int) -> bytes:
+        """The bytes of a blank; fewer than ``size`` if the buffer is smaller."""
+        self.take(frame.encode_blank(size))
+        return bytes(self._data[:size])
+
+
+class AppendRules31(AppendRules):
+    """The rules of dialect 3.1. Called under the log's lock.
+
+    Args:
+        scratch: the buffer in which frames are made.
+        next_in_table: gives the next number of the state table; called when the table has all
+            messages of the log.
+
+    Attributes:
+        next_number: the number that the next PREPARED message gets.
+    """
+
+    def __init__(self, scratch: ScratchBuffer, next_in_table: Callable[[], int]) -> None:
+        self.next_number = next_in_table()
+        self._next_in_table = next_in_table
+        self._scratch = scratch
+
+    def own_offset(self, encoded: Encoded) -> int:
+        """See :meth:`AppendRules.own_offset`."""
+        return self.next_number if _is_prepared(encoded.data) else encoded.own_offset
+
+    def end_file(self, file: MappedFile) -> int:
+        """See :meth:`AppendRules.end_file`."""
+        left = file.room
+        if left < _BLANK:
+            return end_file(file)
+        file.buffer[file.wrote : file.wrote + left] = self._scratch.blank(left).ljust(left, b"\0")
+        file.advance(left)
+        return left
+
+    def appended(self, encoded: Encoded) -> None:
+        """See :meth:`AppendRules.appended`."""
+        data = encoded.data
+        self._scratch.take(data)
+        if _is_prepared(data):
+            self.next_number = int.from_bytes(data[_QUEUE_OFFSET : _QUEUE_OFFSET + 8]) + 1
+
+    def adopted(self) -> None:
+        """See :meth:`AppendRules.adopted`."""
+        self.next_number = self._next_in_table()
+
+
+def _is_prepared(data: bytearray) -> bool:
+    flags = int.from_bytes(data[_SYS_FLAG : _SYS_FLAG + 4])
+    return sys_flag.transaction_type(flags) == sys_flag.TRANSACTION_PREPARED

@@ -33,9 +33,9 @@ from logquarry.log.follow import DispatchRequests, Followed, Follower
 from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE
 from logquarry.read.log_queues import QueueKey
 from logquarry.write import index_writer, queue_writer
-from logquarry.write.batch_queue_writer import BatchQueueWriter
 from logquarry.write.message_rules import LONGEST_NAME, name_fault
 from logquarry.write.queue_writer import (
+    BatchQueueWriter,
     ConsumeQueueMender,
     ConsumeQueueWriter,
     Mending,

@@ -20,7 +20,7 @@ from logquarry import arguments
 from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.errors import MessageRejected, UsageError
-from logquarry.format import delay, frame, java, property_crc, sys_flag, timer
+from logquarry.format import frame, java, property_crc, sys_flag, timer
 from logquarry.format import properties as props
 from logquarry.format.java import crc32
 from logquarry.message import Message
@@ -394,7 +394,7 @@ class MessageEncoder:
             changed.values[_DELAY] = str(level)
         changed.values[props.REAL_TOPIC] = message.topic
         changed.values[props.REAL_QUEUE_ID] = str(message.queue_id)
-        return changed, (delay.SCHEDULE_TOPIC, level - 1)
+        return changed, (props.SCHEDULE_TOPIC, level - 1)
 
     def _copies(
         self, changed: PropertyMap, queue_id: int, make: Callable[[bytes], bytearray]

@@ -23,8 +23,7 @@ from logquarry.disk.mapped_file import MappedFile
 from logquarry.errors import UsageError
 from logquarry.format import batch, frame, java, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.batch import BatchItem
-from logquarry.format.inner_batch import INNER_BATCH, MOST_MESSAGES
+from logquarry.format.batch import INNER_BATCH, MOST_MESSAGES, BatchItem
 from logquarry.log import codec
 from logquarry.message import Message
 from logquarry.write.encode import Copies, Encoded, MessageEncoder, Numbers
@@ -151,7 +150,7 @@ def _inner_batch(
     topic_data: bytes,
     shared: bytes,
 ) -> Encoded:
-    """One frame with all messages of a batch (:mod:`logquarry.format.inner_batch`)."""
+    """One frame with all messages of a batch (:mod:`logquarry.format.batch`)."""
     try:
         count = sum(1 for _ in batch.decode(wire))
     except ValueError as error:

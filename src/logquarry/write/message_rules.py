@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final, NoReturn
 
 from logquarry.errors import UsageError
-from logquarry.format import delay, frame, java, timer
+from logquarry.format import frame, java, timer
 from logquarry.format import properties as props
 from logquarry.message import Message
 from logquarry.write.put_result import PutStatus, refusal
@@ -194,7 +194,7 @@ def delay_level(text: str | None) -> int:
     """
     if text is None:
         return 0
-    level = delay.parse_int(text)
+    level = props.parse_int(text)
     if level is None:
         raise refusal(PutStatus.MESSAGE_ILLEGAL, f"DELAY is not a number: {text!r}", reason="delay")
     return level

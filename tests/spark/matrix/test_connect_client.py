@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.spark.adapter import has_sources
+from logquarry.spark.columns import has_sources
 from tests.helpers.store_maker import StoreMaker
 
 ROOT = Path(__file__).parents[3]

@@ -20,7 +20,7 @@ import pytest
 
 from logquarry.errors import UsageError
 from logquarry.spark import export_delta, export_parquet, read, register, verify_stores
-from logquarry.spark.adapter import has_admission, has_sources
+from logquarry.spark.columns import has_admission, has_sources
 from tests.helpers.store_maker import StoreMaker
 from tests.spark.golden_rows import golden_messages, rows_by_broker, sound_stores
 

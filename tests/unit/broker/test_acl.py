@@ -235,7 +235,7 @@ def test_a_client_id_belongs_to_the_account_that_uses_it(tmp_path: Path) -> None
                 await ask(strangers[0], "other1", RequestCode.LOCK_BATCH_MQ, _locks("group", "t"))
                 == 16
             )
-            # A client has several connections; each keeps its id.
+            # A client has several connections; each keeps its own id.
             assert await ask(strangers[1], "sender", code, producer) == 0
             await client.close()
             assert await ask(strangers[0], "other1", code, producer) == 16

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from logquarry.broker import Broker, admin, key_values
+from logquarry.broker import Broker, admin, names
 from logquarry.format import fastjson
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
@@ -179,7 +179,7 @@ def test_lists_of_topics_and_groups(tmp_path: Path) -> None:
             assert await update(code, name, wrong) == ResponseCode.SYSTEM_ERROR
 
     play(scenario, tmp_path / "s")
-    # Those before an illegal topic stay.
+    # The topics before an illegal topic stay.
     written = (tmp_path / "s" / "config" / "topics.json").read_text()
     assert all(f'"{name}"' in written for name in ("one", "two", "three"))
 
@@ -200,7 +200,7 @@ def test_key_value_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert (await client.ask(code.PUT_KV_CONFIG, other | {"value": "x"})).code == 0
         for _number in range(2):
             assert (await client.ask(code.DELETE_KV_CONFIG, other)).code == 0
-        monkeypatch.setattr(key_values, "_MOST_CHARACTERS", 100)
+        monkeypatch.setattr(names, "_MOST_CHARACTERS", 100)
         large = other | {"value": "x" * 60}
         assert (await client.ask(code.PUT_KV_CONFIG, large)).code == ResponseCode.SYSTEM_ERROR
         await client.close()

@@ -211,13 +211,13 @@ def test_topics_are_not_created_if_that_is_forbidden(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("default", "queues"), [("broker-a", 1), ("DefaultCluster", 4)])
 def test_other_topics_to_inherit_from(tmp_path: Path, default: str, queues: int) -> None:
-    """As a producer uses them after setCreateTopicKey."""
+    """Topics as a producer uses them after setCreateTopicKey."""
 
     async def scenario(broker: Broker, client: Client) -> None:
         assert (await client.send("t", c=default)).code == 0
         topic = broker.core.tables.topic("t")
         assert topic is not None and topic.write_queues == queues
-        # Both are topics too.
+        # Both names are topics, too.
         assert (await client.send(default)).code == 0
 
     async def forbidden(_: Broker, client: Client) -> None:
@@ -252,7 +252,7 @@ def test_the_name_server_gives_routes(tmp_path: Path) -> None:
         assert json.loads(answer.body) == route
         answer = await names.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "none"})
         assert answer.code == ResponseCode.TOPIC_NOT_EXIST
-        # The name server is no broker.
+        # The name server is not a broker.
         assert (await names.send("t")).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         cluster = document_of(await names.ask(RequestCode.GET_BROKER_CLUSTER_INFO))
         assert cluster["clusterAddrTable"] == {"DefaultCluster": ["broker-a"]}
@@ -306,7 +306,7 @@ def test_offsets_are_kept(tmp_path: Path) -> None:
 def test_a_new_group_starts_at_0_if_the_first_message_counts_as_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # 40 % of it are 4,000 bytes: less than the log, more than its last message.
+    # 40 % of this memory is 4,000 bytes: less than the log, more than its last message.
     monkeypatch.setattr("logquarry.read.get_message._total_memory", lambda: 10_000)
 
     async def scenario(_: Broker, client: Client) -> None:
@@ -565,7 +565,7 @@ def test_admin_requests(tmp_path: Path) -> None:
         one = await client.ask(RequestCode.GET_TOPIC_CONFIG, {"topic": "adm"})
         assert document_of(one)["topicName"] == "adm"
         stats = await client.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "adm"})
-        # fastjson's keys that are objects.
+        # Keys that are objects, in fastjson's dialect.
         key = b'{"brokerName":"broker-a","queueId":1,"topic":"adm"}'
         assert stats.body.count(key + b':{"lastUpdateTimestamp":0,"maxOffset":0,') == 1
         group = json.dumps({"groupName": "g", "retryMaxTimes": 3}).encode()

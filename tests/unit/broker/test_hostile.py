@@ -46,7 +46,7 @@ def test_a_huge_length_ends_the_connection_at_once(tmp_path: Path) -> None:
 def test_half_open_connections_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    """Of a client that sends nothing, and of one that sends no heartbeat."""
+    """One client sends nothing, and one sends no heartbeat."""
     monkeypatch.setattr(module, "_HOUSEKEEPING_SECONDS", 0.01)
 
     async def scenario(broker: Broker, client: Client) -> None:

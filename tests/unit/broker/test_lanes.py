@@ -51,7 +51,7 @@ def test_a_lane_runs_its_jobs_in_order_and_delivers_each_result() -> None:
 
         for number in range(300):
             assert lane.submit(partial(job, number), note)
-        # It is full: it refuses a job, but not one whose caller waits.
+        # A full lane refuses a job, except one whose caller waits.
         assert not lane.submit(partial(job, 300), note)
         assert await lane.run(partial(job, 301)) == 301
         assert lane.waiting == 0

@@ -38,7 +38,7 @@ async def received(client: Client, topic: str, queue_id: int = 0) -> StoredMessa
         answer = await client.ask(RequestCode.PULL_MESSAGE, fields)
         if answer.code == ResponseCode.SUCCESS:
             return messages_of(answer)[0]
-        # The topic of retries appears with the first one.
+        # The topic of retries appears with the first retry.
         await asyncio.sleep(0.01)
 
 
@@ -119,7 +119,7 @@ def test_a_retry_comes_when_the_clock_is_advanced() -> None:
 
 
 def test_a_transaction_is_checked_when_the_clock_is_advanced() -> None:
-    """Also again, though a check comes only once a minute."""
+    """A second check comes as well, although checks come only once a minute."""
 
     async def scenario(client: Client, clock: ShiftedClock) -> None:
         await client.heartbeat(producer="pg")

@@ -15,7 +15,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.broker import Broker, BrokerOptions, background
-from logquarry.broker.background import new_event_loop
+from logquarry.broker.broker import new_event_loop
 from logquarry.broker.connection import Connection
 from logquarry.errors import StoreError, UsageError
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, encode
@@ -124,7 +124,7 @@ def test_a_cancelled_call_leaves_nothing_open(
 
 
 def test_a_read_only_store_that_vanishes(tmp_path: Path) -> None:
-    """As if its disk was unmounted: with an empty queue, consumers would start again at 0."""
+    """As if its disk were unmounted: with an empty queue, consumers would start again at 0."""
     path = tmp_path / "s"
     with lq.MessageStore.open(path, mode="rw", config=SMALL) as store:
         store.put(lq.Message("t", b"x"))
@@ -159,7 +159,7 @@ def test_two_stops_at_once(tmp_path: Path) -> None:
 
 
 def test_a_transport_of_another_event_loop() -> None:
-    # The transports of uvloop are no subclass of asyncio's.
+    # The transports of uvloop are not a subclass of asyncio's.
     transport, server = mock.Mock(), mock.Mock()
     transport.get_extra_info.return_value = ("127.0.0.1", 5)
     connection = Connection(server)

@@ -216,7 +216,7 @@ def test_a_client_holds_a_limited_number_of_pulls(
         other = client.post(11, pull_fields("t", 1, **SUSPENDS))
         await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
         assert not other.done() and not any(one.done() for one in held[:5])
-        # The pulls of a client that is gone take no room.
+        # The pulls of a disconnected client do not count.
         await greedy.close()
         while broker._pulling._held_count > 1:
             await asyncio.sleep(0.005)
@@ -321,10 +321,10 @@ def test_a_value_that_the_broker_cannot_use_is_logged(
     monkeypatch.setattr(connection._failures, "_until", 0.0)
 
     async def scenario(broker: Broker, client: Client) -> None:
-        # As a subscriptionGroup.json that someone has edited can have it.
+        # A value that an edited subscriptionGroup.json can have.
         broker.core.tables.groups["g"] = {"groupName": "g", "retryMaxTimes": "many"}
         assert (await client.send("%RETRY%g")).code == ResponseCode.SYSTEM_ERROR
-        # A client's fault is not logged.
+        # An error of a client is not logged.
         assert (await client.send("t", e="many")).code == ResponseCode.SYSTEM_ERROR
 
     play(scenario, tmp_path / "s")
@@ -388,7 +388,7 @@ def test_tls_handshakes_have_a_limit_and_an_end(
         async with Broker(tmp_path / "s", options=BrokerOptions(tls=context)) as broker:
             host, _, port = broker.address.rpartition(":")
             silent = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
-            # The third is too many; the others end with their time.
+            # The third pull is too many; the others end when their time is over.
             assert await silent[2][0].read() == b""
             for reader, _ in silent[:2]:
                 assert await reader.read() == b""

@@ -145,7 +145,7 @@ def test_a_window_moves() -> None:
     assert window.growth("n", "other", 0, 65.0) == (0, 55.0)
     for second in range(70, 130, 10):
         window.sample({"n": {"k": 65}}, float(second))
-    # It keeps nothing of a count that does not grow.
+    # It keeps no snapshots of a count that does not grow.
     assert {str(growth) for _, growth in window._ended} == {"{'n': {}}"}
 
 

@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.open_transactions import TransactionBook
+from logquarry.dialect31.open_transactions import (
+    TransactionBook,
+    TransactionFrame,
+    read_redo,
+    read_table,
+)
 from logquarry.dialect31.prepared import CheckService, PreparedTransaction, TransactionEnd
-from logquarry.dialect31.recovery import TransactionCheck
-from logquarry.dialect31.unit_files import TransactionFrame, read_redo, read_table
+from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.disk.service import Health
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import frame, state_table
@@ -27,7 +31,7 @@ from logquarry.message import Message
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.verify.verify import verify_store
 from logquarry.store.message_store import StoreWriter
-from logquarry.write.append31 import ScratchBuffer
+from logquarry.write.append import ScratchBuffer
 
 NOW = 1_700_000_000_000
 
@@ -161,7 +165,7 @@ def test_put_many_writes_blanks_and_numbers_as_single_puts_do(tmp_path: Path, cl
 
 
 def test_the_scratch_buffer_is_what_one_frame_after_the_other_leaves(tmp_path: Path) -> None:
-    """Only what is longer than all behind it is copied, which comes to the same."""
+    """Only frames longer than all later ones are copied, which has the same result."""
     with StoreWriter.start(tmp_path / "store", config=config()) as opened:
         for size in (300, 20, 0, 500, 7, 90, 480, 1):
             opened.put(Message("topic" * (size % 3 + 1), bytes([size % 251]) * size, tags="x" * 9))
@@ -253,13 +257,13 @@ def test_units_of_table_and_redo_log(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_lost_numbers_are_filled() -> None:
-    """A log that has lost PREPARED messages: those behind them keep their numbers."""
+    """The log has lost PREPARED messages: later messages keep their numbers."""
     check = TransactionCheck()
     frames = [
         TransactionFrame(4, 10_000, 100, 7, 0, NOW, 1),
         # Number 9 comes next: number 8 was lost.
         TransactionFrame(4, 10_300, 100, 9, 0, NOW, 1),
-        # Further on than any log could be: not a number to be believed.
+        # No log can have so many messages: the number is wrong.
         TransactionFrame(4, 10_400, 100, 1 << 40, 0, NOW, 1),
         TransactionFrame(12, 10_500, 91, 9, 10_300, NOW, 1),
         TransactionFrame(8, 10_591, 100, 0, 10_300, NOW, 1),
@@ -274,7 +278,7 @@ def test_lost_numbers_are_filled() -> None:
 
 
 def test_a_number_that_rotted_makes_no_gigabytes_of_units() -> None:
-    """Behind a terabyte of log many messages may be missing, but not so many."""
+    """After a terabyte of log many messages may be missing, but not so many."""
     for lost, number in ((1 << 20, 5 + (1 << 20)), ((1 << 20) + 1, 5)):
         book = TransactionBook(5, 1_000)
         change = book.take(TransactionFrame(4, 1 << 40, 100, 5 + lost, 0, NOW, 1))
@@ -283,7 +287,7 @@ def test_a_number_that_rotted_makes_no_gigabytes_of_units() -> None:
 
 
 def test_numbers_that_fall_back_go_on(store: StoreWriter) -> None:
-    """RocketMQ numbers anew: what follows takes the next number, and no other one's."""
+    """RocketMQ begins new numbers: later messages take the next numbers, and no used ones."""
     book = TransactionBook(5, 1_000)
     frames = [TransactionFrame(4, at, 100, 2, 0, NOW, 1) for at in (1_000, 1_100)]
     changes = [book.take(frame) for frame in frames]
@@ -313,7 +317,7 @@ def test_a_table_that_lost_what_has_ended_does_not_use_numbers_twice(
             opened.prepared_transactions.commit(offset)
     path = sorted((root / STATE_TABLE).iterdir())[-1]
     data = path.read_bytes()
-    # Of units 10 and 11 nothing has come to the disk.
+    # Entries 10 and 11 did not reach the disk.
     path.write_bytes(bytes(len(data)))
     for crashed in (True, False):
         if crashed:
@@ -376,7 +380,7 @@ def test_harm_is_found_and_mended(
         if harm == "zero":
             data[:20] = bytes(20)
         else:
-            # The end of the first unit's place, or the end of a unit of a transaction that ended.
+            # The end of the first entry's place, or of the entry of an ended transaction.
             data[7 if harm == "flip" else 19] ^= 1
         path.write_bytes(data)
     assert kind in verify_store(StoreLayout.open(root, config())).by_kind

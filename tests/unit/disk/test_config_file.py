@@ -50,7 +50,7 @@ def test_bak_serves_where_the_file_cannot_be_read(tmp_path: Path, harm: bytes) -
     assert loaded.value == {1: 2} and loaded.path == file.backup
     assert len(loaded.problems) == 1 and str(file.path) in loaded.problems[0]
     assert file.path.read_bytes() == harm, "reading changes nothing"
-    # The good one is not replaced by the bad one, and the bad one is kept to be looked at.
+    # The bad file does not replace the good one, and is kept for a look at it.
     file.save({1: 4})
     assert config_file(LocalDisk(), tmp_path).load().value == {1: 4}
     assert broker_config.decode_delay_offsets(file.backup.read_bytes()) == {1: 2}
@@ -83,7 +83,7 @@ def test_whatever_call_it_dies_at_one_of_the_two_values_is_there(tmp_path: Path)
         except KeyboardInterrupt:
             loaded = config_file(LocalDisk(), root).load()
             assert loaded.value in ({1: 2}, {1: 3}) and not loaded.problems
-            # And the next one finds nothing in its way.
+            # And the next write finds nothing in its way.
             again = config_file(LocalDisk(), root)
             again.load()
             again.save({1: 4})
@@ -165,7 +165,7 @@ def test_members_that_are_not_known_stay(tmp_path: Path) -> None:
         after = path.read_text()
         assert after.startswith(head) and after.endswith(tail)
         assert broker_config.decode_consumer_offsets(after) == {("A", "g"): {0: offset}}
-    # Of what .bak alone says all stays, too.
+    # All values that only .bak has stay, too.
     path.write_text("{")
     again = ConsumerOffsets(LocalDisk(), tmp_path)
     again.commit("A", "g", 1, 7)

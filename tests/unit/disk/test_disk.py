@@ -88,7 +88,7 @@ def test_set_aside_keeps_what_is_there(disk: FaultyDisk, tmp_path: Path) -> None
         disk.set_aside(tmp_path / "file", tmp_path / "aside")
     kept = {path.name: path.read_bytes() for path in (tmp_path / "aside").iterdir()}
     assert kept == {"file": b"one", "file.1": b"two", "file.2": b"three"}
-    # Both the new name and that the old one is gone.
+    # Both the new name and the removal of the old one.
     assert disk.synced_folders == [tmp_path, *3 * [tmp_path / "aside", tmp_path]]
 
 
@@ -131,14 +131,14 @@ def test_a_full_disk_is_an_error_and_reads_go_on(small_disk: Path) -> None:
     assert data is not None and bytes(data) == b"x" * 100_000
     assert len(list((small_disk / "commitlog").iterdir())) == 2
     queue.flush()
-    # There is room again: the store goes on.
+    # The disk has room again: the store goes on.
     queue.remove_first()
     assert queue.last_file(create=True) is not None
     queue.close()
 
 
 def test_a_file_that_was_not_made_does_not_come_back(tmp_path: Path) -> None:
-    """With a full disk a store goes on; half a file in it would refuse the next opening."""
+    """A store goes on with a full disk; the next opening would refuse half a file."""
     disk = ModelDisk(tmp_path)
     disk.fail("allocate", error=ENOSPC)
     with pytest.raises(StoreUnavailable, match="no room"):

@@ -40,7 +40,7 @@ def test_a_second_opener_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     before = (tmp_path / "lock").stat()
     with pytest.raises(StoreUnavailable, match=str(os.getpid())):
         StoreLock(LocalDisk(), tmp_path)
-    # Nor did the attempt drop the lock, as it would one of the process.
+    # Nor did the attempt drop the lock, as it would drop a lock of the process.
     done = run(
         """
         import sys

@@ -1,16 +1,30 @@
+"""Do files keep their sizes and bytes while their unwritten blocks are freed?
+
+Pages after the log's end are loaded before puts write them; a few, and no more than puts use.
+"""
+
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator
+from mmap import PAGESIZE
 from pathlib import Path
 
 import pytest
 
-from logquarry.disk.log_files import AllocateMappedFileService
+import logquarry as lq
+from logquarry.disk import log_files
+from logquarry.disk.disk import LocalDisk
+from logquarry.disk.log_files import AllocateMappedFileService, PagesAhead, free_room
+from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.write_buffers import TransientStorePool
 from logquarry.errors import StoreUnavailable
+from logquarry.store.message_store import StoreWriter
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
+from tests.helpers.small_store import bodies, opened
 
 SIZE = 4096
 
@@ -61,7 +75,7 @@ def test_a_deleted_file_ahead_is_made_anew(
     assert first is not None
     until_there(tmp_path / f"{SIZE:020d}")
     first.append(bytes(SIZE))
-    # Asking again takes it once it is whole.
+    # A later call takes the file when it is complete.
     ahead = service.take(tmp_path / f"{SIZE:020d}", None, SIZE)
     assert ahead is not None
     (tmp_path / f"{SIZE:020d}").unlink()
@@ -101,7 +115,7 @@ def test_failures_reach_who_waits_and_are_tried_again(
     while service._requests[tmp_path / "1"].error is None and time.monotonic() < end:
         time.sleep(0.001)
     disk.failing.clear()
-    # The one ahead failed too; there is room now.
+    # The file ahead failed, too; the disk has room now.
     for name in ("1", "0"):
         file = service.take(tmp_path / name, None, SIZE)
         assert file is not None
@@ -139,7 +153,7 @@ def test_a_failed_sync_ends_it(
 
 def test_a_file_that_takes_too_long_comes_later(disk: FaultyDisk, tmp_path: Path) -> None:
     service = AllocateMappedFileService(disk, timeout_ms=20)
-    # Not started: nothing is made.
+    # The service is not started: no file is made.
     queue = MappedFileQueue(disk, tmp_path, SIZE, allocator=service)
     assert queue.last_file(create=True) is None
     assert queue.last_file() is None
@@ -170,8 +184,166 @@ def test_a_bug_in_the_service_poisons_instead_of_hanging_others(
 ) -> None:
     service = AllocateMappedFileService(disk, timeout_ms=500)
     service.start()
-    # A name that is no number is none of a queue's.
+    # A name that is not a number is not that of a queue file.
     for name in ("x", "0"):
         with pytest.raises(StoreUnavailable, match="ValueError"):
             service.take(tmp_path / name, None, SIZE)
     assert service.stop()
+
+
+ROOM_SIZE = 4 << 20
+CONFIG = lq.StoreConfig(mapped_file_size_commit_log=ROOM_SIZE, max_hash_slot_num=1_000)
+
+
+def blocks(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+@pytest.fixture(autouse=True)
+def punching(tmp_path: Path) -> None:
+    path = tmp_path / "probe"
+    descriptor = LocalDisk().make_file(path, 1 << 20)
+    try:
+        LocalDisk().punch(descriptor, 0, 1 << 20)
+        if sys.platform != "linux" or blocks(path) or LocalDisk().next_hole(descriptor, 0, 9)[0]:
+            pytest.skip("this file system frees no blocks")
+    except OSError:
+        pytest.skip("this file system frees no blocks")
+    finally:
+        os.close(descriptor)
+
+
+def test_only_unwritten_ranges_of_the_last_file_are_freed(tmp_path: Path) -> None:
+    disk = LocalDisk()
+    folder = tmp_path / "files"
+    for name in ("000", "100", "notes"):
+        descriptor = disk.make_file(folder / name, ROOM_SIZE)
+        for at in (0, ROOM_SIZE // 2, ROOM_SIZE - 10):
+            disk.write(descriptor, b"0123456789", at)
+        disk.sync(descriptor, folder / name)
+        os.close(descriptor)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    free_room(disk, [folder, tmp_path / "missing"])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert blocks(folder / "100") < ROOM_SIZE // 4
+    assert blocks(folder / "000") >= ROOM_SIZE and blocks(folder / "notes") >= ROOM_SIZE
+
+
+def test_a_store_that_was_loaded_takes_the_room_of_its_messages(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with StoreWriter.start(root, config=CONFIG) as store:
+        store.free_room_at_close()
+        store.put(lq.Message("orders", b"x" * 100, keys="k"))
+    files = [path for path in root.rglob("*") if path.name.isdigit() and path.is_file()]
+    assert len(files) == 3 and sum(map(blocks, files)) < sum(path.stat().st_size for path in files)
+    assert blocks(root / "commitlog" / f"{0:020d}") < ROOM_SIZE // 2
+    assert not lq.verify(root).findings
+    with lq.MessageStore.open(root, mode="rw", config=CONFIG) as store:
+        # The next writer has all blocks again: a full disk is an error when it opens.
+        assert blocks(root / "commitlog" / f"{0:020d}") >= ROOM_SIZE
+        assert store.put(lq.Message("orders", b"y")).ok
+        assert [message.body for message in store.scan()] == [b"x" * 100, b"y"]
+
+
+LEAST = 256 << 10
+MOST = 8 << 20
+FILE_SIZE = 64 << 20
+
+
+class Ahead:
+    """The service over one log file, with what it loads."""
+
+    def __init__(self, root: Path, patched: pytest.MonkeyPatch) -> None:
+        disk = LocalDisk()
+        self.log = MappedFileQueue(disk, root, FILE_SIZE)
+        file = self.log.last_file(create=True)
+        assert file is not None
+        self.file: MappedFile = file
+        if not file.address:
+            pytest.skip("interpreted modules do not write through the map")
+        self.service = PagesAhead(self.log, disk.health)
+        self.loaded: list[tuple[int, int]] = []
+        self.works = True
+        patched.setattr(log_files, "populate", self._populate)
+
+    def _populate(self, address: int, size: int) -> bool:
+        start = address - self.file.address
+        self.loaded.append((start, start + size))
+        return self.works
+
+    def put(self, size: int) -> bool:
+        """Grow the log; returns whether the service was woken, and runs it then."""
+        self.file.advance(size)
+        self.service.grown()
+        flag = self.service.flag
+        assert flag is not None
+        woken = flag.take(0)
+        if woken:
+            self.service.run_once()
+        return woken
+
+
+@pytest.fixture
+def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ahead]:
+    made = Ahead(tmp_path, monkeypatch)
+    yield made
+    made.log.close()
+
+
+def test_the_first_put_loads_a_few_pages(ahead: Ahead) -> None:
+    assert ahead.put(100)
+    assert ahead.loaded == [(0, 100 + LEAST)]
+
+
+def test_pages_are_loaded_again_when_half_are_used(ahead: Ahead) -> None:
+    ahead.put(100)
+    assert not ahead.put(LEAST // 2)
+    assert ahead.put(1)
+    (_, first), (start, stop) = ahead.loaded
+    assert start == first // PAGESIZE * PAGESIZE
+    assert stop > ahead.file.wrote + LEAST
+
+
+def test_the_pages_follow_the_speed_of_the_puts(ahead: Ahead) -> None:
+    ahead.put(100)
+    ahead.put(1 << 20)
+    assert ahead.loaded[-1][1] == ahead.file.wrote + (4 << 20)
+
+
+def test_a_load_of_many_messages_leaves_few_pages(ahead: Ahead) -> None:
+    ahead.put(100)
+    ahead.put(FILE_SIZE // 2)
+    assert ahead.loaded[-1] == (ahead.file.wrote // PAGESIZE * PAGESIZE, ahead.file.wrote + MOST)
+
+
+def test_nothing_is_loaded_behind_the_file(ahead: Ahead) -> None:
+    ahead.put(100)
+    ahead.put(FILE_SIZE - 5_000)
+    assert ahead.loaded[-1][1] == FILE_SIZE
+    assert not ahead.put(100)
+
+
+def test_a_system_that_cannot_is_asked_once(ahead: Ahead) -> None:
+    ahead.works = False
+    ahead.put(100)
+    assert not ahead.put(LEAST)
+    ahead.service.run_once()
+    assert len(ahead.loaded) == 1
+
+
+def test_a_closed_file(ahead: Ahead) -> None:
+    ahead.file.advance(100)
+    ahead.file.close()
+    ahead.service.run_once()
+    assert ahead.loaded == []
+
+
+def test_pages_stay_zero(tmp_path: Path) -> None:
+    expected = [b"%d" % number for number in range(100)]
+    with opened(tmp_path) as store:
+        for body in expected:
+            store.put(lq.Message("t", body))
+        assert bodies(store) == expected
+        end = store.max_offset
+    log = (tmp_path / f"commitlog/{0:020d}").read_bytes()
+    assert not log[end:].strip(b"\0")

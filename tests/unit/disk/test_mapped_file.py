@@ -100,7 +100,7 @@ def test_least_pages_count_pages_begun(disk: FaultyDisk, tmp_path: Path) -> None
     file = MappedFile(disk, tmp_path / "0", 0, SIZE)
     file.append(bytes(PAGE_SIZE - 1))
     assert file.flush(1) == 0
-    # One byte more, and a page is behind.
+    # One more byte completes a page.
     file.append(b"x")
     assert file.flush(2) == 0
     assert file.flush(1) == PAGE_SIZE

@@ -88,10 +88,10 @@ def test_loading_finds_the_files(disk: FaultyDisk, tmp_path: Path) -> None:
     assert disk.counts["open"] == before["open"] + 1, "files are opened when they are asked for"
     assert queue.bases == (0, SIZE, 2 * SIZE, 3 * SIZE)
     assert queue.max_offset == queue.flushed_offset == 4 * SIZE
-    assert queue.mapped_bytes == SIZE
+    assert len(queue.open_files) == 1
     for offset in (0, SIZE, 2 * SIZE - 1):
         assert bytes(queue.select(offset, 1) or b"") == b"\x01"
-    assert queue.mapped_bytes == 3 * SIZE
+    assert len(queue.open_files) == 3
     queue.close()
 
 
@@ -272,7 +272,7 @@ def test_files_are_spread_over_the_folders(disk: FaultyDisk, tmp_path: Path) -> 
 
 # ------------------------------------------------------------------------------ transient, ahead
 class Ahead:
-    """Gives files that were made ahead, by a pool if there is one."""
+    """Gives files that were made ahead, by the pool if one is given."""
 
     def __init__(self, disk: FaultyDisk, pool: TransientStorePool | None = None) -> None:
         self.disk = disk

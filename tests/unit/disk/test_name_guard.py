@@ -72,7 +72,7 @@ def test_it_comes_back_after_a_crash(disk: FaultyDisk, tmp_path: Path) -> None:
     queue.flush()
     second.unlink()
     assert second_names(tmp_path) == [first.name, second.name]
-    # No close: the process is gone, and somebody opens the store.
+    # Nothing closes the store: its process has died, and another one opens it.
     again = make(FaultyDisk(), tmp_path)
     assert second.read_bytes().startswith(b"acked")
     assert again.max_offset == 2 * SIZE
@@ -166,7 +166,7 @@ def test_no_byte_is_lost_while_somebody_deletes_what_looked_empty(
 
 
 def test_a_second_name_does_not_come_back_with_a_file_that_went(tmp_path: Path) -> None:
-    """After a crash a file with only that name is given back: what was deleted must have none."""
+    """A crash brings back a file with only its second name; a deleted file must not have one."""
     disk = ModelDisk(tmp_path)
     guard = NameGuard(disk)
     path = tmp_path / "log" / "0"
@@ -189,7 +189,7 @@ def test_a_second_name_removed_without_a_sync_does_not_come_back(tmp_path: Path)
     disk.sync_folder(tmp_path / ".logquarry" / "names" / "log")
     guard.close()
     NameGuard(disk).restore([path.parent])
-    # A recovery or a retention, which find no second name.
+    # A recovery or a retention, which finds no second name.
     disk.remove(path)
     for seed in range(20):
         assert disk.image(random.Random(seed)).files == {}

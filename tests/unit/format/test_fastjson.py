@@ -17,7 +17,7 @@ from tests.helpers.java_vectors import vectors
 
 
 def keys_as_numbers(value: Any) -> Any:
-    """The document with the keys that the decoder made text of as numbers again."""
+    """The document with its number keys, which the decoder turns into text, as numbers again."""
     if isinstance(value, dict):
         return {
             int(key) if key.lstrip("-").isdigit() else key: keys_as_numbers(item)

@@ -41,7 +41,7 @@ def test_golden_headers(golden: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["single", "batch", "clean-restart/base", "real-broker"])
 def test_golden_entries_make_chains_that_hold_every_key(golden: Path, name: str) -> None:
-    """Each entry is in the chain of its slot, and the chains are all the entries there are."""
+    """Each entry is in the chain of its slot, and the chains have all entries."""
     scenario = Scenario(golden / name)
     shape = shape_of(scenario)
     hashes: set[tuple[int, int]] = set()

@@ -1,4 +1,4 @@
-"""Is Java's arithmetic here Java's? Truth from tests/data/java_vectors.jsonl and golden stores."""
+"""Our Java arithmetic gives the results of tests/data/java_vectors.jsonl and golden stores."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_table_size_for(count: int, size: int) -> None:
 
 @pytest.mark.parametrize("scenario", ["delay", "delay-deliver"])
 def test_the_string_of_a_delayed_message_is_in_hash_map_order(golden: Path, scenario: str) -> None:
-    """CommitLog puts REAL_TOPIC and REAL_QID into the map and strings it anew."""
+    """CommitLog puts REAL_TOPIC and REAL_QID into the map and encodes it again."""
     folder = golden / scenario
     stored = {
         message["physicalOffset"]: message["propertiesString"]
@@ -123,7 +123,7 @@ def test_the_string_of_a_delayed_message_is_in_hash_map_order(golden: Path, scen
             [*given_, *(name for name in ("REAL_TOPIC", "REAL_QID") if name not in given_)],
             java.table_size_for(len(given_)),
         )
-        # A level above the highest is capped; the parser leaves out what is empty.
+        # A level above the highest is capped; the parser leaves out empty levels.
         values = {**given_, **made}
         text = properties.encode({name: values[name] for name in names})
         assert text == stored[append["wroteOffset"]]

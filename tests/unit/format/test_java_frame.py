@@ -1,4 +1,4 @@
-"""What RocketMQ 4.9.3 takes for a message that :mod:`logquarry.format.frame` does not."""
+"""Frames that only RocketMQ 4.9.3 takes for messages, not :mod:`logquarry.format.frame`."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_a_negative_length_of_the_topic_is_an_error() -> None:
 
 def test_a_wrong_sum_is_an_error_with_a_size() -> None:
     found = verdict(changed(0, ">i", len(SOUND) + 1))
-    # The buffer stands where the lengths lead, not behind TOTALSIZE.
+    # Java's buffer goes on where the lengths lead, not after TOTALSIZE.
     assert found == JavaVerdict(len(SOUND) + 1, False, len(SOUND))
 
 
 def test_a_body_larger_than_the_frame() -> None:
-    """Recovery copies it into an array of TOTALSIZE bytes; dispatching passes over it."""
+    """Java's recovery copies the body into an array of TOTALSIZE bytes; its dispatcher skips it."""
     data = changed(BODY_LENGTH_AT, ">i", len(SOUND) + 1) + SOUND * 2
     assert verdict(data, check_crc=False).size == -1
     found = verdict(data, read_body=False)

@@ -1,13 +1,22 @@
-"""Is a property string read as RocketMQ 4.9.3's own parser reads it?"""
+"""Is a property string read as RocketMQ 4.9.3's own parser reads it?
+
+Is the tags code what RocketMQ's dispatcher reckons, and are delay levels read as its are?
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logquarry.format import properties
+from logquarry.errors import UsageError
+from logquarry.format import java, properties
+from logquarry.format import properties as props
+from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.testing import strategies
+from tests.conformance.golden_facts import SOUND, Scenario
 from tests.helpers.java_vectors import vectors
 
 
@@ -108,3 +117,79 @@ def test_split_keys() -> None:
 )
 def test_tag_expressions(text: str | None, expected: set[str] | None) -> None:
     assert properties.parse_tags(text) == expected
+
+
+LEVELS = props.parse_levels(props.DEFAULT_LEVELS)
+
+
+@pytest.mark.parametrize("name", [*SOUND, "v3-delay-unloaded"])
+def test_golden_dispatch_tags_codes(golden: Path, name: str) -> None:
+    scenario = Scenario(golden / name)
+    levels = scenario.config.delay_levels_ms
+    for message in scenario.expected:
+        found = props.tags_code(
+            message["topic"],
+            props.decode(message["propertiesString"]),
+            message["storeTimestamp"],
+            levels,
+        )
+        assert found == message["dispatchTagsCode"]
+
+
+def test_the_default_levels() -> None:
+    minutes = [60_000 * minute for minute in (*range(1, 11), 20, 30)]
+    assert (1_000, 5_000, 10_000, 30_000, *minutes, 3_600_000, 7_200_000) == LEVELS
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", ()), ("2s", (2_000,)), (" 1d  3m ", (86_400_000, 180_000))]
+)
+def test_parse_levels(text: str, expected: tuple[int, ...]) -> None:
+    assert props.parse_levels(text) == expected
+
+
+@pytest.mark.parametrize("text", ["1", "s", "1x", "1.5s", "-1s", "1s,2s", "١s", "²s"])
+def test_what_is_no_level(text: str) -> None:
+    with pytest.raises(UsageError, match="delay level"):
+        props.parse_levels(text)
+
+
+@pytest.mark.parametrize(("text", "expected"), vectors("int"))
+def test_parse_int(text: str, expected: int | None) -> None:
+    assert props.parse_int(text) == expected
+
+
+@given(st.text(max_size=6) | st.integers(-(1 << 34), 1 << 34).map(str))
+def test_parse_int_raises_nothing(text: str) -> None:
+    value = props.parse_int(text)
+    assert value is None or java.INT_MIN <= value <= java.INT_MAX
+
+
+@pytest.mark.parametrize(
+    ("topic", "pairs", "levels", "expected"),
+    [
+        ("t", {}, LEVELS, 0),
+        ("t", {"TAGS": ""}, LEVELS, 0),
+        ("t", {"TAGS": "TagA"}, LEVELS, 2598919),
+        ("t", {"TAGS": "polygenelubricants"}, LEVELS, java.INT_MIN),
+        ("t", {"TAGS": "TagA", "DELAY": "1"}, LEVELS, 2598919),
+        (SCHEDULE_TOPIC, {"TAGS": "TagA"}, LEVELS, 2598919),
+        (SCHEDULE_TOPIC, {"TAGS": "TagA", "DELAY": "0"}, LEVELS, 2598919),
+        (SCHEDULE_TOPIC, {"TAGS": "TagA", "DELAY": "-3"}, LEVELS, 2598919),
+        (SCHEDULE_TOPIC, {"TAGS": "TagA", "DELAY": "no"}, LEVELS, 2598919),
+        (SCHEDULE_TOPIC, {"TAGS": "TagA", "DELAY": "1"}, LEVELS, 50_000 + 1_000),
+        (SCHEDULE_TOPIC, {"DELAY": "+2"}, LEVELS, 50_000 + 5_000),
+        (SCHEDULE_TOPIC, {"DELAY": "18"}, LEVELS, 50_000 + 7_200_000),
+        (SCHEDULE_TOPIC, {"DELAY": "99"}, LEVELS, 50_000 + 7_200_000),
+        (SCHEDULE_TOPIC, {"TAGS": "TagA", "DELAY": "1"}, (), 2598919),
+    ],
+)
+def test_tags_code(
+    topic: str, pairs: dict[str, str], levels: tuple[int, ...], expected: int
+) -> None:
+    assert props.tags_code(topic, pairs, 50_000, levels) == expected
+
+
+def test_a_delivery_time_wraps_as_a_long_does() -> None:
+    code = props.tags_code(SCHEDULE_TOPIC, {"DELAY": "1"}, java.LONG_MAX, LEVELS)
+    assert code == java.LONG_MIN + 999

@@ -112,7 +112,7 @@ def test_next_data_of_a_sparse_file(tmp_path: Path) -> None:
     )
     assert view.next_data(1 << 22) == 1 << 22
     path.unlink()
-    assert view.next_data(5) == 5  # nobody knows any more, and what is mapped is still there
+    assert view.next_data(5) == 5  # the file is gone, but mapped bytes are still there
     assert bytes(view.window(1 << 20, 1)[:1]) == b"x"
 
 

@@ -1,4 +1,4 @@
-"""Do filters take the messages that they say, and refuse what cannot be meant?"""
+"""Do filters take the right messages, and refuse values that cannot be meant?"""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_patterns_that_are_for_text_alone_are_refused_for_bodies(pattern: str) -
 
 
 def test_a_pattern_of_bytes_that_are_no_text() -> None:
-    # As Python hands on an argument of the command line that is no UTF-8.
+    # As Python passes a command line argument that is not UTF-8.
     assert taken(MessageFilter(grep="\udce2\udc82")) == [1]
 
 

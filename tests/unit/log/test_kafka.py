@@ -52,7 +52,7 @@ def test_golden_messages(golden: Path, name: str) -> None:
         if row["headers"] is not None:
             row["headers"].sort(key=lambda pair: pair["key"])
     place = ("topic", "partition", "offset")
-    # Half messages and rollbacks are in no queue, and have places of others.
+    # Half messages and rollbacks are in no queue, and their queue offsets belong to others.
     order = [*place, "timestamp", "value"]
     found.sort(key=lambda row: [row[name] for name in order])
     expected.sort(key=lambda row: [row[name] for name in order])

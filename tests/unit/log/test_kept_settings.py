@@ -1,11 +1,18 @@
+"""The record of the log's start: lost first files are damage, expired ones are not."""
+
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+import logquarry as lq
 from logquarry.config import StoreConfig
 from logquarry.log import kept_settings
+from logquarry.log.kept_settings import LostHead, read_durable, unproved_start
+from logquarry.log.layout import StoreLayout
+from tests.helpers.small_store import config, forget_start, opened
 
 CONFIG = StoreConfig(
     dialect="4.9",
@@ -58,3 +65,89 @@ def test_values_that_no_writer_records(name: str, value: object) -> None:
 def test_bytes_that_are_no_record(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w|^$"):
         kept_settings.decode(data)
+
+
+FILE = 16_384
+RULES = lq.RetentionRules(keep_bytes=FILE)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    with opened(tmp_path / "store") as store:
+        for number in range(100):
+            store.put(lq.Message("orders", b"%06d " % number * 100, keys="k"))
+    return tmp_path / "store"
+
+
+def start_of(root: Path) -> int | None:
+    found = read_durable(StoreLayout.open(root).filesystem)
+    return None if found is None else found.start
+
+
+def first_files(root: Path, count: int) -> list[Path]:
+    return sorted((root / "commitlog").iterdir())[:count]
+
+
+def test_a_writer_records_the_start(root: Path) -> None:
+    layout = StoreLayout.open(root)
+    assert start_of(root) == 0
+    assert layout.lost_head is None and layout.commit_log.start == 0
+
+
+def test_lost_files_count_as_an_empty_file(root: Path) -> None:
+    for path in first_files(root, 2):
+        path.unlink()
+    layout = StoreLayout.open(root)
+    assert layout.lost_head == LostHead(0, 2 * FILE)
+    first, second = layout.commit_log.files[:2]
+    assert (first.base, first.size, second.base) == (0, 0, 2 * FILE)
+    assert layout.commit_log.file_size == FILE
+    without = layout.by_content(shows_lost_head=False)
+    assert without.commit_log.start == 2 * FILE and without.lost_head == layout.lost_head
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_retention_records_the_start(root: Path, *, is_open: bool) -> None:
+    if is_open:
+        with lq.MessageStore.open(root, mode="rw", config=config()) as store:
+            plan = store.retain(RULES, apply=True)
+    else:
+        plan = lq.retain(root, RULES, apply=True)
+    assert plan.new_min_offset > 0 and start_of(root) == plan.new_min_offset
+    assert StoreLayout.open(root).lost_head is None
+    first_files(root, 1)[0].unlink()
+    assert StoreLayout.open(root).lost_head is not None
+
+
+def test_a_retention_that_was_stopped_has_lost_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("logquarry.disk.disk.LocalDisk.remove", stop)
+        with pytest.raises(KeyboardInterrupt):
+            lq.retain(root, RULES, apply=True)
+    assert start_of(root) != 0
+    layout = StoreLayout.open(root)
+    assert layout.lost_head is None and layout.commit_log.start == 0
+
+
+def test_a_store_without_a_record(root: Path) -> None:
+    first_files(root, 1)[0].unlink()
+    forget_start(root)
+    layout = StoreLayout.open(root)
+    assert layout.lost_head is None and layout.commit_log.start == FILE
+    words = unproved_start(layout.filesystem, layout.commit_log.files)
+    assert words is not None and words.startswith(f"the log begins at {FILE}:")
+    lq.MessageStore.open(root, mode="rw").close()
+    assert start_of(root) == FILE
+
+
+def test_another_program_wrote_the_store(root: Path) -> None:
+    """The checkpoint shows it, and the record no longer counts."""
+    path = root / "checkpoint"
+    path.write_bytes(b"\1" * 8 + path.read_bytes()[8:])
+    first_files(root, 1)[0].unlink()
+    assert StoreLayout.open(root).lost_head is None

@@ -1,4 +1,4 @@
-"""Are a store's files found, whatever else lies beside them?"""
+"""Are a store's files found beside any other files?"""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_queue_files_have_room_for_whole_units(tmp_path: Path) -> None:
 
 
 def test_the_last_file_without_bytes_holds_nothing(tmp_path: Path) -> None:
-    """A crash between making a file and giving it its size leaves it so."""
+    """A crash leaves such a file if it comes before the file gets its size."""
     item = Frame(topic=b"t", body=b"b").with_crc()
     layout = log_of(tmp_path, f0=100, f100=0)
     (tmp_path / "commitlog" / f"{0:020d}").write_bytes(frame.encode(item) + bytes(100 - item.size))
@@ -181,7 +181,7 @@ def test_which_file_holds_an_offset(bases: list[int], size: int, offset: int) ->
 
 
 def test_no_file_has_room_beyond_what_32_bits_count(tmp_path: Path) -> None:
-    """RocketMQ's file size is an int; a larger, sparse file must not lead beyond its map."""
+    """RocketMQ's file size is an int; reads of a larger, sparse file must stay within its map."""
     near, far = 100, 5 << 29
     item = Frame(topic=b"t", body=b"b").with_crc()
     path = tmp_path / "commitlog" / f"{0:020d}"

@@ -249,7 +249,7 @@ def test_a_copy_under_the_next_name_is_set_aside(store: Path) -> None:
 
 
 def test_empty_files_move_out_of_the_way(store: Path, prepared: Path) -> None:
-    """A file that was created ahead has no frame. A recovery deletes it after the log's end."""
+    """A file that was made ahead has no frame. A recovery deletes it after the log's end."""
     folder = store / "commitlog"
     (folder / name_of(LAST + 1)).write_bytes(bytes(SIZE))
     assert len(bodies(lq.MessageStore.open(store))) == COUNT
@@ -287,7 +287,7 @@ def test_two_different_files_for_one_place_are_left_alone(store: Path) -> None:
 
 
 def test_a_file_of_another_store_gets_no_place(store: Path, tmp_path: Path) -> None:
-    """Its offsets fit into the gap; only the queues show that the messages are others."""
+    """Its offsets fit into the gap; only the queues show that its messages are different."""
     other = tmp_path / "other"
     with opened(other) as writer:
         for number in range(COUNT):

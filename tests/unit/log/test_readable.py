@@ -24,7 +24,7 @@ from logquarry.log.readable import (
     joined,
     probed_by,
 )
-from logquarry.testing.bad_blocks import BadBlocks
+from logquarry.testing.disk_state import BadBlocks
 
 SIZE = 4 * CHUNK + 1000
 DATA = bytes(range(1, 251)) * (SIZE // 250 + 1)

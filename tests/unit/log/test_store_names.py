@@ -22,14 +22,14 @@ def make_stores(root: Path, *names: str) -> None:
         (["/a/s1", "/b/s2"], ["s1", "s2"]),
         (["/a/b1/store", "/a/b2/store"], ["b1", "b2"]),
         (["/a/b1/store", "/a/b2/store", "/c/other"], ["b1", "b2", "other"]),
-        # The level above tells none apart, the one above that does.
+        # The parents' names are equal, those of the grandparents are not.
         (["/x/data/store", "/y/data/store"], ["x", "y"]),
         # No single level tells all three apart.
         (
             ["/r1/b1/store", "/r1/b2/store", "/r2/b1/store"],
             ["r1/b1/store", "b2/store", "r2/b1/store"],
         ),
-        # A better name that another store has already.
+        # The better name already belongs to another store.
         (["/a/x/store", "/a/y/store", "/b/x"], ["x/store", "y", "b/x"]),
         (["s3://bucket/b1/store", "s3://bucket/b2/store/"], ["b1", "b2"]),
         (["/"], ["/"]),

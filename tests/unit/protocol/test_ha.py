@@ -11,17 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.errors import ProtocolViolation, UsageError
-from logquarry.protocol import ha
-from logquarry.protocol.ha import (
+from logquarry.protocol.ha import messages as ha
+from logquarry.protocol.ha.connection import MasterConnection, SlaveConnection
+from logquarry.protocol.ha.messages import (
     ConnectionEnded,
     DataReceived,
     HeartbeatReceived,
     LogRange,
-    MasterConnection,
     MasterElsewhere,
     MasterState,
     SlaveAcknowledged,
-    SlaveConnection,
     SlaveRequested,
     SlaveState,
     TransferLimits,
@@ -176,7 +175,7 @@ def test_a_master_says_something_now_and_then() -> None:
 
 
 def test_a_master_does_not_say_that_there_is_no_more_where_there_is() -> None:
-    """The slave does not read: a heartbeat would tell it that the log ends here."""
+    """The slave does not read: a heartbeat would say that the log ends here."""
     master = transferring(2000)
     assert master.tick(LOG, 5_001) == [] and master.data_to_send() == []
     assert master.next_tick_ms() == 10_002

@@ -1,4 +1,4 @@
-"""Where the log ends without reading it, and what an operator is told about a place in it."""
+"""The log's end without a read of the log, and the text about a place in it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_after_a_crash_what_stands_behind_damage_counts(maker: StoreMaker, tmp_p
     cut_queues(tmp_path, 4)
     harm(tmp_path, maker.frames[15].physical_offset + 90, b"\xff\xff")
     with MessageStore.open(tmp_path) as store:
-        # Closed in order, the chain of frames from the last queued one is what counts.
+        # In a cleanly closed store, the frames from the last queued one on determine the end.
         assert store.max_offset == maker.frames[15].physical_offset
     (tmp_path / "abort").touch()
     with MessageStore.open(tmp_path) as store:
@@ -163,7 +163,7 @@ def test_damage_is_reported_where_it_is(maker: StoreMaker, tmp_path: Path) -> No
             assert caught.value.path.endswith(f"{made.physical_offset // SIZE * SIZE:020d}")
         with pytest.raises(CorruptFrame, match=f"damaged bytes from {magic.physical_offset}"):
             store.message_at(magic.physical_offset + 20)
-        # All others are read.
+        # All other messages are read.
         for made in maker.frames:
             if made not in (crc, magic):
                 assert store.message_at(made.physical_offset).frame == made
@@ -212,5 +212,5 @@ def test_a_file_that_goes_while_it_is_read(maker: StoreMaker, tmp_path: Path) ->
         (tmp_path / f"commitlog/{SIZE:020d}").unlink()
         inside = next(f for f in maker.frames if f.physical_offset >= SIZE)
         result = store.get("orders", inside.queue_id, inside.queue_offset, 1)
-        # What is left of the queue begins with the next file.
+        # The rest of the queue begins with the next file.
         assert result.messages[0].physical_offset >= 2 * SIZE

@@ -1,4 +1,4 @@
-"""One queue over files that are as they should be, and over files that are not."""
+"""One queue over right and over wrong files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from logquarry.errors import UsageError
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.log.layout import StoreLayout
-from logquarry.read.consume_queue import ConsumeQueue
-from logquarry.read.queue import MOST_HOLES, has_message, is_written
+from logquarry.read.queue import MOST_HOLES, ConsumeQueue, has_message, is_written
 
 UNITS = 5
 FOLDER = "consumequeue/orders/0"
@@ -84,10 +83,10 @@ def test_the_end_is_looked_for_in_the_last_file_with_a_unit(thirteen: Path) -> N
     write(thirteen, 300, [])
     write(thirteen, 400, [])
     assert queue(thirteen).max_offset == 13
-    # Behind the first unit that was not written, none counts.
+    # No entry after the first unwritten one counts.
     write(thirteen, 200, [unit(10), QueueEntry(0, 0, 0), unit(12)])
     assert queue(thirteen).max_offset == 11
-    # In the files before, a hole is a hole.
+    # In earlier files, a gap stays a gap.
     write(thirteen, 100, [unit(5), QueueEntry(0, 0, 0), unit(7), unit(8), unit(9)])
     assert [offset for offset, _ in queue(thirteen).entries()] == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10]
 
@@ -131,7 +130,7 @@ def test_the_min_is_looked_for_in_the_first_file_only(thirteen: Path) -> None:
     assert queue(thirteen, log_min_offset=1000).min_offset == 0
     assert queue(thirteen, log_min_offset=1001).min_offset == 1
     assert queue(thirteen, log_min_offset=1400).min_offset == 4
-    # QUIRK: the rest of the files is not looked at, and the min stays 0.
+    # QUIRK: Java does not check the other files, and the min stays 0.
     assert queue(thirteen, log_min_offset=1401).min_offset == 0
     (thirteen / FOLDER / f"{0:020d}").unlink()
     assert queue(thirteen).min_offset == 5
@@ -199,7 +198,7 @@ def test_a_stray_name_far_away_costs_no_memory(thirteen: Path) -> None:
     with pytest.raises(UsageError, match="have no file"):
         found.units(0, found.max_offset)
     assert len(found.units(0, MOST_HOLES)) == MOST_HOLES
-    # Names that are no offsets of units, or above what 64 bits hold, say nothing.
+    # Names that are not offsets of entries, or do not fit into 64 bits, are ignored.
     write(thirteen, 207, [unit(1)])
     write(thirteen, 99_999_999_999_999_999_999, [unit(1)])
     assert len(queue(thirteen).files) == 4

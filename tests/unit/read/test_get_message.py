@@ -57,7 +57,7 @@ def test_the_end_of_the_queue_file_ends_the_answer(store_of_25: Path) -> None:
         assert numbers(store, 7) == (FOUND, [7, 8, 9], 10)
         assert numbers(store, 20) == (FOUND, [20, 21, 22, 23, 24], 25)
         assert numbers(store, 3, 2) == (FOUND, [3, 4], 5)
-        # Java lets the first message go along whatever the count.
+        # Java returns the first message even if the count is 0.
         assert numbers(store, 3, 0) == numbers(store, 3, -5) == (FOUND, [3], 4)
         assert numbers(store, -1)[0] is GetMessageStatus.OFFSET_TOO_SMALL  # type: ignore[index]
 
@@ -112,7 +112,7 @@ def test_fewer_come_from_further_back_than_memory(tmp_path: Path) -> None:
         maker.put(body=bytes(900))
     maker.write(tmp_path)
     end = maker.frames[-1].physical_offset + maker.frames[-1].size
-    # What 40 % of this memory holds begins with message 60.
+    # The messages in 40 % of this memory begin with number 60.
     memory = end - maker.frames[60].physical_offset
     limits = TransferLimits.of(StoreConfig(), int(memory / 0.4) + 1)
     assert limits.memory_bytes == memory
@@ -137,7 +137,7 @@ def test_at_most_800_units_are_looked_at(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         assert numbers(store, 0, tag="paid") == (FOUND, [799], 800)
         assert numbers(store, 1, tag="other") == (NO_MATCHED, [], 801)
-        # 20 bytes a message that is asked for, if that is more.
+        # 20 bytes for each requested message, if that is more.
         assert numbers(store, 0, 900, tag="other") == (NO_MATCHED, [], 900)
         assert numbers(store, 0, 1001, tag="paid") == (FOUND, [799, 1000], 1001)
 
@@ -201,7 +201,7 @@ def test_deleted_log_files(tmp_path: Path) -> None:
         store.refresh()
         assert store.queue_offsets("orders", 0) == (first_kept, 30)
         assert numbers(store, 10) == (GetMessageStatus.OFFSET_TOO_SMALL, [], first_kept)
-        # QUIRK not copied: Java looks for physical offset 0 in the first file that is there.
+        # QUIRK not copied: Java looks for physical offset 0 in the log's first remaining file.
         assert store._log.frame_at(0, maker.frames[0].size) is None
 
 
@@ -235,7 +235,7 @@ def test_a_message_is_the_same_however_it_is_read(number: int) -> None:
     plain = StoredMessage(wanted, broker="b", delay_levels_ms=(1000,))
     again = pickle.loads(pickle.dumps(found))
     for message in (found, again):
-        # Nothing is decoded yet for the first ones.
+        # The first messages are not decoded yet.
         for name in ("size", "physical_offset", "queue_offset", "store_timestamp", "body", "tags"):
             assert getattr(message, name) == getattr(plain, name)
         assert message == plain

@@ -1,4 +1,4 @@
-"""Index files of any shape, stated or not, sound or not."""
+"""Index files of any shape, given or inferred, sound or damaged."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_shape_is_told_by_the_contents(tmp_path: Path, seed: int) -> None:
 
 
 def test_the_shape_of_a_file_that_is_being_written(tmp_path: Path) -> None:
-    """A torn header: more entries than it counts, in a file of which nothing else is known."""
+    """A torn header counts fewer entries than the file has, and no setting gives the shape."""
     maker = filled(50, 200, 120, first=7)
     data = bytearray(maker.data())
     header = index.decode_header(bytes(data))
@@ -88,7 +88,7 @@ def test_short_files_hold_what_they_hold(tmp_path: Path, size: int) -> None:
     assert found.files[1].is_empty == (size < 40)
     stated = StoreConfig(max_hash_slot_num=9, max_index_num=30)
     cut = index_of(write(tmp_path, data[: 40 + 36 + 20 * 10]), stated)
-    # A chain that leads to entries behind the end may have lost some: nobody is told a part of it.
+    # A chain that leads past the end may have lost entries: a query does not return a part of it.
     assert cut.files[0].all_offsets("orders", "no key") is None
 
 
@@ -199,7 +199,7 @@ def test_a_sparse_file_of_the_default_size_is_quick(tmp_path: Path) -> None:
         file.write(struct.pack(">i", 1))
         file.seek(shape.entry_position(1))
         file.write(struct.pack(">iqii", hashed, 77, 0, 0))
-    # Of this thread alone: another process may have the cores.
+    # The CPU time of this thread alone: other processes may use the cores.
     started = time.thread_time()
     assert index_of(tmp_path).query_offsets("orders", "k", 32) == [77]
     assert time.thread_time() - started < 0.5

@@ -1,4 +1,4 @@
-"""The index as evidence of messages that neither log nor queues have."""
+"""The index shows messages that neither log nor queues have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import logquarry as lq
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.log.layout import StoreLayout
-from logquarry.read.indexed import indexed_frames, last_indexed
+from logquarry.read.index_file import indexed_frames, last_indexed
 from logquarry.read.log_end import Noted, last_entries
 from tests.helpers.small_store import opened
 

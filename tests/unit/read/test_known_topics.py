@@ -12,8 +12,8 @@ import pytest
 import logquarry as lq
 from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
-from logquarry.read import known_topics
-from logquarry.read.known_topics import warn_of_unknown_topics
+from logquarry.read import bulk
+from logquarry.read.bulk import warn_of_unknown_topics
 from logquarry.spark.options import parse_read_options
 from logquarry.spark.stream.planner import Limits, StreamPlanner
 from logquarry.spark.tasks import plan_tasks
@@ -83,8 +83,8 @@ def test_without_a_list_of_topics_there_is_no_warning(
     assert told(caplog, StoreLayout.open(store), topics=frozenset({"none"})) == []
     # The queues in RocksDB cannot be listed.
     layout = made(tmp_path / "rocks", "orders")
-    monkeypatch.setattr(known_topics, "rocksdb_folders", lambda layout: ("consumequeue_rocksdb",))
-    monkeypatch.setattr(known_topics, "open_queues", lambda layout: None)
+    monkeypatch.setattr(bulk, "rocksdb_folders", lambda layout: ("consumequeue_rocksdb",))
+    monkeypatch.setattr(bulk, "open_queues", lambda layout: None)
     assert told(caplog, layout, topics=frozenset({"none"})) == []
 
 

@@ -1,4 +1,4 @@
-"""What the queues say about the log's end, and what a bad frame in its last file does to it."""
+"""The log's end by the queues, and after a bad frame in its last file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import logquarry as lq
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.log.layout import StoreLayout
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import (
     LogFrontier,
     last_entries,
     log_bound,
     sound_bound,
 )
+from logquarry.read.queue import ConsumeQueue
 from tests.helpers.store_maker import StoreMaker
 
 
@@ -63,7 +63,7 @@ def test_units_that_cannot_be_meant(maker: StoreMaker, tmp_path: Path) -> None:
         path.parent.mkdir(parents=True)
         path.write_bytes(queue_entry.encode(entry))
     assert log_bound(StoreLayout.open(tmp_path)) == expected
-    # One file's worth may have got lost.
+    # The bytes of one file may be lost.
     path.write_bytes(queue_entry.encode(QueueEntry(end, 1000, 0)))
     assert log_bound(StoreLayout.open(tmp_path)) == end + 1000
 
@@ -86,7 +86,7 @@ def test_a_bad_frame_in_an_earlier_file_is_damage(maker: StoreMaker, tmp_path: P
     bound = log_bound(layout)
     _flip(tmp_path, 100)
     assert sound_bound(StoreLayout.open(tmp_path), bound) == bound
-    # A file that was only made in advance is not the last one.
+    # A file that was only made ahead is not the last file.
     (tmp_path / f"commitlog/{layout.commit_log.end:020d}").write_bytes(bytes(1000))
     assert sound_bound(StoreLayout.open(tmp_path), bound) == bound
 

@@ -15,7 +15,7 @@ import pytest
 import logquarry as lq
 from logquarry.cli import replication
 from logquarry.errors import LogsDiverged, ReplicationError, UsageError
-from logquarry.protocol.ha import TransferLimits
+from logquarry.protocol.ha.messages import TransferLimits
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.replica import Replica
 from logquarry.replication.wire import Surroundings

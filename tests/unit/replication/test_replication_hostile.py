@@ -15,7 +15,8 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import ProtocolViolation, ReplicationError, StoreUnavailable, UsageError
-from logquarry.protocol.ha import LARGEST_TRANSFER, HaTimes, MasterConnection
+from logquarry.protocol.ha.connection import MasterConnection
+from logquarry.protocol.ha.messages import LARGEST_TRANSFER, HaTimes
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.master import _Slave
 from logquarry.store.log_feed import LogFeed

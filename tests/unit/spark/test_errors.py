@@ -9,7 +9,7 @@ import pytest
 from logquarry import errors
 from logquarry.log.batches import as_error
 from logquarry.log.walk import DamagedSpan
-from logquarry.spark.errors import explain, root_cause
+from logquarry.spark.jobs import explain, root_cause
 from logquarry.spark.worker import without_traceback
 
 SPAN = DamagedSpan(36796, 336, "bad_body_crc", "BODYCRC is 1, the body's is 2", "/s/commitlog/0024")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.spark import java, worker
-from logquarry.spark.java import launch_environment
+from logquarry.spark import session, worker
+from logquarry.spark.session import launch_environment
 
 NAMES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 
@@ -20,7 +20,7 @@ NAMES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OP
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*NAMES, "SPARK_HOME", "SPARK_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(java, "java_home", lambda: Path("/java"))
+    monkeypatch.setattr(session, "java_home", lambda: Path("/java"))
 
 
 def options(**config: str) -> list[str]:

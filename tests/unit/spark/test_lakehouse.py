@@ -12,7 +12,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import CorruptFrame, StoreNotFound, StoreUnavailable, UsageError
-from logquarry.spark.lakehouse import runs
+from logquarry.spark.lakehouse import write
 from logquarry.spark.lakehouse.delta import Delta
 from logquarry.spark.lakehouse.iceberg import Iceberg
 from logquarry.spark.options import ReadOptions
@@ -462,7 +462,7 @@ def test_a_crash_at_each_step(
         assert lake.rows("physical_offset") == expected, step
         assert lake.rows("physical_offset", "reason", dead=True) == dead, step
         assert lake.known_files() == lake.parquet_files(), step
-        assert not list((lake.dest / runs.CONTROL).iterdir()), step
+        assert not list((lake.dest / write.CONTROL).iterdir()), step
 
 
 def decode(*arguments: str) -> Any:
@@ -593,7 +593,7 @@ def test_an_interrupt_leaves_the_table_as_it_was(lake: Lake, tmp_path: Path) -> 
 def test_a_note_that_a_power_cut_emptied(lake: Lake, tmp_path: Path) -> None:
     put(tmp_path / "store", b"a")
     lake.export(tmp_path / "store")
-    note = lake.dest / runs.CONTROL / "0123456789ab.json"
+    note = lake.dest / write.CONTROL / "0123456789ab.json"
     note.touch()
     put(tmp_path / "store", b"b")
     lake.export(tmp_path / "store")

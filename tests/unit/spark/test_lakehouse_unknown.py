@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from logquarry.spark.lakehouse import runs
+from logquarry.spark.lakehouse import write
 from logquarry.spark.lakehouse.table import CommitUnknown
 from logquarry.spark.output import OutputFolder
 from tests.helpers.lake import KINDS, Lake
@@ -75,7 +75,7 @@ def test_the_next_run_finds_out(
     assert (done.messages, bodies(lake)) == (0 if is_made else 3, numbers(0, 6))
     assert lake.known_files() == lake.parquet_files()
     assert is_made == (written <= lake.parquet_files())
-    assert not list((lake.dest / runs.CONTROL).iterdir())
+    assert not list((lake.dest / write.CONTROL).iterdir())
 
 
 def test_a_commit_that_comes_after_the_files_are_gone_is_refused(
@@ -118,7 +118,7 @@ def test_a_commit_that_comes_while_the_next_run_looks_is_found(
         without_an_answer(patch, "iceberg", is_made=False, asked=asked)
         with pytest.raises(CommitUnknown):
             lake.export(store)
-    reached = runs._reached
+    reached = write._reached
 
     def late(*marks: Any) -> bool:
         found = reached(*marks)
@@ -127,7 +127,7 @@ def test_a_commit_that_comes_while_the_next_run_looks_is_found(
             asked[0]()
         return found
 
-    monkeypatch.setattr(runs, "_reached", late)
+    monkeypatch.setattr(write, "_reached", late)
     done = lake.export(store)
     assert (done.messages, bodies(lake)) == (0, numbers(0, 6))
     assert lake.known_files() == lake.parquet_files()

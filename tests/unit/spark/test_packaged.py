@@ -13,7 +13,7 @@ from pyspark.serializers import CloudPickleSerializer
 
 from logquarry.errors import UsageError
 from logquarry.spark import session
-from logquarry.spark.packaged import Packaged
+from logquarry.spark.worker import Packaged
 
 _MAKE: Any = CloudPickleSerializer
 PICKLER = _MAKE()
@@ -75,6 +75,6 @@ def test_what_a_newcomer_forgets_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UsageError, match=r"register takes a SparkSession, not NoneType: make one"):
         session.register(None)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    monkeypatch.delitem(sys.modules, "logquarry.spark.adapter", raising=False)
+    monkeypatch.delitem(sys.modules, "logquarry.spark.columns", raising=False)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'logquarry\[spark\]'"):
         session.get_session()

@@ -10,11 +10,9 @@ import pytest
 from logquarry.disk.disk import LocalDisk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile
-from logquarry.format.batch_entry import ENTRY_SIZE
-from logquarry.format.inner_batch import MOST_MESSAGES
+from logquarry.format.batch import ENTRY_SIZE, MOST_MESSAGES
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, Spans
-from logquarry.write.batch_queue_writer import BatchQueueWriter, without_gaps
-from logquarry.write.queue_writer import Mending
+from logquarry.write.queue_writer import BatchQueueWriter, Mending, without_gaps
 
 
 def entries(*ranges: tuple[int, int], place: int = 0) -> BatchEntries:

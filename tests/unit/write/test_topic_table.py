@@ -10,7 +10,7 @@ from typing import Any
 
 import logquarry as lq
 from logquarry.disk.disk import LocalDisk
-from logquarry.write.topic_table import TopicTable, is_listed, topics_of
+from logquarry.write.queue_table import TopicTable, is_listed, topics_of
 from tests.helpers.small_store import NOW, opened
 
 OTHERS: dict[str, Any] = {

@@ -14,22 +14,27 @@ from logquarry.format.kernels.columns import (
     gather,
     host_texts,
     intern_topics,
+    measure_inner,
     message_ids,
     offsets_of,
     spans_of,
     topic_spans,
+    unwrap_frames,
 )
 from logquarry.format.kernels.encode import (
     batch_frames,
     encode_frames,
+    first_word_hashes,
     first_wrong_crc,
     intern_numbers,
     intern_spans,
+    number_frames,
+    place_staged,
+    same_staged,
 )
 from logquarry.format.kernels.entries import check_chains, group_units, index_keys, put_index_keys
 from logquarry.format.kernels.follow import follow
 from logquarry.format.kernels.gets import get_frames
-from logquarry.format.kernels.inner import measure_inner, unwrap_frames
 from logquarry.format.kernels.properties import (
     DELAY,
     KEYS,
@@ -42,12 +47,6 @@ from logquarry.format.kernels.properties import (
     parse_properties,
     property_strings,
     tags_codes,
-)
-from logquarry.format.kernels.staged import (
-    first_word_hashes,
-    number_frames,
-    place_staged,
-    same_staged,
 )
 from logquarry.format.kernels.walk import (
     check_frame,

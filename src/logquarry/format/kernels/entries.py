@@ -5,10 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from logquarry.format import index, java, properties, queue_entry
-from logquarry.format.kernels.bytes import Array, java_hash_on, kernel
+from logquarry.format.kernels.bytes import (
+    Array,
+    java_hash_on,
+    kernel,
+    load_i32,
+    load_u8,
+    prefetch,
+    store_i32,
+    store_i64,
+)
 from logquarry.format.kernels.properties import KEYS, TAGS, UNIQ_KEY
-from logquarry.format.native import load_i32, load_u8, prefetch, store_i32, store_i64
-from logquarry.format.request_rows import (
+from logquarry.format.rows import (
     FRAME_SIZE,
     PHYSICAL_OFFSET,
     QUEUE,

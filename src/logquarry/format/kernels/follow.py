@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from logquarry.format import delay, index, properties, sys_flag
+from logquarry.format import index, sys_flag
+from logquarry.format import properties as props
 from logquarry.format.kernels.bytes import (
     AT_MAGIC,
     AT_PHYSICAL_OFFSET,
@@ -29,6 +30,10 @@ from logquarry.format.kernels.bytes import (
     java_hash,
     java_hash_on,
     kernel,
+    load_i32,
+    load_i64,
+    load_u8,
+    prefetch,
     same_bytes,
 )
 from logquarry.format.kernels.encode import AT_QUEUE_ID, AT_QUEUE_OFFSET
@@ -41,35 +46,32 @@ from logquarry.format.kernels.walk import (
     check_frame,
     has_head,
 )
-from logquarry.format.native import load_i32, load_i64, load_u8, prefetch
-from logquarry.format.request_rows import (
+from logquarry.format.rows import (
+    ASK_JAVA,
     FRAME_SIZE,
     HAS_KEY,
     PHYSICAL_OFFSET,
+    PROPS_AT,
+    PROPS_LENGTH,
     QUEUE,
     QUEUE_ID,
     QUEUE_OFFSET,
-    STORE_TIMESTAMP,
-    SYS_FLAG,
-    TAGS_CODE,
-    TOPIC_ID,
-)
-from logquarry.format.rows import (
-    ASK_JAVA,
-    PROPS_AT,
-    PROPS_LENGTH,
     REACHED_STOP,
     SIZE,
+    STORE_TIMESTAMP,
+    SYS_FLAG,
     TABLE_FULL,
+    TAGS_CODE,
     TOPIC_AT,
+    TOPIC_ID,
     TOPIC_LENGTH,
 )
 
-_NAMES = (properties.TAGS, properties.KEYS, properties.UNIQ_KEY, properties.DELAY)
+_NAMES = (props.TAGS, props.KEYS, props.UNIQ_KEY, props.DELAY)
 _TAGS, _KEYS, _UNIQ_KEY, _DELAY = range(4)
 _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table(_NAMES)
-_NAME_VALUE = ord(properties.NAME_VALUE_SEPARATOR)
-_SCHEDULE_TOPIC = np.frombuffer(delay.SCHEDULE_TOPIC.encode(), np.uint8).copy()
+_NAME_VALUE = ord(props.NAME_VALUE_SEPARATOR)
+_SCHEDULE_TOPIC = np.frombuffer(props.SCHEDULE_TOPIC.encode(), np.uint8).copy()
 _NOT, _COMMIT = sys_flag.TRANSACTION_NOT, sys_flag.TRANSACTION_COMMIT
 _ROLLBACK = sys_flag.TRANSACTION_ROLLBACK
 _MOST_DIGITS = 9

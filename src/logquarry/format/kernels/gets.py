@@ -9,15 +9,44 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from logquarry.format import inner_batch, java, properties, queue_entry
-from logquarry.format.got_rows import (
+from logquarry.format import batch, java, properties, queue_entry
+from logquarry.format.kernels.bytes import (
+    AT_SYS_FLAG,
+    BORN_V6,
+    HEAD_SIZE,
+    HOST_EXTRA,
+    HOST_V4,
+    copy_bytes,
+    is_ascii,
+    is_utf8,
+    kernel,
+    load_i32,
+    load_i64,
+    load_raw64,
+    load_u8,
+    prefetch,
+    same_bytes,
+    store_raw32,
+    store_raw64,
+)
+from logquarry.format.kernels.encode import AT_QUEUE_OFFSET
+from logquarry.format.kernels.properties import name_table, next_separator, which_name
+from logquarry.format.kernels.walk import CACHE_LINE, check_frame
+from logquarry.format.rows import (
     ASK_TAGS,
+    BODY_AT,
+    BODY_LENGTH,
     COUNT_SHIFT,
     NO_TAGS,
     NOT_AT_HAND,
     NOT_SOUND,
+    PROPS_AT,
+    PROPS_LENGTH,
+    REACHED_STOP,
     ROW_SIZE,
+    ROW_WIDTH,
     SAME_TAGS,
+    SIZE,
     STATE_CRC,
     STATE_DISK_COUNT,
     STATE_DISK_SIZE,
@@ -31,39 +60,6 @@ from logquarry.format.got_rows import (
     TAG_LENGTH,
     TAG_WIDTH,
 )
-from logquarry.format.kernels.bytes import (
-    AT_SYS_FLAG,
-    BORN_V6,
-    HEAD_SIZE,
-    HOST_EXTRA,
-    HOST_V4,
-    is_ascii,
-    is_utf8,
-    kernel,
-    same_bytes,
-)
-from logquarry.format.kernels.encode import AT_QUEUE_OFFSET
-from logquarry.format.kernels.properties import name_table, next_separator, which_name
-from logquarry.format.kernels.walk import CACHE_LINE, check_frame
-from logquarry.format.native import (
-    copy_bytes,
-    load_i32,
-    load_i64,
-    load_raw64,
-    load_u8,
-    prefetch,
-    store_raw32,
-    store_raw64,
-)
-from logquarry.format.rows import (
-    BODY_AT,
-    BODY_LENGTH,
-    PROPS_AT,
-    PROPS_LENGTH,
-    REACHED_STOP,
-    ROW_WIDTH,
-    SIZE,
-)
 
 _UNIT = queue_entry.UNIT_SIZE
 _AT_UNIT_SIZE = queue_entry.LAYOUT.offsets["size"]
@@ -72,7 +68,7 @@ _AT_TAGS_CODE = queue_entry.LAYOUT.offsets["tags_code"]
 _NAME_VALUE = ord(properties.NAME_VALUE_SEPARATOR)
 _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table((properties.TAGS,))
 _INT_MIN = java.INT_MIN
-_INNER_BATCH = inner_batch.INNER_BATCH
+_INNER_BATCH = batch.INNER_BATCH
 _UNITS_AHEAD = 3
 _MOST_LINES = 64
 
@@ -150,7 +146,7 @@ def get_frames(
     scratch: int,
     room: int,
 ) -> int:
-    """Fill ``scratch`` with a table of rows (:mod:`logquarry.format.got_rows`) and the frames.
+    """Fill ``scratch`` with a table of rows (:mod:`logquarry.format.rows`) and the frames.
 
     Args: the address of ``count`` > 0 entries; the maximum number of messages; offsets below
     ``memory_start`` count as on disk; the addresses of the wanted tags (0: any) and of the state;

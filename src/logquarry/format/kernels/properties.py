@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from logquarry.format import delay, properties
+from logquarry.format import properties as props
 from logquarry.format.kernels.bytes import (
     Array,
     copy_short,
@@ -17,9 +17,12 @@ from logquarry.format.kernels.bytes import (
     is_utf8,
     java_hash,
     kernel,
+    load_raw64,
+    load_u8,
     same_bytes,
+    store_u8,
+    trailing_zeros,
 )
-from logquarry.format.native import load_raw64, load_u8, store_u8, trailing_zeros
 from logquarry.format.rows import POSITION, PROPS_AT, PROPS_LENGTH, TOPIC_AT, TOPIC_LENGTH
 
 
@@ -52,9 +55,9 @@ def which_name(key: int, length: int, data: Array, lengths: Array, starts: Array
 # --------------------------------------------------------------------------------------------------
 # Parsing: the parts of property strings, the tags code, and invalid bytes.
 
-_NAME_VALUE = ord(properties.NAME_VALUE_SEPARATOR)
-_PROPERTY = ord(properties.PROPERTY_SEPARATOR)
-_NAMES = (properties.TAGS, properties.KEYS, properties.UNIQ_KEY, properties.DELAY)
+_NAME_VALUE = ord(props.NAME_VALUE_SEPARATOR)
+_PROPERTY = ord(props.PROPERTY_SEPARATOR)
+_NAMES = (props.TAGS, props.KEYS, props.UNIQ_KEY, props.DELAY)
 TAGS, KEYS, UNIQ_KEY, DELAY = range(len(_NAMES))
 _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table(_NAMES)
 
@@ -208,7 +211,7 @@ def parse_properties(
     return used
 
 
-_SCHEDULE_TOPIC = np.frombuffer(delay.SCHEDULE_TOPIC.encode(), np.uint8).copy()
+_SCHEDULE_TOPIC = np.frombuffer(props.SCHEDULE_TOPIC.encode(), np.uint8).copy()
 
 
 @kernel
@@ -223,7 +226,7 @@ def tags_codes(
     out: Array,
     odd: Array,
 ) -> int:
-    """The dispatcher's tags code (``delay.tags_code``) over valid UTF-8.
+    """The dispatcher's tags code (``props.tags_code``) over valid UTF-8.
 
     ``store_times`` in milliseconds; ``levels`` the delays. Frames whose DELAY is not one to nine
     ASCII digits are left to the reference: their numbers are written to ``odd``; returns their
@@ -270,14 +273,14 @@ def tags_codes(
 _KEYS, _TAGS, _WAIT, _OTHERS = range(4)
 """Kinds of property names. The reference encodes each message with a property of _OTHERS."""
 _BUILT_NAMES = (
-    properties.KEYS,
-    properties.TAGS,
-    properties.WAIT,
-    properties.DELAY,
-    properties.INNER_MULTI_DISPATCH,
-    properties.TIMER_DELIVER_MS,
-    properties.TIMER_DELAY_MS,
-    properties.TIMER_DELAY_SEC,
+    props.KEYS,
+    props.TAGS,
+    props.WAIT,
+    props.DELAY,
+    props.INNER_MULTI_DISPATCH,
+    props.TIMER_DELIVER_MS,
+    props.TIMER_DELAY_MS,
+    props.TIMER_DELAY_SEC,
 )
 _BUILT_NAME_BYTES, _BUILT_NAME_LENGTHS, _BUILT_NAME_STARTS = name_table(_BUILT_NAMES)
 _TRUE = np.frombuffer(b"true", np.uint8).copy()

@@ -30,8 +30,12 @@ from logquarry.format.kernels.bytes import (
     Array,
     crc32,
     kernel,
+    load_i32,
+    load_i64,
+    load_raw64,
+    load_u8,
+    prefetch,
 )
-from logquarry.format.native import load_i32, load_i64, load_raw64, load_u8, prefetch
 from logquarry.format.rows import (
     BLANK,
     BODY_AT,

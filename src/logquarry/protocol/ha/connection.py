@@ -62,8 +62,8 @@ class MasterConnection:
         self._has_caught_up = False
         rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
         if rate is not None:
-            # At least one portion in each heartbeat interval: a heartbeat between two portions
-            # would mean to the slave that it has all of the log.
+            # Send at least one portion in each heartbeat interval: from a heartbeat between two
+            # portions, the slave would conclude that it has the whole log.
             portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
         self._bucket = Bucket(rate, portion, now_ms)
 
@@ -132,7 +132,7 @@ class MasterConnection:
         raise ProtocolViolation(f"a slave's connection: {reason}", events=events)
 
     def transferable(self, log: LogRange, now_ms: int) -> int:
-        """Most bytes that the next transfer may have, from :attr:`next_offset` on.
+        """Maximum bytes of the next transfer, from :attr:`next_offset` on.
 
         0 if the log has no more bytes, or if the rate allows none yet.
         """
@@ -166,14 +166,14 @@ class MasterConnection:
             reason = f"the slave sent no report for {self._times.housekeeping_ms} ms"
             return [ConnectionEnded(reason)]
         if self.state is MasterState.TRANSFERRING:
-            # Send a heartbeat at once when all is sent for the first time: it gives the slave the
-            # log's end.
+            # Send a heartbeat as soon as everything is sent for the first time: it gives the slave
+            # the log's end.
             first = not self._has_caught_up and self._next >= log.max_offset
             if first or now_ms - self._said_ms > self._times.heartbeat_ms:
                 self._said_ms = now_ms
                 if self.transferable(log, now_ms):
                     # Bytes of the log still wait for the slave's socket: a heartbeat would mean
-                    # that there are none.
+                    # that no more bytes follow.
                     return []
                 self._has_caught_up = self._has_caught_up or first
                 self._move(MasterInput.SENT)
@@ -237,7 +237,7 @@ class SlaveConnection:
 
         Raises:
             ProtocolViolation: if the bytes are invalid. The connection is closed then. The
-                exception's ``events`` are those of the bytes before the invalid ones.
+                exception's ``events`` come from the bytes before the invalid bytes.
         """
         if self.state is SlaveState.CLOSED:
             return []

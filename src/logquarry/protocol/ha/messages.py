@@ -24,7 +24,7 @@ class Transitions(Generic[State, Input]):
 
     Args:
         start: the first state.
-        table: (state, input) to the next state. A pair that is missing is a bug of the machine.
+        table: (state, input) to the next state. If a pair is missing, the state machine has a bug.
     """
 
     def __init__(self, start: State, table: Mapping[tuple[State, Input], State]) -> None:
@@ -131,8 +131,8 @@ HEADER: Final = Layout(
 assert (REPORT.size, HEADER.size) == (8, 12)
 
 LARGEST_TRANSFER: Final = (4 << 20) - HEADER.size
-"""Most bytes of data in a transfer: the buffer of a RocketMQ slave (``READ_MAX_BUFFER_SIZE``) must
-hold them and the header."""
+"""Maximum bytes of data in a transfer: the buffer of a RocketMQ slave (``READ_MAX_BUFFER_SIZE``)
+must hold them and the header."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -165,7 +165,7 @@ class TransferLimits:
     """Limits on the bytes that a master sends.
 
     Attributes:
-        transfer_size: most bytes of data in one transfer (``haTransferBatchSize``).
+        transfer_size: maximum bytes of data in one transfer (``haTransferBatchSize``).
         bytes_per_second: average rate to one slave; None for no limit.
     """
 
@@ -214,9 +214,9 @@ class SlaveAcknowledged(NamedTuple):
 
     Attributes:
         offset: the slave has all bytes before it.
-        since: physical offset at which sending began. The master did not send the bytes before it
-            over this connection, so the slave may have other bytes in their place. Release no put
-            for them.
+        since: physical offset at which sending began. The master did not send the bytes before
+            ``since`` over this connection, so the slave may have other bytes there. Release no put
+            for those bytes.
     """
 
     offset: int

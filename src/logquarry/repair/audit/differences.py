@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.format import java
-from logquarry.format.delay import SCHEDULE_TOPIC
 from logquarry.format.index import IndexHeader
+from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import NAME_DIGITS
 from logquarry.log.walk import DamagedSpan, ExpiredSpan
-from logquarry.read.indexed import Span
+from logquarry.read.index_file import Span
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units
 

@@ -17,7 +17,7 @@ from collections.abc import Container, Iterator, Mapping
 import numpy as np
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.recovery import TransactionCheck
+from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import Follower
@@ -25,7 +25,7 @@ from logquarry.log.walk import Run
 from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units
-from logquarry.repair.audit.batch_first_difference import BatchQueueAudit
+from logquarry.repair.audit.batch_queues import BatchQueueAudit
 from logquarry.repair.audit.differences import (
     GAP_SLACK,
     MOST_MOVED,

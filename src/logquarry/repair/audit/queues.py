@@ -31,10 +31,9 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.places import runs_at
 from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS
 from logquarry.log.walk import Run
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.fence import other_queues
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Queue, Units, has_message, is_written
+from logquarry.read.queue import ConsumeQueue, Queue, Units, has_message, is_written
 from logquarry.repair.audit.batch_queues import BatchQueuesAudit
 from logquarry.repair.audit.differences import (
     MOST_STRETCHES,

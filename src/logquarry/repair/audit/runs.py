@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.unit_files import TransactionFrame, transaction_frames
+from logquarry.dialect31.open_transactions import TransactionFrame, transaction_frames
 from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns
 from logquarry.log.codec import Window

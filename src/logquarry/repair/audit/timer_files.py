@@ -21,8 +21,16 @@ from logquarry.format.frame import Frame
 from logquarry.format.timer import TimerCheck
 from logquarry.log.layout import StoreLayout
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.timer_wheel import precision, used_slots
-from logquarry.read.timers import CHECK, Timers, check_or_none, read_check, timer_queue, timers_of
+from logquarry.read.timers import (
+    CHECK,
+    Timers,
+    check_or_none,
+    precision,
+    read_check,
+    timer_queue,
+    timers_of,
+    used_slots,
+)
 from logquarry.write.timer_files import timer_log_file_size, write_timer_files
 
 _ENTRY: Final = timer.ENTRY.dtype()

@@ -1,20 +1,345 @@
-"""Compares two stores: logs, then queues, then the files of config/."""
+"""Compares two stores: logs byte by byte, then consume queues, then the files of config/."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
 from logquarry.disk.open_files import OpenFiles
+from logquarry.format import message_id
+from logquarry.format.frame import BLANK, Damage, Frame
+from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
 from logquarry.log.store_files import CONFIG
-from logquarry.log.walk import LogReader, Run
+from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import last_entries, missing_end
 from logquarry.read.lost_messages import lost_messages
+from logquarry.read.queue import ConsumeQueue, Units
 from logquarry.read.store_sizes import require_log
-from logquarry.repair.diff.log_diff import Common, LogDiff, compare_queue
-from logquarry.repair.diff.store_diff import LogBounds, QueueDiff, Side, StoreDiff
+from logquarry.repair.audit.differences import TagsRule, same_entries
+from logquarry.repair.diff.store_diff import (
+    Divergence,
+    LogBounds,
+    LogPart,
+    Place,
+    QueueDiff,
+    Side,
+    StoreDiff,
+    UnitPair,
+)
 from logquarry.units import Progress
+
+_STEP: Final = 8 << 20
+_WORD: Final = 8
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class _Blank:
+    start: int
+    end: int
+
+
+class LogDiff:
+    """Compares two logs.
+
+    Args:
+        a: files of the first store.
+        b: files of the second store.
+        start: physical offset from which both have a log.
+        end: physical offset up to which both have a log.
+
+    Attributes:
+        parts: the stretches that were compared.
+        divergence: the first difference, None without one.
+        notes: differences that are not a divergence.
+    """
+
+    def __init__(self, a: StoreLayout, b: StoreLayout, start: int, end: int) -> None:
+        self.parts: list[LogPart] = []
+        self.divergence: Divergence | None = None
+        self.notes: list[str] = []
+        self._a = a
+        self._b = b
+        self._start = start
+        self._end = end
+
+    def run(self, progress: Progress | None = None) -> LogDiff:
+        """Compare the logs."""
+        for start, stop in pairwise(self._bounds()):
+            missing = self._missing(start)
+            if missing is None:
+                self._compare(start, stop, progress)
+            else:
+                self._add_missing(start, stop, missing)
+        return self
+
+    def _bounds(self) -> list[int]:
+        """Physical offsets at which a file of either log begins or ends, within the common part."""
+        if self._start >= self._end:
+            return []
+        found = {self._start, self._end}
+        for layout in (self._a, self._b):
+            log = layout.commit_log
+            for file in log.files:
+                ends = file.base, min(file.base + file.size, file.base + log.file_size)
+                found |= {at for at in ends if self._start < at < self._end}
+        return sorted(found)
+
+    def _missing(self, offset: int) -> Side | None:
+        has_a, has_b = (self._file_name(layout, offset) for layout in (self._a, self._b))
+        if has_a is None and has_b is not None:
+            return "a"
+        # If both logs lack the file there is no difference.
+        return "b" if has_a is not None and has_b is None else None
+
+    @staticmethod
+    def _file_name(layout: StoreLayout, offset: int) -> str | None:
+        file = layout.commit_log.at(offset)
+        return None if file is None or offset >= file.base + file.size else file.path
+
+    def _add_missing(self, start: int, stop: int, missing: Side) -> None:
+        layout = self._b if missing == "a" else self._a
+        name = self._file_name(layout, start) or ""
+        self.parts.append(LogPart(name, start, stop - start, stop - start, start, missing))
+        if self.divergence is None:
+            self.divergence = self._divergence(start)
+
+    def _compare(self, start: int, stop: int, progress: Progress | None) -> None:
+        name = self._file_name(self._a, start)
+        if name is None:
+            return
+        different, first = 0, None
+        skip_from = stop
+        for at, left, right in self._chunks(start, stop):
+            if at >= skip_from:
+                break
+            count = _different(left, right)
+            if count:
+                place = at + int(np.flatnonzero(left != right)[0])
+                if self.divergence is None and first is None:
+                    rest = self._blank_at(place)
+                    if rest is not None:
+                        self.notes.append(
+                            f"the blank at {rest.start} has other padding, which no reader reads"
+                        )
+                        skip_from = rest.end
+                        break
+                    self.divergence = self._divergence(place)
+                if first is None:
+                    first = place
+                different += count
+            if progress is not None:
+                progress(at + len(left) - self._start, self._end - self._start)
+        done = min(skip_from, stop)
+        self.parts.append(LogPart(name, start, done - start, different, first, None))
+        if skip_from < stop:
+            self._compare(skip_from, stop, progress)
+
+    def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
+        at = start
+        while at < stop:
+            # Step to multiples of _STEP, so that the words of both logs are aligned if their files
+            # begin at the same offsets.
+            size = min(stop, at + _STEP - at % _STEP) - at
+            yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
+            at += size
+
+    @staticmethod
+    def _bytes(layout: StoreLayout, offset: int, size: int) -> Bytes:
+        file = layout.commit_log.at(offset)
+        assert file is not None
+        data = layout.open_file(file.path).window(offset - file.base, size)[:size]
+        return np.frombuffer(data, np.uint8)
+
+    # ------------------------------------------------------------------------- the first difference
+    def _blank_at(self, offset: int) -> _Blank | None:
+        """The blank whose padding holds an offset in both logs, None if there is none."""
+        left, right = place_at(self._a, offset), place_at(self._b, offset)
+        same = (left.what, left.offset, left.size) == (right.what, right.offset, right.size)
+        if left.what != "blank" or not same or offset < left.offset + BLANK.size:
+            return None
+        return _Blank(left.offset, left.offset + left.size)
+
+    def _divergence(self, offset: int) -> Divergence:
+        return Divergence(offset, place_at(self._a, offset), place_at(self._b, offset))
+
+
+def _different(a: Bytes, b: Bytes) -> int:
+    """Number of bytes that differ."""
+    words = len(a) - len(a) % _WORD
+    same = np.array_equal(a[:words].view(np.uint64), b[:words].view(np.uint64))
+    if same and np.array_equal(a[words:], b[words:]):
+        return 0
+    return int(np.count_nonzero(a != b))
+
+
+def place_at(layout: StoreLayout, offset: int) -> Place:
+    """The message, blank or damage that a byte of a log belongs to.
+
+    Args:
+        layout: the store's files.
+        offset: physical offset of the byte.
+    """
+    path = layout.log_path(offset)
+    file = layout.commit_log.at(offset)
+    if file is None or offset >= file.base + file.size:
+        return Place("nothing", path, offset, 0, "this part of the log has no file")
+    for event in LogReader(layout).events(file.base, offset + 1):
+        if isinstance(event, Run) and event.start <= offset < event.end:
+            starts = event.window.base + event.rows[:, 0].astype(np.int64)
+            at = int(starts[np.searchsorted(starts, offset, "right") - 1])
+            return _message(layout, path, at)
+        if isinstance(event, BlankSpan) and event.offset <= offset < event.end:
+            return Place("blank", path, event.offset, event.length)
+        if isinstance(event, DamagedSpan) and offset < event.offset + event.length:
+            return _damaged(layout, path, event)
+    return Place("nothing", path, offset, 0, "zeros after the last message")
+
+
+def _message(layout: StoreLayout, path: str, offset: int) -> Place:
+    outcome = CommitLog(layout).outcome_at(offset)
+    assert isinstance(outcome, Frame)
+    return _place_of(path, offset, outcome, "message", None)
+
+
+def _damaged(layout: StoreLayout, path: str, span: DamagedSpan) -> Place:
+    """A damaged place, with the fields of its frame if the body alone is damaged."""
+    outcome = CommitLog(layout).outcome_at(span.offset, check_crc=False)
+    if isinstance(outcome, Frame):
+        return _place_of(path, span.offset, outcome, "damage", span.reason)
+    reason = outcome.reason if isinstance(outcome, Damage) else span.reason
+    return Place("damage", path, span.offset, span.length, reason)
+
+
+def _place_of(path: str, offset: int, found: Frame, what: str, reason: str | None) -> Place:
+    return Place(
+        what,
+        path,
+        offset,
+        found.size,
+        reason,
+        found.topic.decode("utf-8", "replace"),
+        found.queue_id,
+        found.queue_offset,
+        found.store_timestamp,
+        message_id.encode(found.store_host, found.physical_offset),
+    )
+
+
+# ------------------------------------------------------------------------------------- the queues
+_QUEUE_DIFF_STEP: Final = 1 << 18
+
+Unit = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The part of the log that both stores have.
+
+    Attributes:
+        start: physical offset of its first byte.
+        end: physical offset after its last byte.
+        is_live: whether a writer has either store open: its queues follow its log a moment later.
+    """
+
+    start: int
+    end: int
+    is_live: bool
+
+    def relevant(self, units: Units) -> npt.NDArray[np.bool_]:
+        """Which entries point to messages that both logs have."""
+        found: npt.NDArray[np.bool_] = (
+            (units["size"] > 0)
+            & (units["size"] != FILLER_SIZE)
+            & (units["physical_offset"] >= self.start)
+            & (units["physical_offset"] < self.end)
+        )
+        return found
+
+
+def compare_queue(
+    key: tuple[str, int], a: ConsumeQueue | None, b: ConsumeQueue | None, common: Common
+) -> QueueDiff:
+    """Compare one queue of two stores.
+
+    Entries of messages that one of the logs does not have are ignored.
+
+    Args:
+        key: topic and queue id.
+        a: the queue in the first store, None if it has none.
+        b: the queue in the second store, None if it has none.
+        common: the part of the log that both stores have.
+    """
+    bounds = _bounds(a), _bounds(b)
+    if a is not None and b is not None:
+        start = max(_first(a), _first(b))
+        stop = min(a.max_offset, b.max_offset)
+        for at in range(start, stop, _QUEUE_DIFF_STEP):
+            end = min(stop, at + _QUEUE_DIFF_STEP)
+            found = _first_difference(a.units(at, end), b.units(at, end), common)
+            if found is not None:
+                number, left, right = found
+                reason = f"entry {at + number} differs"
+                pair = UnitPair(at + number, left, right)
+                return QueueDiff(*key, "differs", *bounds, pair, reason)
+    else:
+        stop = 0
+    for longer, shorter, is_a in ((a, b, True), (b, a, False)):
+        end = 0 if shorter is None else shorter.max_offset
+        if longer is None or longer.max_offset <= max(stop, end):
+            continue
+        lacking = _first_relevant(longer, max(end, _first(longer)), common)
+        name = "b" if is_a else "a"
+        if lacking is None:
+            return QueueDiff(*key, "behind", *bounds, None, f"{name} ends before, like its log")
+        number, unit = lacking
+        if common.is_live:
+            reason = f"{name} lacks entry {number} so far; a writer has a store open"
+            return QueueDiff(*key, "behind", *bounds, None, reason)
+        reason = f"{name} lacks entry {number}, but its log has the message at {unit[0]}"
+        pair = UnitPair(number, unit if is_a else None, None if is_a else unit)
+        return QueueDiff(*key, "differs", *bounds, pair, reason)
+    return QueueDiff(*key, "equal", *bounds)
+
+
+def _bounds(queue: ConsumeQueue | None) -> LogBounds | None:
+    return None if queue is None else LogBounds(queue.min_offset, queue.max_offset)
+
+
+def _first(queue: ConsumeQueue) -> int:
+    return queue.files[0].base // UNIT_SIZE if queue.files else 0
+
+
+def _first_difference(a: Units, b: Units, common: Common) -> tuple[int, Unit, Unit] | None:
+    if a.tobytes() == b.tobytes():
+        return None
+    differs = ~same_entries(a, b, TagsRule())
+    differs &= common.relevant(a) | common.relevant(b)
+    if not differs.any():
+        return None
+    at = int(np.argmax(differs))
+    return at, a[at].item(), b[at].item()
+
+
+def _first_relevant(queue: ConsumeQueue, start: int, common: Common) -> tuple[int, Unit] | None:
+    """The first entry at or after ``start`` whose message both logs have."""
+    stop = queue.max_offset
+    for at in range(start, stop, _QUEUE_DIFF_STEP):
+        units = queue.units(at, min(stop, at + _QUEUE_DIFF_STEP))
+        found = common.relevant(units)
+        if found.any():
+            number = int(np.argmax(found))
+            return at + number, units[number].item()
+    return None
 
 
 class _Store:

@@ -23,9 +23,8 @@ from logquarry.log.readable import none_lost
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE, INDEX
 from logquarry.log.walk import DamagedSpan
 from logquarry.repair.audit.log import LogAudit, damage_json
-from logquarry.repair.rebuild.batch_files import BatchFiles
+from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, QueueFiles
-from logquarry.repair.rebuild.rocksdb_files import RocksFiles
 from logquarry.units import Progress
 from logquarry.write.queue_writer import is_batch, parts_with_copies
 

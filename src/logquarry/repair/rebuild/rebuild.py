@@ -14,7 +14,8 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from logquarry.disk.locks import StoreLock, alone_in
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.open_files import OpenFiles
 from logquarry.disk.queue_folders import NameGuard
-from logquarry.errors import UsageError
+from logquarry.errors import UnsupportedStore, UsageError
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
@@ -33,17 +34,16 @@ from logquarry.log.location import local_folder, local_store
 from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, REBUILD
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import ConsumeQueue
+from logquarry.read.features import BATCH_QUEUES
 from logquarry.read.fence import Action, other_queues, require
 from logquarry.read.log_end import last_entries
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import ConsumeQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import queue_fault
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.timer_files import mend_timer_files
-from logquarry.repair.rebuild.batch_files import BatchFiles
-from logquarry.repair.rebuild.batch_report import not_in_tasks, with_batches
 from logquarry.repair.rebuild.build import (
     Builder,
     BuildJob,
@@ -54,12 +54,13 @@ from logquarry.repair.rebuild.build import (
     made_of,
     write_note,
 )
-from logquarry.repair.rebuild.queue_files import QueueFiles
-from logquarry.repair.rebuild.rocksdb_files import (
+from logquarry.repair.rebuild.other_queues import (
+    BatchFiles,
     RocksFiles,
     require_dispatched,
     rocksdb_not_in_tasks,
 )
+from logquarry.repair.rebuild.queue_files import QueueFiles
 from logquarry.repair.rebuild.swap import (
     COMPLETE,
     bring_out,
@@ -417,3 +418,44 @@ def _queue_reports(built: QueueFiles, taken_over: Iterable[QueueReport]) -> tupl
         for key, queue in built.queues.items()
     ]
     return tuple(sorted((*made, *taken_over), key=lambda queue: (queue.topic, queue.queue_id)))
+
+
+def with_batches(
+    layout: StoreLayout,
+    report: RebuildReport,
+    batch: BatchFiles,
+    copy: Callable[[StoreLayout, str], None],
+) -> RebuildReport:
+    """The report with the batch queues, after the queues without a message in the log are copied.
+
+    A broker continues where such a queue ends: retention has deleted all its messages.
+
+    Args:
+        layout: the store's files.
+        report: the report of the other queues.
+        batch: the batch queues.
+        copy: copies a file of the store to the new files.
+    """
+    queues = [
+        QueueReport(*key, queue.first, queue.stop, queue.gaps, queue.restarts)
+        for key, queue in batch.queues.items()
+    ]
+    for old in batch.expired(layout):
+        for file in old.files:
+            copy(layout, file.path)
+        stop = old.max_offset
+        queues.append(QueueReport(old.topic, old.queue_id, stop, stop, 0, 0, is_taken_over=True))
+    every = sorted((*(report.queues or ()), *queues), key=lambda q: (q.topic, q.queue_id))
+    left_out = (*report.left_out, *batch.left_out)
+    return replace(report, queues=tuple(every), left_out=left_out)
+
+
+def not_in_tasks(store: str, topics: Iterable[str]) -> UnsupportedStore:
+    """The error of a rebuild by Spark: its tasks do not build batch queues."""
+    names = ", ".join(sorted(topics))
+    return UnsupportedStore(
+        f"{store}: topics {names} have batch queues, which Spark does not build. "
+        "Nothing was changed. Type `logquarry rebuild` without Spark",
+        feature=BATCH_QUEUES,
+        evidence=(f"{BATCH_QUEUE}/",),
+    )

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from logquarry.dialect31.recovery import make_units
+from logquarry.dialect31.state_table import make_units
 from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile
 from logquarry.disk.log_files import log_paths, open_log
@@ -26,7 +26,6 @@ from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.format import frame, queue_entry
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import StoreLayout
-from logquarry.log.queue_forms import queue_form
 from logquarry.log.readable import none_lost
 from logquarry.log.store_files import (
     CHECKPOINT,
@@ -37,19 +36,25 @@ from logquarry.log.store_files import (
     INDEX,
     SIDECAR,
     quarantine,
+    queue_form,
 )
 from logquarry.log.walk import DamagedSpan
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.differences import names_damage
 from logquarry.repair.audit.log import damage_json
 from logquarry.repair.audit.timer_files import mend_timer_files
-from logquarry.repair.rebuild.rocksdb_queues import replace_queues
+from logquarry.repair.rebuild.swap import replace_queues
 from logquarry.repair.recover.folder_check import REPORT
-from logquarry.repair.recover.kept_entries import KEPT_ENTRIES, load_kept, save_kept, sync_files
+from logquarry.repair.recover.kept_files import (
+    KEPT_ENTRIES,
+    load_kept,
+    rename_files,
+    save_kept,
+    sync_files,
+)
 from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept_entries
-from logquarry.repair.recover.renames import rename_files
 from logquarry.repair.recover.safe import SafePlan
 from logquarry.units import Progress
 from logquarry.write.dispatcher import Dispatcher, Lacking

@@ -42,7 +42,7 @@ from logquarry.log.store_files import (
     quarantine,
 )
 from logquarry.read.store_sizes import require_stated_size
-from logquarry.repair.recover.kept_entries import KEPT_ENTRIES
+from logquarry.repair.recover.kept_files import KEPT_ENTRIES
 
 REPORT: Final = "recovery.json"
 _FILES: Final = (ABORT, LOCK, CHECKPOINT, DURABLE)

@@ -1,34 +1,82 @@
-"""Dispatches a message to queues and index as RocketMQ does (``doDispatch``)."""
+"""Dispatches messages as RocketMQ does (``doDispatch``), and the rules in which versions differ.
+
+The rules are for stores with queue files. The source of 4.9.3, 5.1.4, 5.3.3, 5.4.0 and 5.5.0 has
+these rules in ``CommitLog.recoverNormally``, ``recoverAbnormally`` and
+``DefaultMessageStore.load``. All of 5.x read V2 frames, know the delay levels during the recovery,
+and dispatch afterwards from the log's end on, not from the end of the queues. No file distinguishes
+5.1 from 5.3: both get the rules of 5.3, which dispatches more. (After a clean shutdown, 5.1
+dispatches no message that is in the log already.)
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from logquarry.config import StoreConfig
-from logquarry.format import delay, index, java, sys_flag
+from logquarry.format import index, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.java_frame import JavaRequest, check_message
 from logquarry.format.properties import MULTI_SEPARATOR
 from logquarry.format.rows import POSITION
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
+from logquarry.read.features import Writer
 from logquarry.read.log_queues import QueueKey, copy_key
 from logquarry.repair.recover.java_queues import JavaQueue, JavaRefusal, Target
-from logquarry.repair.recover.java_version import V4_9, JavaRules
 from logquarry.write.index_writer import IndexWriter
 from logquarry.write.message_rules import LONGEST_NAME, name_fault
 from logquarry.write.queue_writer import parts_of, units_of
+
+_MOST_FILES: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class JavaRules:
+    """The rules of one version.
+
+    Attributes:
+        name: the version, in words.
+        is_5: whether the rules of all versions of 5.x hold.
+        most_files: a recovery begins at most so many files before the end; None for no limit.
+        starts_by_frame: the first frame of the file where a recovery begins must be sound, and a
+            normal recovery compares its PHYSICALOFFSET with the end of the queues. Before 5.4, a
+            normal recovery compares the file's name.
+        starts_by_offset: a recovery after a crash begins at the file that the checkpoint's offset
+            of the queues names, if there is one. Otherwise it compares store times.
+    """
+
+    name: str
+    is_5: bool
+    most_files: int | None = None
+    starts_by_frame: bool = False
+    starts_by_offset: bool = False
+
+
+V4_9: Final = JavaRules("4.9.3", False)
+V5_3: Final = JavaRules("5.3.3", True)
+V5_4: Final = JavaRules("5.4.0", True, _MOST_FILES, True)
+V5_5: Final = JavaRules("5.5.0", True, _MOST_FILES, True, True)
+
+
+def rules_for(writer: Writer) -> JavaRules:
+    """The rules of the version that wrote a store, as far as its files show it."""
+    if not writer.is_5:
+        return V4_9
+    assert writer.at_least is not None
+    return {"5.4.0": V5_4, "5.5.0": V5_5}.get(writer.at_least, V5_3)
+
 
 logger = logging.getLogger(__name__)
 
 _QUEUED: Final = (sys_flag.TRANSACTION_NOT, sys_flag.TRANSACTION_COMMIT)
 _LONGEST_NUMBER: Final = 40
-_NEVER_COPIED: Final = ("%RETRY%", "rmq_sys_", delay.SCHEDULE_TOPIC)
+_NEVER_COPIED: Final = ("%RETRY%", "rmq_sys_", props.SCHEDULE_TOPIC)
 """Topics whose messages 5.x dispatches to their own queue alone."""
 
 

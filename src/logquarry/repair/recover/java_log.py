@@ -24,9 +24,8 @@ from logquarry.format.rows import POSITION
 from logquarry.log.codec import Window
 from logquarry.log.filesystem import whole_file
 from logquarry.log.follow import Followed, Follower
-from logquarry.repair.recover.java_dispatch import JavaDispatch
+from logquarry.repair.recover.java_dispatch import V4_9, JavaDispatch, JavaRules
 from logquarry.repair.recover.java_queues import RECOVERED_FILES, JavaFile, JavaRefusal
-from logquarry.repair.recover.java_version import V4_9, JavaRules
 
 _MOST_BYTES: Final = 8 << 20
 _GRACE_MS: Final = 3_000

@@ -33,7 +33,7 @@ from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
 from logquarry.read.batch_queue import all_queues, frames_in
-from logquarry.read.indexed import LARGEST_MESSAGE, indexed_frames
+from logquarry.read.index_file import LARGEST_MESSAGE, indexed_frames
 from logquarry.read.log_end import known_damage
 from logquarry.read.queue import Queue, Units, has_message
 

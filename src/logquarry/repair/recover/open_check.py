@@ -57,7 +57,7 @@ from logquarry.repair.audit.differences import FileFault, file_differences, queu
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.index import index_fault
 from logquarry.repair.audit.stale_bytes import are_stale_bytes
-from logquarry.repair.recover.kept_entries import sync_files
+from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.plan import RecoveryPlan
 from logquarry.repair.recover.rocketmq import (

@@ -1,7 +1,7 @@
 """Recovery in the mode ``rocketmq``: does to a store what load() and start() of RocketMQ do.
 
 The version is the one that wrote the store, as far as its files show it; 4.9.3 for older stores
-(:mod:`.java_version`).
+(:mod:`.java_dispatch`).
 
 This mode follows RocketMQ's own code, bugs included: it cuts off the messages after a bad message,
 and queues may have gaps. Files that Java destroys are moved to quarantine. The recovery refuses
@@ -42,7 +42,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import note_end
 from logquarry.repair.recover.folder_check import refuse_wrong_names
-from logquarry.repair.recover.java_dispatch import JavaDispatch
+from logquarry.repair.recover.java_dispatch import JavaDispatch, JavaRules, rules_for
 from logquarry.repair.recover.java_log import JavaLog
 from logquarry.repair.recover.java_queues import (
     LARGEST_BASE,
@@ -54,8 +54,7 @@ from logquarry.repair.recover.java_queues import (
     Target,
     WrittenFiles,
 )
-from logquarry.repair.recover.java_version import JavaRules, rules_for
-from logquarry.repair.recover.kept_entries import sync_files
+from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files
 from logquarry.repair.recover.plan import RecoveryPlan, Step, StepKind
 from logquarry.units import Clock, now_ms

@@ -13,22 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.recovery import TransactionCheck, UnitsPlan, keeps_transactions
+from logquarry.dialect31.state_table import TransactionCheck, UnitsPlan, keeps_transactions
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreUnavailable
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
-from logquarry.log.queue_forms import queue_form
 from logquarry.log.readable import rereads
 from logquarry.log.splits import STRETCH_BYTES
-from logquarry.log.store_files import BATCH_QUEUE, CHECKPOINT, CONSUME_QUEUE, INDEX
+from logquarry.log.store_files import BATCH_QUEUE, CHECKPOINT, CONSUME_QUEUE, INDEX, queue_form
 from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.lost_tail import lost_tail
+from logquarry.read.lost_messages import lost_tail
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import RocksQueue
 from logquarry.repair.audit.differences import (
@@ -40,7 +39,7 @@ from logquarry.repair.audit.differences import (
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, made_whole, torn_end
 from logquarry.repair.audit.runs import EntryFacts, runs_ahead
-from logquarry.repair.rebuild.rocksdb_queues import (
+from logquarry.repair.rebuild.swap import (
     folder_to_recover,
     why_not_built,
     why_replaced,

@@ -2,8 +2,8 @@
 
 The new store is a plain store: log, queue files, index. Files that name messages by queue offset
 stay valid and are copied unchanged. The timer wheel, which names physical offsets, is written again
-(:mod:`.timer_files`). All other files are left out, and the salvage lists each with the resulting
-loss.
+for the messages that wait. All other files are left out, and the salvage lists each with the
+resulting loss.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from typing import Any, Final
 
 from logquarry.disk.disk import Disk
 from logquarry.format import timer
-from logquarry.format.rocksdb_config import FOLDER_V2, FOLDERS_V1
+from logquarry.format.broker_config import FOLDER_V2, FOLDERS_V1
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
 from logquarry.log.rocksdb import tables_in_rocksdb
 from logquarry.log.store_files import CONFIG
 from logquarry.read import features as names
+from logquarry.read import timers
 from logquarry.read.features import Feature, find_features
 from logquarry.read.pops import KV_STORE
+from logquarry.write.timer_files import timer_log_file_size, write_timer_files
 
 COMPACTED: Final = "compaction"
 _CHUNK: Final = 4 << 20
@@ -184,3 +186,36 @@ def _copy(layout: StoreLayout, path: str, disk: Disk, target: Path) -> None:
         raise disk.refused(target, error) from error
     finally:
         disk.let_go(descriptor)
+
+
+def count_timers(layout: StoreLayout) -> int:
+    """The number of messages in a store that wait for their time."""
+    return len(timers.timers_of(layout).due())
+
+
+def make_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int) -> int:
+    """Write wheel, timer log and ``timercheck`` of a new store.
+
+    Args:
+        layout: the damaged store.
+        disk: disk of the new store.
+        root: its folder; log and queues are complete.
+        now: the time in milliseconds.
+
+    Returns:
+        The number of messages that wait for their time.
+
+    Raises:
+        StoreUnavailable: if the disk fails or is full.
+    """
+    new = StoreLayout.open(root, layout.config)
+    if (timer.TOPIC, timers.QUEUE_ID) not in new.queue_names:
+        return 0
+    check = timers.check_or_none(layout)
+    found = timers.timers_of(new, check)
+    write_timer_files(
+        *(disk, root, found, now),
+        file_size=timer_log_file_size(layout),
+        precision_ms=timers.precision(layout, check.read_time),
+    )
+    return len(found.due())

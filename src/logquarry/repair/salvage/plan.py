@@ -18,12 +18,12 @@ from logquarry.config import StoreConfig
 from logquarry.errors import CorruptStore
 from logquarry.format import sys_flag
 from logquarry.format.checkpoint import Checkpoint
-from logquarry.format.delay import parse_levels
 from logquarry.format.frame import BLANK
+from logquarry.format.properties import parse_levels
 from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns
-from logquarry.log.durable import unproved_start
 from logquarry.log.follow import Follower, follow_run
+from logquarry.log.kept_settings import unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
 from logquarry.log.store_files import CHECKPOINT
@@ -31,14 +31,16 @@ from logquarry.log.walk import LogReader, Run
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_end import last_entries
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.lost_tail import lost_tail
+from logquarry.read.lost_messages import lost_tail
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
-from logquarry.repair.audit.queue_offsets import QueueNotes, QueueStory, Range
 from logquarry.repair.recover.loss import vouched_end
 from logquarry.repair.salvage.losses import (
     LostSpan,
     Pairs,
+    QueueNotes,
+    QueueStory,
+    Range,
     fill_messages,
     lost_by_queue,
     lost_spans,

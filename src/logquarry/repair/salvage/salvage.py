@@ -1,8 +1,12 @@
-"""Salvage: saves every sound message of a damaged store in a new store.
+"""Salvage: saves every sound message of a damaged store in a new store; and convert.
 
 The new store is made in a folder within the target (``DIR/.salvage``) and is moved out when it is
 complete, so that no program opens a part of it. A safe recovery of the new log builds queues and
 index.
+
+:func:`convert` makes a plain store from one whose log is outside of ``commitlog/``. A broker of
+RocketMQ 4.9 or 5 serves the new store. The messages of a DLedger log get new physical offsets,
+because the head of each entry is not copied; their queue offsets stay.
 """
 
 from __future__ import annotations
@@ -15,23 +19,29 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.disk import Disk, LocalDisk
-from logquarry.errors import StoreUnavailable, UnreadableFile
-from logquarry.format import broker_config, fastjson
+from logquarry.errors import StoreUnavailable, UnreadableFile, UsageError
+from logquarry.format import broker_config, dledger, fastjson
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import none_lost
 from logquarry.log.rocksdb import tables_in_rocksdb
 from logquarry.log.store_files import CONFIG, SIDECAR
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.fence import Action, require
+from logquarry.read.store_sizes import require_log
 from logquarry.read.timers import CHECK as TIMER_CHECK
 from logquarry.repair.recover.folder_check import check_file_size
-from logquarry.repair.salvage.other_files import LeftBehind, carry, other_files, unreadable_files
+from logquarry.repair.salvage.other_files import (
+    LeftBehind,
+    carry,
+    count_timers,
+    make_timer_files,
+    other_files,
+    unreadable_files,
+)
 from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
-from logquarry.repair.salvage.target import SalvageTarget, check_target
-from logquarry.repair.salvage.timer_files import count_timers, make_timer_files
-from logquarry.repair.salvage.write import LogWriter
+from logquarry.repair.salvage.target import LogWriter, SalvageTarget, check_target
 from logquarry.units import Bars, now_ms
-from logquarry.write.topic_table import topics_of
+from logquarry.write.queue_table import topics_of
 
 ORIGINALS: Final = "salvage"
 """Folder in the sidecar of the new store for original files that salvage had to change."""
@@ -276,3 +286,81 @@ def _moved_progress(
             if end < was <= had.get(key, 0):
                 found.append(MovedProgress(topic, queue_id, group, was, end))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """The result of a conversion.
+
+    Attributes:
+        salvaged: the new store, the losses, and the files that were not copied.
+        uncommitted: number of messages of a DLedger log after the last one that the group had
+            committed. They are in the new store: some member may have acknowledged them.
+    """
+
+    salvaged: Salvaged
+    uncommitted: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``convert --json``: that of ``salvage --json``, and ``uncommitted``."""
+        return self.salvaged.to_json() | {"uncommitted": self.uncommitted}
+
+
+def convert(
+    layout: StoreLayout,
+    into: Path | None = None,
+    *,
+    disk: Disk | None = None,
+    bars: Bars | None = None,
+    pause: Callable[[], None] = lambda: None,
+) -> Converted:
+    """Make a plain store from a DLedger log, or from a log in several folders.
+
+    Args:
+        layout: the store's files; they are not changed.
+        into: the folder of the new store, empty or missing; None to write nothing.
+        disk: disk of the new store.
+        bars: makes progress bars.
+        pause: called at safe points; raise to cancel.
+
+    Raises:
+        UsageError: if the log is in ``commitlog/``, or for the reasons of
+            :func:`logquarry.repair.salvage.salvage.salvage`.
+        UnsupportedStore: if a folder of the log is not found, or there are several logs.
+        StoreUnavailable: if a process has the store open, or the disk fails or is full.
+    """
+    if layout.log_folders.feature is None and layout.commit_log.files:
+        raise UsageError(
+            f"{layout.root}: its log is in commitlog/ already: a broker can use the store as it "
+            f"is. To copy its sound messages: `logquarry salvage {layout.root} --into DIR`"
+        )
+    require_log(layout)
+    uncommitted = _uncommitted(layout)
+    return Converted(salvage(layout, into, disk=disk, bars=bars, pause=pause), uncommitted)
+
+
+def _uncommitted(layout: StoreLayout) -> int:
+    """The messages of a DLedger log that the group had not committed; 0 if that is unknown."""
+    folders = layout.log_folders
+    if not folders.has_heads:
+        return 0
+    member = folders.paths[0].partition("/")[0]
+    try:
+        text = layout.filesystem.read(f"{member}/checkpoint").decode("ascii", "replace")
+        values = dict(line.partition("=")[::2] for line in text.splitlines())
+        committed = int(values["committedIndex"])
+    except (FileNotFoundError, KeyError, ValueError):
+        return 0
+    last = _last_index(layout)
+    return 0 if last is None else max(0, last - committed)
+
+
+def _last_index(layout: StoreLayout) -> int | None:
+    """The index of the last entry; None if there is none."""
+    last = None
+    for file in layout.commit_log.files[-2:]:
+        data, at = layout.open_file(file.path).window(0, file.size), 0
+        while dledger.has_head_reference(data, at, base=file.base, left=file.size - at):
+            head = dledger.HEAD.struct.unpack_from(data, at)
+            last, at = int(head[2]), at + int(head[1])
+    return last

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
-from logquarry.dialect31.recovery import TransactionCheck
-from logquarry.dialect31.unit_files import transaction_frames
+from logquarry.dialect31.open_transactions import transaction_frames
+from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.errors import CorruptFile, UnreadableFile
 from logquarry.format import broker_config, checkpoint, fastjson, properties, queue_entry
+from logquarry.format.broker_config import FOLDERS_V1
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.format.rocksdb_config import FOLDERS_V1
 from logquarry.log import kept_settings
 from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import StoreLayout
@@ -38,7 +38,7 @@ from logquarry.log.store_files import (
 )
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.lost_tail import lost_tail
+from logquarry.read.lost_messages import lost_tail
 from logquarry.repair.verify.findings import VerifyReport
 
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)

@@ -14,9 +14,9 @@ import numpy as np
 from logquarry.disk.open_files import OpenFiles
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import STRETCH_BYTES, Stretch, StretchReader
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.index import Index
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import ConsumeQueue
 from logquarry.read.store_sizes import with_entry_rules
 from logquarry.repair.audit.index_entries import EntryStream, IndexEntries, Place
 from logquarry.repair.audit.queues import has_entries

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.log.durable import unproved_start
 from logquarry.log.follow import Followed, Follower, dispatch_requests
+from logquarry.log.kept_settings import unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.places import guided
 from logquarry.log.readable import UNREADABLE, rereads

@@ -2,8 +2,7 @@
 
     base         the decoders' base class, struct types, Spark's DDL
     json         JSON; infers the types from a sample if there is no schema
-    avro         Avro datums, with the package fastavro
-    protobuf     Protobuf messages, with the package protobuf
+    binary       Avro datums, with the package fastavro; Protobuf messages, with protobuf
 
 The result for a body depends on that body alone, never on its neighbours, so decoding it again
 gives the same.
@@ -117,12 +116,12 @@ def decoder_for(
         UsageError: if a schema is invalid, or no JSON object is among the messages.
     """
     if options.kind == "avro":
-        from logquarry.spark.decode.avro import AvroDecoder
+        from logquarry.spark.decode.binary import AvroDecoder
 
         assert options.schema is not None
         return AvroDecoder(_text(options.schema))
     if options.kind == "protobuf":
-        from logquarry.spark.decode.protobuf import ProtobufDecoder
+        from logquarry.spark.decode.binary import ProtobufDecoder
 
         assert options.schema is not None and options.message is not None
         return ProtobufDecoder(options.schema, options.message)

@@ -3,8 +3,7 @@
     table       the interface of a table, and the document that an export keeps in it
     delta       a Delta table, with the package deltalake
     iceberg     an Iceberg table, with the package pyiceberg
-    runs        cleans up after exports that crashed
-    write       writes the files of one task
+    write       writes the files of one task, and removes those that a crash left behind
     advance     the steps of an export: plan, write, commit
     export      the export functions, on Spark
 

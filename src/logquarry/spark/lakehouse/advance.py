@@ -14,9 +14,7 @@ from typing import Any, Final
 from logquarry.errors import UsageError
 from logquarry.log.store_names import stores_by_name
 from logquarry.log.walk import DamagedSpan
-from logquarry.signals import held
 from logquarry.spark.decode import BodyDecoder, DecodeOptions, decoder_for
-from logquarry.spark.lakehouse.runs import Run
 from logquarry.spark.lakehouse.table import (
     CommitUnknown,
     Marks,
@@ -29,6 +27,7 @@ from logquarry.spark.lakehouse.table import (
 )
 from logquarry.spark.lakehouse.write import (
     VALUE,
+    Run,
     TableResult,
     TableWriter,
     dead_letter_schema,
@@ -39,6 +38,7 @@ from logquarry.spark.stream.admission import START, StreamOffset
 from logquarry.spark.stream.planner import Limits, StreamPlanner
 from logquarry.spark.summary import Summary
 from logquarry.spark.tasks import ReadTask
+from logquarry.systems import held
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,8 @@ from logquarry.spark.decode import DecodeOptions, parse_decode_options
 from logquarry.spark.export import check_apart, read_options
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.lakehouse.advance import Advance, Done, RunTasks, Target, Work
-from logquarry.spark.lakehouse.runs import CONTROL, Run
 from logquarry.spark.lakehouse.table import Table
-from logquarry.spark.lakehouse.write import TableResult
+from logquarry.spark.lakehouse.write import CONTROL, Run, TableResult
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import check_partition_columns

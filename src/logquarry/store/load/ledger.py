@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.disk import Disk
-from logquarry.documents import document
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.log.store_files import INTENT, LOADS
 from logquarry.repair.recover.apply import disk_json
 from logquarry.store.load.segment import Segment
+from logquarry.text import document
 
 STAGED: Final = "staged"
 _LEDGER: Final = "ledger"
@@ -201,11 +201,6 @@ class Ledger:
     def end(self) -> None:
         """Delete the record of the load that was being appended."""
         self._disk.remove(self.folder / INTENT)
-
-
-def staged_folder(folder: Path, load: LoadId) -> Path:
-    """Folder of the segments of a load, below a folder ``loads``."""
-    return folder / load.staged
 
 
 def read_document(path: Path) -> dict[str, Any] | None:

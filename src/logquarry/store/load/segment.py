@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from logquarry.documents import document
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable
 from logquarry.format.java import crc32
 from logquarry.log.filesystem import unreadable_file, whole_file
 from logquarry.read.log_queues import QueueKey
+from logquarry.text import document
 from logquarry.write.staged_put import StagedFrames
 
 _TAIL: Final = struct.Struct(">qi4s")

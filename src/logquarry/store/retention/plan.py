@@ -12,32 +12,32 @@ from typing import Any, Final
 import numpy as np
 
 from logquarry import text
-from logquarry.dialect31.unit_files import UnitFiles, read_redo, read_table
+from logquarry.dialect31.open_transactions import UnitFiles, read_redo, read_table
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.open_files import OpenFiles
-from logquarry.documents import document
-from logquarry.format.batch_entry import ENTRY_SIZE
+from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import INDEX
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.consume_queue import FileQueue
 from logquarry.read.index import Index
 from logquarry.read.log_end import last_entries
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Queue, has_message, is_written
+from logquarry.read.queue import FileQueue, Queue, has_message, is_written
 from logquarry.read.rocksdb_queue import RocksQueue, require_package
 from logquarry.store.retention.rules import (
     DiskUse,
     RetentionRules,
+    Unread,
     first_time_from,
     freed_bytes,
     last_time_in,
     least_used,
+    unread,
 )
-from logquarry.store.retention.unread import Unread, unread
+from logquarry.text import document
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from logquarry.disk.config_file import ConfigFile
 from logquarry.disk.disk import Disk
-from logquarry.format import broker_config, delay
+from logquarry.format import broker_config
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.log.columns import frames_with_property
@@ -42,7 +42,7 @@ def due_message(frame: Frame) -> Message:
         raise Undeliverable("it has no property REAL_TOPIC")
     if topic == HALF_TOPIC:
         raise Undeliverable(f"its topic is {topic}: half messages cannot be delayed")
-    queue_id = delay.parse_int(values.get(props.REAL_QUEUE_ID, ""))
+    queue_id = props.parse_int(values.get(props.REAL_QUEUE_ID, ""))
     if queue_id is None:
         raise Undeliverable(f"its property REAL_QID is {values.get(props.REAL_QUEUE_ID)!r}")
     return put_again(frame, topic, queue_id, values, delays=False)
@@ -183,7 +183,7 @@ def _offsets(table: Mapping[str, Any]) -> dict[int, int]:
 Pending = Callable[[int, int], Iterator[tuple[int, Frame | None]]]
 """(level, queue offset) -> queue offset and message of each later entry of the level's queue."""
 
-_SCHEDULE_TOPIC: Final = delay.SCHEDULE_TOPIC.encode()
+_SCHEDULE_TOPIC: Final = props.SCHEDULE_TOPIC.encode()
 _UNIQUE: Final = f"{props.UNIQ_KEY}{props.NAME_VALUE_SEPARATOR}".encode()
 _LOOK_AHEAD: Final = 256
 """Most messages that the delivery may have skipped between two deliveries."""
@@ -260,8 +260,8 @@ def _delivery(frame: Frame) -> tuple[int, Message] | None:
     if frame.topic == _SCHEDULE_TOPIC:
         return None
     values = props.decode_bytes(frame.properties)
-    level = delay.parse_int(values.get(props.DELAY, ""))
-    queue_id = delay.parse_int(values.get(props.REAL_QUEUE_ID, ""))
+    level = props.parse_int(values.get(props.DELAY, ""))
+    queue_id = props.parse_int(values.get(props.REAL_QUEUE_ID, ""))
     topic = frame.topic.decode("utf-8", "replace")
     if level is None or queue_id != frame.queue_id or values.get(props.REAL_TOPIC) != topic:
         return None

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from logquarry.errors import MessageRejected, UsageError
-from logquarry.format import delay, java, sys_flag
+from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.message import Message
@@ -114,7 +114,7 @@ def destination(half: Frame) -> tuple[str, int]:
     """
     values = props.decode_bytes(half.properties)
     topic = values.get(props.REAL_TOPIC)
-    queue_id = delay.parse_int(values.get(props.REAL_QUEUE_ID, ""))
+    queue_id = props.parse_int(values.get(props.REAL_QUEUE_ID, ""))
     if topic is None or queue_id is None:
         raise MessageRejected(
             f"the half message at {half.physical_offset} does not name its topic and queue",

@@ -1,4 +1,4 @@
-"""Queues compared with their log: what becomes of each (``audit.first_difference``)."""
+"""Where a queue first differs from its log (``audit.first_difference``)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import DamagedSpan
-from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import DamageMap
+from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.first_difference import QueueAudit
 from logquarry.repair.recover.plan import QueueAction, QueuePlan, kept_entries, plan_queue
 from logquarry.write.queue_writer import MOST_GAP, units_of
@@ -67,9 +67,9 @@ def same(*numbers: int) -> list[tuple[int, int]]:
 def test_a_queue_that_agrees_stays(tmp_path: Path) -> None:
     disk = queue(tmp_path, [unit(number) for number in range(25)])
     assert planned(disk, same(*range(25))).is_sound
-    # What was deleted from the log's start may stay.
+    # Entries of messages deleted at the log's start may stay.
     assert planned(disk, same(*range(20, 25)), start=20).is_sound
-    # What the log goes back to, and does not have, may not.
+    # Entries of messages after the log's start that it does not have may not.
     plan = planned(disk, same(*range(20, 25)), start=12)
     assert (plan.action, plan.keep_until, plan.resume_at) == (QueueAction.CUT, 12, 20 * SIZE)
     lost = spans(*range(12, 20))
@@ -156,7 +156,7 @@ def test_an_offset_far_beyond_is_passed_over() -> None:
 def test_a_hostile_offset_leaves_no_gap(
     tmp_path: Path, queues: str, number: int, wrong: int
 ) -> None:
-    """No more units stand for lost messages than the log had room for."""
+    """The queue gets no more fillers for lost messages than the log had room for."""
     disk = queue(tmp_path, [unit(number) for number in range(10)]) if queues == "there" else None
     log = [(n if n != number else wrong, n) for n in range(10)]
     plan = planned(disk, log)
@@ -169,7 +169,7 @@ def test_a_hostile_offset_leaves_no_gap(
 @pytest.mark.parametrize("wrong", [-5, 1, 3, 8])
 @pytest.mark.parametrize("behind", [[], [20, 21]])
 def test_one_offset_that_falls_back_begins_no_new_life(wrong: int, behind: list[int]) -> None:
-    """A topic that came again begins at 0, and goes on from there."""
+    """A topic that was created again begins at 0, and goes on from there."""
     plan = planned(None, [*same(*range(9)), (wrong, 9), *same(*behind)])
     assert (plan.end, dict(plan.moved)) == (22 if behind else 10, {900: 9})
 
@@ -182,7 +182,7 @@ def test_the_only_message_of_a_queue_has_a_hostile_offset(tmp_path: Path) -> Non
 
 
 def test_two_messages_agree_on_their_offsets_against_the_queue(tmp_path: Path) -> None:
-    """Else the queue would be cut in front of the second one, and look wrong once more."""
+    """Otherwise the queue would be cut before the second message, and look wrong again."""
     disk = queue(tmp_path, [unit(number) for number in (0, 1, 2)])
     plan = planned(disk, [(1, 2), (2, 4)], start=2)
     assert (plan.keep_until, plan.end, dict(plan.moved)) == (1, 3, {})

@@ -1,4 +1,4 @@
-"""Where a log ends, and what in it is damage: each rule of ``audit.log`` by itself."""
+"""Where a log ends, and what is damage: each rule of ``audit.log`` alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bounds(
 
 
 def broken_log(root: Path, *, behind: int = 0, breaks: int | None = 4) -> list[int]:
-    """Ten messages, the sixth broken; where each stands, and the end. Later ones are of then."""
+    """Ten messages, the sixth broken, later times shifted: their offsets, and the end."""
     places = []
     with StoreBuilder(root, file_size=FILE_SIZE) as builder:
         for number in range(COUNT):
@@ -103,7 +103,7 @@ def test_where_the_log_ends(
 def test_older_frames_behind_a_break_are_stale(tmp_path: Path) -> None:
     places = broken_log(tmp_path, behind=-1_000)
     assert look(tmp_path, bounds()).end == places[BROKEN]
-    # Unless they were on the disk when the mark was written.
+    # Unless they were on the disk when the durable offset was written.
     assert look(tmp_path, bounds(durable=places[-1])).end == places[-1]
 
 
@@ -117,7 +117,7 @@ def test_a_torn_tail_ends_the_log_unless_it_was_on_the_disk(tmp_path: Path) -> N
     found = look(tmp_path, bounds(durable=places[8]))
     assert found.end == places[8]
     assert [span.offset for span in found.damage] == [places[BROKEN]]
-    # Nothing but zeros: the mark tells that something was there.
+    # Only zeros: the durable offset shows that messages were there.
     path.write_bytes(whole[: places[BROKEN]].ljust(FILE_SIZE, b"\0"))
     found = look(tmp_path, bounds(durable=places[8]))
     assert found.end == places[8]
@@ -129,7 +129,7 @@ def test_a_torn_tail_ends_the_log_unless_it_was_on_the_disk(tmp_path: Path) -> N
 
 
 def test_a_clock_set_back_makes_nothing_stale(tmp_path: Path) -> None:
-    """What is behind a break is compared with what stands right before it, however it is read."""
+    """The frames after a break are compared with the frame right before it, in any kind of read."""
     with StoreBuilder(tmp_path, file_size=FILE_SIZE) as builder:
         while builder.offset < FILE_SIZE:
             builder.put("t", b"before" * 50, store_timestamp=TIME + 3_600_000)

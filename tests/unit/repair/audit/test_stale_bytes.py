@@ -78,7 +78,7 @@ def test_other_bytes_are_no_stale_bytes(tmp_path: Path) -> None:
         data[(end + stale_end) // 2] ^= 0x55
         log.write_bytes(data)
         assert not judge(log, end)[0]
-        # Behind the page there are no stale bytes.
+        # After the page there are no stale bytes.
         data = bytearray(sound)
         data[end - end % -(64 << 10) + 1] = 1
         log.write_bytes(data)
@@ -88,7 +88,7 @@ def test_other_bytes_are_no_stale_bytes(tmp_path: Path) -> None:
 
 def test_whole_frames_after_the_end_are_no_stale_bytes(tmp_path: Path) -> None:
     log, end, _ = broker_store(tmp_path / "store", 3)
-    # As after a truncation: the stale bytes go on, but a whole frame is among them.
+    # As after a truncation: the stale bytes go on, but contain a whole frame.
     data = bytearray(log.read_bytes())
     size = int.from_bytes(data[:4], "big")
     copy = bytearray(data[:size])

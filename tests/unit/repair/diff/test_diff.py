@@ -1,4 +1,4 @@
-"""``logquarry.repair.diff``: which differences diverge, and which are only a store that lags."""
+"""``logquarry.repair.diff``: stores that diverge, and stores that only lag."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def compared(a: Path, b: Path) -> StoreDiff:
-    """Both ways round: what is told of a, is told of b then."""
+    """Compare in both directions, which must swap the results of a and b."""
     found = compare_stores(*(StoreLayout.open(path) for path in (a, b)))
     other = compare_stores(*(StoreLayout.open(path) for path in (b, a)))
     assert other.verdict == found.verdict
@@ -83,12 +83,12 @@ def test_one_message_differs(pair: tuple[Path, Path], number: int) -> None:
     assert right.queue_offset == number // 2, "the frame says it still"
     (part,) = [part for part in found.parts if part.different_bytes]
     assert part.different_bytes == 1 and part.first_difference == at
-    # Its queues are none the worse.
+    # Its queues are sound.
     assert {queue.state for queue in found.queues} == {"equal"}
 
 
 def test_two_histories(tmp_path: Path) -> None:
-    """Both were masters: from some message on each has its own."""
+    """Both were masters: from some message on, each store has its own messages."""
     a, b = tmp_path / "a", tmp_path / "b"
     fill(a, 100, clock=lambda: NOW)
     shutil.copytree(a, b)
@@ -123,7 +123,7 @@ def test_a_slave_that_begins_later(pair: tuple[Path, Path]) -> None:
     found = compared(a, b)
     assert found.verdict == "prefix" and found.start == SIZE
     assert any(note.startswith(f"b begins at {SIZE}") for note in found.notes)
-    # Another one has units of what it never had as fillers, or not at all.
+    # The other store has fillers for messages that it never had, or no entries.
     shutil.rmtree(b / "consumequeue")
     fill(b, 0)
     assert compared(a, b).verdict == "prefix"

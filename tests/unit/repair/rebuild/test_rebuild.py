@@ -43,7 +43,7 @@ def part(first: int, count: int, place: int) -> dict[tuple[str, int], QueuePart]
 
 
 def built(files: QueueFiles, folder: Path) -> tuple[int, Units]:
-    """Where the first file begins, and all units up to the queue's end."""
+    """The start of the first file, and all entries up to the queue's end."""
     files.finish()
     paths = sorted((folder / "t" / "0").iterdir())
     assert paths == list(files.paths())
@@ -261,7 +261,7 @@ def test_damage_leaves_fillers(tmp_path: Path) -> None:
     path.write_bytes(data)
     for gone in (False, True):
         if gone:
-            # Where no queue is left, nothing but the frames behind the damage tells of them.
+            # If no queue is left, only the frames after the damage show these messages.
             shutil.rmtree(root / "consumequeue")
         new = tmp_path / f"new-{gone}"
         report = rebuild(root, into=new, config=config())
@@ -341,7 +341,7 @@ def test_a_disk_that_fails_leaves_all_as_it_was(tmp_path: Path, call: str) -> No
 def test_whoever_is_interrupted_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed at any call: each folder is the old one or the new one, or its swap is finished."""
+    """After a kill at any call, each folder is the old or the new one, or its swap is finished."""
     root = small(tmp_path / "store", 20)
     (root / "consumequeue" / "t1" / "1" / f"{0:020d}").unlink()
     old = {name: folder_bytes(root, name) for name in ("consumequeue", "index")}

@@ -1,4 +1,4 @@
-"""Rebuilds into a folder of their own: one at a time, and nobody takes another store's for his."""
+"""Rebuilds into another folder: one at a time, and never over another store's rebuild."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_whose_they_are_is_told(tmp_path: Path, names: tuple[str, ...]) -> None:
         with pytest.raises(UsageError, match="index: it was made with other settings: slots"):
             finish_into(root, into, names, note=note, config=shape)
     else:
-        # The index is not there: so not all of it is.
+        # The index is missing, so the rebuild is not complete.
         assert not finish_into(root, into, NAMES, note=note)
         rebuild(root, into=into, queues=False, note=note)
         assert finish_into(root, into, NAMES, note=note)

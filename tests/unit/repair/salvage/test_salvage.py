@@ -20,8 +20,7 @@ from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import broker_config
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.audit.queue_offsets import QueueNotes
-from logquarry.repair.salvage.losses import merged, ranges_of
+from logquarry.repair.salvage.losses import QueueNotes, merged, ranges_of
 from logquarry.repair.salvage.salvage import Salvaged, salvage
 from logquarry.repair.salvage.target import SalvageTarget
 from logquarry.repair.verify import verify_store

@@ -9,7 +9,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
-from logquarry.format import delay
+from logquarry.format import properties as props
 from logquarry.message import Message
 from logquarry.store.consumer.subscription import sent_back
 from logquarry.store.message_store import StoreWriter
@@ -53,14 +53,14 @@ def test_the_broker_put_the_same(golden: Path, tmp_path: Path) -> None:
         broker: list[StoredMessage] = []
         for message in original.scan():
             origin = message.properties.get("ORIGIN_MESSAGE_ID")
-            if message.topic in (delay.SCHEDULE_TOPIC, DEAD) and origin is not None:
+            if message.topic in (props.SCHEDULE_TOPIC, DEAD) and origin is not None:
                 broker.append(message)
             elif message.topic == RETRY:
                 times[str(origin), message.reconsume_times] = message
             else:
                 times[message.message_id, 0] = message
         levels = original.config.message_delay_level
-    assert len(broker) == 27 and {m.topic for m in broker} == {delay.SCHEDULE_TOPIC, DEAD}
+    assert len(broker) == 27 and {m.topic for m in broker} == {props.SCHEDULE_TOPIC, DEAD}
     with opened(tmp_path / "s", message_delay_level=levels) as store:
         for expected in broker:
             origin = expected.properties["ORIGIN_MESSAGE_ID"]

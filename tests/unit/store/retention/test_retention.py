@@ -24,7 +24,7 @@ from logquarry.repair.verify import verify_store
 from logquarry.store.load.ledger import Intent, Ledger, LoadId
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.retention import rules as rules_of_disk
-from logquarry.store.retention.live import RetentionService
+from logquarry.store.retention.retain import RetentionService
 from logquarry.store.retention.rules import DiskUse
 from tests.helpers.failing_disk import FaultyDisk, StoppedDisk
 from tests.helpers.small_store import NOW, config, facts, message_facts

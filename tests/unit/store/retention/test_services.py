@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.dialect31.open_transactions import TransactionsFound, find_transactions
-from logquarry.dialect31.unit_files import read_redo, read_table
+from logquarry.dialect31.open_transactions import (
+    TransactionsFound,
+    find_transactions,
+    read_redo,
+    read_table,
+)
 from logquarry.errors import UsageError
-from logquarry.format.delay import SCHEDULE_TOPIC
+from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify.verify import verify_store
 from logquarry.store.message_store import StoreWriter
-from logquarry.store.retention.unread import DELAYED, OPEN
+from logquarry.store.retention.rules import DELAYED, OPEN
 from logquarry.store.transaction.half import HALF_TOPIC
 from logquarry.testing.clock import FakeClock
 

@@ -11,8 +11,8 @@ import pytest
 
 from logquarry.disk.disk import LocalDisk
 from logquarry.errors import MessageRejected, StoreUnavailable
-from logquarry.format.delay import DEFAULT_LEVELS, SCHEDULE_TOPIC, parse_levels
 from logquarry.format.frame import Frame
+from logquarry.format.properties import DEFAULT_LEVELS, SCHEDULE_TOPIC, parse_levels
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.walk import Run
 from logquarry.message import Message

@@ -1,7 +1,12 @@
-"""Syncs the data that a recovery relies on: entries of lost messages, and unchanged files.
+"""The files that a recovery keeps: renamed by their content, and synced.
 
-The entry of a lost message exists only in its queue. A recovery records these entries before it
-cuts a queue. Otherwise an interruption would leave fillers in their place.
+A renamed file is never replaced, so no bytes can be lost. After an interruption at any point the
+frames of each file still show its place, and the next plan continues
+(:mod:`logquarry.log.log_names`).
+
+The data that a recovery relies on is synced: entries of lost messages, and unchanged files. The
+entry of a lost message exists only in its queue. A recovery records these entries before it cuts a
+queue. Otherwise an interruption would leave fillers in their place.
 """
 
 from __future__ import annotations
@@ -9,16 +14,55 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from logquarry.disk.disk import Disk
+from logquarry.errors import StoreUnavailable
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
+from logquarry.log.log_names import RENAMING, right_path
 from logquarry.log.readable import BLOCK
 from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION
 from logquarry.read.log_queues import QueueKey
+from logquarry.repair.recover.plan import Step
+
+
+def rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
+    """Rename files durably.
+
+    If another file still has a file's new name, that other file is renamed first. In a circle, one
+    file gets a temporary name, which contains its new name.
+
+    Args:
+        disk: the store's disk.
+        root: the store's folder.
+        steps: the RENAME steps of a plan.
+
+    Raises:
+        StoreUnavailable: if a rename failed, or a file that is not renamed has a new name.
+    """
+    left: dict[Path, Path] = {}
+    for step in steps:
+        assert step.offset is not None
+        left[root / step.file] = root / right_path(step.offset)
+    while left:
+        ready = [path for path, target in left.items() if not target.exists()]
+        for path in ready:
+            disk.move(path, left.pop(path))
+        if ready:
+            continue
+        path, target = next(iter(left.items()))
+        if not any(target == other for other in left):
+            raise StoreUnavailable(f"{target}: it exists, so {path} cannot get its name")
+        number, made = 0, target.with_name(f"{target.name}{RENAMING}")
+        while made.exists():
+            number += 1
+            made = target.with_name(f"{target.name}{RENAMING}.{number}")
+        disk.move(path, made)
+        left[made] = left.pop(path)
+
 
 logger = logging.getLogger(__name__)
 

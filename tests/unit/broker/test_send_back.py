@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.broker import Broker, replies
+from logquarry.broker import Broker, send_back
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from tests.helpers.broker_client import Client, connected, send_fields
@@ -24,7 +24,7 @@ def reply(client: Client, body: bytes) -> asyncio.Future[RemotingCommand]:
 def test_replies_for_a_producer_that_does_not_read_take_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replies, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(send_back, "_PATIENCE_SECONDS", 0.05)
 
     async def scenario(broker: Broker, client: Client) -> None:
         asker = await connected(broker.address)
@@ -38,7 +38,7 @@ def test_replies_for_a_producer_that_does_not_read_take_little_memory(
         transport = found.connection._transport
         assert transport is not None and transport.get_write_buffer_size() < 2 * len(BODY)
         # When it reads again, it gets the next reply.
-        monkeypatch.setattr(replies, "_PATIENCE_SECONDS", 60.0)
+        monkeypatch.setattr(send_back, "_PATIENCE_SECONDS", 60.0)
         last = reply(client, b"last")
         asker.writer.transport.resume_reading()  # type: ignore[attr-defined]
         while (pushed := await asker.told.get()).body != b"last":
@@ -62,7 +62,7 @@ def test_replies_that_wait_have_a_limit(tmp_path: Path) -> None:
         second = reply(client, bytes(200))
         asker.answer(await asker.told.get())
         assert (await second).code == 0
-        # A producer that goes ends the wait.
+        # The wait ends when the producer disconnects.
         third = reply(client, b"x")
         await asker.told.get()
         await asker.close()
@@ -82,7 +82,7 @@ def test_a_reply_under_way_is_delivered_when_the_broker_stops(tmp_path: Path) ->
         stop = asyncio.create_task(broker.stop())
         while not all(connection._is_stopped for connection in connections):
             await asyncio.sleep(0)
-        # A request that comes now is not started.
+        # A request that comes now does not start.
         late = client.post(RequestCode.GET_BROKER_CLUSTER_INFO)
         asker.answer(pushed)
         assert (await answer).code == 0

@@ -1,16 +1,101 @@
-"""Where caches go."""
+"""Interrupts that are held back, and folders for caches.
+
+Interrupts that wait. No Spark is needed.
+
+Where caches go.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from logquarry import cache
-from logquarry.cache import cache_folder, cache_folders
+from logquarry import systems
+from logquarry.systems import cache_folder, cache_folders, held
+
+
+@pytest.fixture(autouse=True)
+def python_s_handler() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_waits_for_the_end_of_the_block() -> None:
+    done = False
+    with pytest.raises(KeyboardInterrupt), held():
+        interrupt()
+        done = True
+    assert done
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_it_comes_where_it_is_looked_for() -> None:
+    reached: list[str] = []
+    with pytest.raises(KeyboardInterrupt), held() as interrupts:
+        interrupts.check()
+        interrupt()
+        reached.append("before")
+        interrupts.check()
+        reached.append("behind")
+    assert reached == ["before"]
+
+
+def test_a_second_one_does_not_wait() -> None:
+    reached: list[str] = []
+    with pytest.raises(KeyboardInterrupt), held():
+        interrupt()
+        reached.append("one")
+        interrupt()
+        reached.append("two")
+    assert reached == ["one"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_that_was_set_meanwhile_goes() -> None:
+    with held():
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_is_not_lost_with_another_exception() -> None:
+    with pytest.raises(KeyboardInterrupt), held():
+        interrupt()
+        raise ValueError
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with held():
+        interrupt()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        # As PySpark does, whatever was there before.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_another_thread_holds_nothing() -> None:
+    def run() -> None:
+        with held() as interrupts:
+            interrupts.check()
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    handlers: list[object] = []
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.default_int_handler]
 
 
 @pytest.fixture
@@ -71,15 +156,15 @@ def test_temporary_folder_of_others_is_left_alone(
     assert other.parent == temporary
     *_, again = cache_folders({"HOME": "/h"})
     assert again == other
-    cache._remove(other, os.getpid() + 1)
+    systems._remove(other, os.getpid() + 1)
     assert other.is_dir()
-    cache._remove(other, os.getpid())
+    systems._remove(other, os.getpid())
     assert not other.exists()
 
 
 def test_a_folder_of_one_process_goes_with_it(tmp_path: Path) -> None:
     (tmp_path / f"logquarry-{os.getuid()}").write_text("in the way")
-    program = "from logquarry.cache import cache_folder; print(cache_folder())"
+    program = "from logquarry.systems import cache_folder; print(cache_folder())"
     environ = os.environ | {"TMPDIR": str(tmp_path), "LOGQUARRY_CACHE_DIR": "/dev/null/x"}
     told = subprocess.run(
         [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
@@ -94,9 +179,9 @@ def test_kernels_that_cannot_be_kept_beside_the_package(tmp_path: Path) -> None:
 import os
 from unittest import mock
 def access(path, mode, real=os.access):
-    return not str(path).endswith("format") and real(path, mode)
+    return not str(path).endswith("kernels") and real(path, mode)
 with mock.patch("os.access", access):
-    import logquarry.format.native
+    import logquarry.format.kernels.bytes
 import numba
 print(numba.config.CACHE_DIR)
 """

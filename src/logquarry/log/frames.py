@@ -1,0 +1,216 @@
+"""Frames of a walk as readers need them: none of a lost page, and inner batches taken apart.
+
+The walk checks frames, and their bytes are read a second time when they are decoded. In between
+the disk may fail, or another program may truncate the file. A lost page then holds ``FILL``
+(:mod:`logquarry.log.readable`), so what was decoded from it must not reach the caller:
+:func:`decoded` decodes the sound rest again, from a copy, and reports the lost frames as damage.
+
+Every bulk read gets one row per message, also of the inner batches of RocketMQ 5. A run of frames
+with an inner batch becomes a run of frames that stand alone (:mod:`logquarry.format.batch`), in a
+window of their own; filters and columns read them as they read the log. A run without an inner
+batch stays as it is, at the cost of reading its flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.errors import CorruptFrame
+from logquarry.format import frame
+from logquarry.format import rows as r
+from logquarry.format.batch import is_inner_batch, queue_count, unwrap
+from logquarry.format.compression import DEFAULT_LIMIT
+from logquarry.format.frame import DamageKind
+from logquarry.format.rows import SIZE
+from logquarry.log import codec
+from logquarry.log.codec import Rows, Window
+from logquarry.log.readable import first_unreadable
+from logquarry.log.walk import DamagedSpan, Run
+
+T = TypeVar("T")
+
+_KIND = DamageKind.UNREADABLE.label
+
+
+def is_lost(run: Run) -> bool:
+    """Whether bytes of the run's frames were lost since the walk. Ask it after you decode them."""
+    view = run.view
+    if view is None or not len(run.rows):
+        return False
+    start, length = run.start - run.base, run.end - run.start
+    if view.reaches(start + length) and not view.unreadable:
+        return False
+    # Taking a window records which pages are lost.
+    view.window(start, 1)
+    if first_unreadable(view.unreadable, start, length) is None:
+        return False
+    return next(_lost_spans(run), None) is not None
+
+
+def require_whole(run: Run) -> None:
+    """Fail if a frame of the run was lost since the walk.
+
+    Raises:
+        CorruptFrame: for the first lost frame.
+    """
+    if is_lost(run):
+        raise _error(next(_lost_spans(run))[1])
+
+
+def _error(span: DamagedSpan) -> CorruptFrame:
+    return CorruptFrame(span.path, span.offset, f"{_KIND}: {span.reason}", kind=_KIND)
+
+
+def _lost_spans(run: Run) -> Iterator[tuple[int, DamagedSpan]]:
+    """The number of each lost frame of a run, and the damage."""
+    view = run.view
+    assert view is not None, "a copy loses nothing"
+    view.window(run.start - run.base, 1)
+    ranges = view.unreadable
+    for number, (position, size) in enumerate(run.rows[:, (0, SIZE)].tolist()):
+        offset = run.window.base + position
+        fault = first_unreadable(ranges, offset - run.base, size)
+        if fault is not None:
+            yield number, DamagedSpan(offset, size, _KIND, fault.words, run.path)
+
+
+def copied(run: Run, start: int = 0) -> Run | None:
+    """A copy of the frames from a physical offset on that are not lost; None if there is none.
+
+    Raises:
+        CorruptFrame: if a frame is lost and the read must not go on without it.
+    """
+    # Copy first: a page that is lost later does no harm.
+    window = replace(run.window, data=run.window.data.copy())
+    kept = run.rows[:, 0].astype(np.int64) + run.window.base >= start
+    for number, span in _lost_spans(run):
+        if kept[number] and not run.on_lost(span):
+            raise _error(span)
+        kept[number] = False
+    return Run(window, run.rows[kept], run.path) if kept.any() else None
+
+
+def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]]]) -> Iterator[T]:
+    """Decode runs of frames; lost frames are damage.
+
+    Args:
+        runs: from :func:`logquarry.log.batches.sound_runs`.
+        decode: yields parts of the run's rows, in their order, each with its decoded form.
+
+    Raises:
+        CorruptFrame: if a frame is lost and the read must not go on without it.
+    """
+    for run in runs:
+        left: Run | None = run
+        while left is not None:
+            done = 0
+            try:
+                for rows, item in decode(left):
+                    if is_lost(left):
+                        break
+                    yield item
+                    done = left.window.base + int(rows[-1, 0]) + int(rows[-1, SIZE])
+            except Exception:
+                # Lost bytes are not sound frames: no decoder takes them.
+                if not is_lost(left):
+                    raise
+            left = copied(left, done) if is_lost(left) else None
+
+
+Int64 = npt.NDArray[np.int64]
+
+_COMPRESSED: Final = -1
+_AT_SYS_FLAG: Final = frame.HEAD.offsets["sys_flag"]
+
+
+def unwrapped(runs: Iterable[Run], *, limit: int = DEFAULT_LIMIT) -> Iterator[Run]:
+    """The runs, with the messages of each inner batch in its place.
+
+    Args:
+        runs: runs of frames of the log.
+        limit: maximum bytes of the messages of one batch; a larger batch stays one row.
+    """
+
+    def decode(run: Run) -> Iterator[tuple[Rows, Run]]:
+        found = unwrap_rows(run.window, run.rows, limit)
+        yield run.rows, run if found is None else Run(*found, run.path)
+
+    return decoded(runs, decode)
+
+
+def unwrap_rows(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] | None:
+    """The frames of a window with inner batches taken apart; None if no frame is one."""
+    kernels = codec.kernels()
+    if kernels is None:
+        return _unwrap_reference(window, rows, limit)
+    rows = np.ascontiguousarray(rows)
+    numbers = np.empty(len(rows), np.int64)
+    inner, count, size = kernels.measure_inner(window.address, rows, len(rows), limit, numbers)
+    if not inner:
+        return None
+    if inner == _COMPRESSED:
+        return _unwrap_reference(window, rows, limit)
+    data, made = np.empty(size, np.uint8), codec.empty_rows(count)
+    crc32 = codec.crc32_address()
+    kernels.unwrap_frames(window.address, rows, numbers, crc32, data, made)
+    return Window(data, window.base, size, is_unwrapped=True), made
+
+
+def message_counts(window: Window, rows: Rows, limit: int = DEFAULT_LIMIT) -> Int64 | None:
+    """The number of messages in each frame; None if no frame is an inner batch."""
+    kernels = codec.kernels()
+    if kernels is not None:
+        rows = np.ascontiguousarray(rows)
+        numbers = np.empty(len(rows), np.int64)
+        inner, *_ = kernels.measure_inner(window.address, rows, len(rows), limit, numbers)
+        if inner != _COMPRESSED:
+            return np.maximum(numbers, 1) if inner else None
+    starts = rows[:, r.POSITION].tolist()
+    if not any(is_inner_batch(_flag_at(window, start)) for start in starts):
+        return None
+    return np.array([len(unwrap(_frame_at(window, start), limit=limit)) for start in starts])
+
+
+def queue_counts(window: Window, rows: Rows) -> Int64 | None:
+    """The number of queue offsets that each frame takes (INNER_NUM); None if each takes one."""
+    if message_counts(window, rows) is None:
+        return None
+    starts = rows[:, r.POSITION].tolist()
+    return np.array(
+        [
+            queue_count(_frame_at(window, start)) if is_inner_batch(_flag_at(window, start)) else 1
+            for start in starts
+        ],
+        np.int64,
+    )
+
+
+def _unwrap_reference(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] | None:
+    starts = rows[:, r.POSITION].tolist()
+    if not any(is_inner_batch(_flag_at(window, start)) for start in starts):
+        return None
+    data = bytearray()
+    made: list[tuple[int, ...]] = []
+    for start in starts:
+        for message in unwrap(_frame_at(window, start), limit=limit):
+            made.append(codec.row_of(len(data), message))
+            data += frame.encode(message)
+    whole = np.frombuffer(data, np.uint8)
+    return Window(whole, window.base, len(data), is_unwrapped=True), np.array(made, np.int32)
+
+
+def _frame_at(window: Window, start: int) -> frame.Frame:
+    found = window.decode(start, check_crc=False)
+    if not isinstance(found, frame.Frame):
+        raise AssertionError("the walk found a sound frame here, the reference does not")
+    return found
+
+
+def _flag_at(window: Window, start: int) -> int:
+    at = start + _AT_SYS_FLAG
+    return int.from_bytes(window.data[at : at + 4].tobytes(), "big", signed=True)
