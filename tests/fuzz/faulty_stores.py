@@ -202,9 +202,15 @@ class FaultyStore:
 
     @property
     def log_start(self) -> int:
-        """The offset of the first name in ``commitlog/``, whatever it names."""
-        names = [path.name for path in (self.root / "commitlog").glob("0" * 8 + "*")]
-        return min((int(name) for name in names if name.isdigit()), default=0)
+        """The offset of the first file in ``commitlog/``: of its first frame, else its name."""
+        found = []
+        for path in (self.root / "commitlog").glob("0" * 8 + "*"):
+            head = path.read_bytes()[:36] if path.is_file() else b""
+            if head[4:8] == b"\xda\xa3\x20\xa7" and not self.bad.blocks(path):
+                found.append(int.from_bytes(head[28:36]))
+            elif path.name.isdigit():
+                found.append(int(path.name))
+        return min(found, default=0)
 
     @property
     def log_start_is_recorded(self) -> bool:
@@ -290,8 +296,8 @@ class FaultyStore:
     def unguarded(self) -> set[int]:
         """The physical offsets of frames that rot may have changed without a trace.
 
-        These frames differ in nothing but fields that no CRC covers and no other file repeats: FLAG,
-        SYSFLAG to the prepared transaction offset, and the properties. In a PREPARED frame of
+        These frames differ in nothing but fields that no CRC covers and no other file repeats:
+        FLAG, SYSFLAG to the prepared transaction offset, and the properties. In a PREPARED frame of
         dialect 3.1, QUEUEOFFSET is the number of the transaction: the frame has no queue entry.
         """
         if not any("rotten" in words for words in self.done):

@@ -160,6 +160,9 @@ class _Work:
             )
             self._mark(checkpoint, self._plan.log_end)
             times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
+            if any(step.kind is StepKind.WRITE_CHECKPOINT for step in self._plan.steps):
+                times = self._plan.last_timestamp
+                checkpoint.index_timestamp = min(checkpoint.index_timestamp, times)
             if not self._plan.message_count:
                 # No times for an empty log: later readers would treat its log files as missing.
                 times = checkpoint.index_timestamp = 0

@@ -22,6 +22,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import COMMIT_LOG, NAME_DIGITS
 from logquarry.log.walk import LogReader, Run
 from logquarry.repair.salvage.plan import NewPlaces, Piece, SalvagePlan
+from logquarry.repair.salvage.store_times import raised_from
 from logquarry.units import Progress
 
 Int64 = npt.NDArray[np.int64]
@@ -127,7 +128,10 @@ class LogWriter:
         if move:
             patches.append((at + _PHYSICAL_OFFSET_AT, places + move))
         times = fields["store_timestamp"].astype(np.int64)
-        raised = np.maximum.accumulate(np.append(self._last_time, times))[1:]
+        wanted = times.copy()
+        for row in np.flatnonzero(np.isin(places, list(self._plan.lowered_times))).tolist():
+            wanted[row] = self._plan.lowered_times[int(places[row])]
+        raised = raised_from(self._last_time, wanted)
         self._last_time = int(raised[-1])
         late = np.flatnonzero(raised != times)
         flags = fields["sys_flag"].astype(np.int64)
