@@ -99,8 +99,8 @@ def test_copies_in_further_queues_count_by_their_place_there(tmp_path: Path) -> 
         ("", ["t"], "not a valid consumer group"),
         ("g" * 121, ["t"], "not a valid consumer group"),
         ("g", [], "at least one topic"),
-        ("g", ["../t"], "no topic"),
-        ("g", ["Zürich"], "no topic"),
+        ("g", ["../t"], "not a topic"),
+        ("g", ["Zürich"], "not a topic"),
     ],
 )
 def test_names(store: StoreWriter, group: str, topics: list[str], why: str) -> None:
