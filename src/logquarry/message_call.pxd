@@ -3,33 +3,66 @@ cdef extern from *:
     #define LOGQUARRY_MOST_FIELDS 32
     static PyObject *names, *defaults, *types, *reference;
 
-    /* The new tuple; NULL without an error if the reference has to make it. */
-    static PyObject *logquarry_usual(PyObject *kind, PyObject *const *args, size_t flags,
-                                     PyObject *words) {
-        PyObject *values[LOGQUARRY_MOST_FIELDS], *made;
-        Py_ssize_t given = PyVectorcall_NARGS(flags), fields = PyTuple_GET_SIZE(names), i, j;
-        Py_ssize_t count = words == NULL ? 0 : PyTuple_GET_SIZE(words);
-        if (given > 2) return NULL; /* the reference takes two arguments by their place */
-        for (i = 0; i < fields; i++)
-            values[i] = i < given ? args[i] : PyTuple_GET_ITEM(defaults, i);
+    /* The places of the fields that the last call named: most programs make all messages by one
+       call in their text, and its names are one tuple. */
+    static PyObject *last_words;
+    static Py_ssize_t last_given, last_places[LOGQUARRY_MOST_FIELDS];
+
+    static int logquarry_places(PyObject *words, Py_ssize_t given) {
+        Py_ssize_t fields = PyTuple_GET_SIZE(names), count = PyTuple_GET_SIZE(words), i, j;
+        if (count > fields - given) return 0;
+        Py_CLEAR(last_words);
         for (i = 0; i < count; i++) {
             /* Names in a program's text are the same objects as those of the fields. */
             PyObject *word = PyTuple_GET_ITEM(words, i);
             for (j = given; j < fields && PyTuple_GET_ITEM(names, j) != word; j++);
-            if (j == fields) return NULL;
-            values[j] = args[given + i];
+            if (j == fields) return 0;
+            last_places[i] = j;
         }
-        if (values[0] == PyTuple_GET_ITEM(defaults, 0)) return NULL;
-        for (i = 0; i < fields; i++)
-            if (values[i] != PyTuple_GET_ITEM(defaults, i) &&
-                (PyObject *)Py_TYPE(values[i]) != PyTuple_GET_ITEM(types, i))
+        last_words = Py_NewRef(words), last_given = given;
+        return 1;
+    }
+
+    /* Whether a value needs no check. */
+    static inline int logquarry_is_usual(PyObject *value, Py_ssize_t field) {
+        return (PyObject *)Py_TYPE(value) == PyTuple_GET_ITEM(types, field) ||
+               value == PyTuple_GET_ITEM(defaults, field);
+    }
+
+    /* The new tuple; NULL without an error if the reference has to make it. */
+    static PyObject *logquarry_usual(PyObject *kind, PyObject *const *args, size_t flags,
+                                     PyObject *words) {
+        PyObject *made;
+        Py_ssize_t given = PyVectorcall_NARGS(flags), fields = PyTuple_GET_SIZE(names), i;
+        Py_ssize_t count = words == NULL ? 0 : PyTuple_GET_SIZE(words);
+        if (given > 2) return NULL; /* the reference takes two arguments by their place */
+        for (i = 0; i < given; i++)
+            if (!logquarry_is_usual(args[i], i)) return NULL;
+        if (count) {
+            if ((words != last_words || given != last_given) && !logquarry_places(words, given))
                 return NULL;
+            for (i = 0; i < count; i++)
+                if (!logquarry_is_usual(args[given + i], last_places[i])) return NULL;
+        }
+        /* This may run the garbage collector, and so another call. */
         made = PyType_GenericAlloc((PyTypeObject *)kind, fields);
         if (made == NULL) return NULL;
-        for (i = 0; i < fields; i++) {
-            Py_INCREF(values[i]);
-            PyTuple_SET_ITEM(made, i, values[i]);
+        if (count && (words != last_words || given != last_given) &&
+            !logquarry_places(words, given)) {
+            Py_DECREF(made);
+            return NULL;
         }
+        for (i = 0; i < given; i++)
+            PyTuple_SET_ITEM(made, i, Py_NewRef(args[i]));
+        for (i = 0; i < count; i++)
+            PyTuple_SET_ITEM(made, last_places[i], Py_NewRef(args[given + i]));
+        if (PyTuple_GET_ITEM(made, 0) == NULL) { /* the first field has no default */
+            Py_DECREF(made);
+            return NULL;
+        }
+        for (i = given; i < fields; i++)
+            if (PyTuple_GET_ITEM(made, i) == NULL)
+                PyTuple_SET_ITEM(made, i, Py_NewRef(PyTuple_GET_ITEM(defaults, i)));
         return made;
     }
 

@@ -67,6 +67,17 @@ def test_codes_of_commands(damaged_store: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_a_file_of_another_user(damaged_store: Path) -> None:
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    with patch("os.scandir", side_effect=denied):
+        result = run("verify", damaged_store, code=3)
+    assert "cannot be read: Permission denied" in result.stderr
+    assert result.stderr.splitlines()[-1] == (
+        "next: become a user who may read the store's files, then: "
+        f"logquarry verify {damaged_store}"
+    )
+
+
 def test_a_full_disk_under_an_export(damaged_store: Path, tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with patch("os.fsync", side_effect=full):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import logquarry as lq
 from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import read_redo, read_table
 from logquarry.errors import MessageRejected
@@ -180,6 +181,22 @@ def test_a_message_larger_than_a_file_is_refused(golden: Path, tmp_path: Path) -
         bodies = [message.body for message in store.scan()]
     with MessageStore.open(scenario.store) as theirs:
         assert bodies == [message.body for message in theirs.scan()]
+
+
+def test_messages_that_rocketmq_never_wrote_need_no_consent(golden: Path, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(golden / "v3-blank/larger-than-file/store", root)
+    found = lq.salvage(root).plan.lost
+    assert [(span.offset, span.kind) for span in found] == [
+        (8192, "missing_file"),
+        (24576, "missing_file"),
+    ]
+    plan = lq.recover(root, apply=True)
+    assert plan.loss is None
+    words = "RocketMQ 3 acknowledged a message larger than a file, and never wrote it"
+    assert all(words in span.reason for span in (*found, *plan.damage))
+    assert [span.offset for span in plan.damage] == [8192, 24576]
+    assert not lq.recover(root).is_needed
 
 
 def test_table_and_redo_log_are_read_as_the_oracle_read_them(golden: Path) -> None:

@@ -202,9 +202,15 @@ class FaultyStore:
 
     @property
     def log_start(self) -> int:
-        """The offset of the first name in ``commitlog/``, whatever it names."""
-        names = [path.name for path in (self.root / "commitlog").glob("0" * 8 + "*")]
-        return min((int(name) for name in names if name.isdigit()), default=0)
+        """The offset of the first file in ``commitlog/``: of its first frame, else its name."""
+        found = []
+        for path in (self.root / "commitlog").glob("0" * 8 + "*"):
+            head = path.read_bytes()[:36] if path.is_file() else b""
+            if head[4:8] == b"\xda\xa3\x20\xa7" and not self.bad.blocks(path):
+                found.append(int.from_bytes(head[28:36]))
+            elif path.name.isdigit():
+                found.append(int(path.name))
+        return min(found, default=0)
 
     @property
     def log_start_is_recorded(self) -> bool:
@@ -287,19 +293,21 @@ class FaultyStore:
             if any(frame in data for data in parts)
         }
 
-    def renumbered(self) -> set[int]:
-        """The physical offsets of PREPARED frames that differ in nothing but their QUEUEOFFSET.
+    def unguarded(self) -> set[int]:
+        """The physical offsets of frames that rot may have changed without a trace.
 
-        In dialect 3.1 the field is the number of the transaction. No CRC covers it, the frame has
-        no queue entry, and the numbers follow each other in the log: readers correct a wrong one.
+        These frames differ in nothing but fields that no CRC covers and no other file repeats:
+        FLAG, SYSFLAG to the prepared transaction offset, and the properties. In a PREPARED frame of
+        dialect 3.1, QUEUEOFFSET is the number of the transaction: the frame has no queue entry.
         """
+        if not any("rotten" in words for words in self.done):
+            return set()
         parts = self._log_bytes()
         return {
             offset
             for offset, frame in self.template.frames.items()
-            if int.from_bytes(frame[36:40]) & 0xC == 0x4
-            for wanted in [re.escape(frame[:20]) + b".{8}" + re.escape(frame[28:])]
-            if any(re.search(wanted, data, re.DOTALL) for data in parts)
+            for wanted in [_guarded(frame)]
+            if any(wanted.search(data) for data in parts)
         }
 
     def _log_bytes(self) -> list[bytes]:
@@ -327,6 +335,22 @@ class FaultyStore:
                 data = content_of(path)
             found[str(path.relative_to(self.folder))] = (status.st_mode, status.st_mtime_ns, data)
         return found
+
+
+def _guarded(frame: bytes) -> re.Pattern[bytes]:
+    """A frame of which each unguarded byte may be another one."""
+    flags = int.from_bytes(frame[36:40])
+    body = 68 + (20 if flags & 0x10 else 8) + (20 if flags & 0x20 else 8)
+    topic = body + 4 + int.from_bytes(frame[body : body + 4])
+    text = topic + 1 + frame[topic] + 2
+    gaps = [(16, 20), (36, body), (text, len(frame))]
+    if flags & 0xC == 0x4:
+        gaps.insert(1, (20, 28))
+    wanted, at = b"", 0
+    for start, stop in gaps:
+        wanted += re.escape(frame[at:start]) + b".{%d}" % (stop - start)
+        at = stop
+    return re.compile(wanted, re.DOTALL)
 
 
 # -------------------------------------------------------------------------------------- the faults

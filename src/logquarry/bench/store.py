@@ -54,6 +54,8 @@ _IDLE_PER_MESSAGE: Final = 1e-5
 _SETTLE_SECONDS: Final = 0.5
 _LEAST_WARMUP: Final = 200_000
 _SYNC_WARMUP: Final = 2_000
+# In Python 3.11 looking up a member of an enum takes 0.15 us.
+_PUT_OK: Final = PutStatus.PUT_OK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,7 +174,9 @@ class Bench:
     def _put(self, start: int, stop: int, step: int) -> None:
         put = self._store.put
         for message in self._messages(start, stop, step):
-            _require(put(message))
+            result = put(message)
+            if result.status is not _PUT_OK:
+                _require(result)
 
     def _put_outstanding(self, start: int, stop: int, step: int) -> None:
         put, pending = self._store.put_async, deque[PutFuture]()
@@ -386,5 +390,6 @@ def bench_store(
 
 
 def _require(result: Any) -> None:
-    if not result.ok or result.status is not PutStatus.PUT_OK:
+    # A result with this status is in the log.
+    if result.status is not _PUT_OK:
         raise RuntimeError(f"a put failed: {result}")

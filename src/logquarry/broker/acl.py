@@ -184,7 +184,9 @@ class AccessControl:
         # An unknown key takes as long as a wrong signature, and gets the same answer.
         secret = account.secret_key if account is not None else "unknown"
         is_valid = any(
-            hmac.compare_digest(sign(fields, command.body, secret, leave), signature.encode())
+            hmac.compare_digest(
+                sign(fields, command.body, secret, leave), signature.encode("utf-8", "replace")
+            )
             for leave in ((), (_UNIQUE_QUERY,) if _UNIQUE_QUERY in fields else ())
         )
         if account is None or not is_valid:

@@ -80,9 +80,9 @@ class Admin:
                 }
                 for one in entries
             ]
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+        except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
             raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"the list of topics is invalid: {error!r}"
+                ResponseCode.SYSTEM_ERROR, "a topic of the list lacks a field, or one is invalid"
             ) from error
         await self._set_topics(topics)
         request.reply()

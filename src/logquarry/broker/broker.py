@@ -27,7 +27,7 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from logquarry import arguments
 from logquarry.broker.admin import Admin
@@ -248,9 +248,13 @@ class Broker:
         return self._core
 
     @property
-    def store(self) -> MessageStore:
-        """The open store."""
-        return self.core.store
+    def store(self) -> StoreWriter:
+        """The open store.
+
+        The store of a read-only broker is a reader: the methods that write raise StoreUnavailable.
+        """
+        # Its type is that of a writer, so that type checkers know all methods.
+        return cast(StoreWriter, self.core.store)
 
     @property
     def name_server(self) -> str:
@@ -458,7 +462,7 @@ def background(
     """Run a broker in a thread while the block runs.
 
     Other threads may use the broker's ``name_server``, ``address`` and ``store``, and nothing else
-    of it.
+    of it. In a forked child the broker does not run, and the end of the block does nothing.
 
     Args:
         path: as for :class:`Broker`.
@@ -466,6 +470,7 @@ def background(
         config: likewise.
         clock: likewise.
     """
+    process = os.getpid()
     loop = new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="logquarry-broker", daemon=True)
     thread.start()
@@ -475,8 +480,12 @@ def background(
             asyncio.run_coroutine_threadsafe(broker.start(), loop).result()
             yield broker
         finally:
-            asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
+            # A forked child has no thread that would run the loop, and shares the parent's sockets
+            # and store.
+            if os.getpid() == process:
+                asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
     finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        if os.getpid() == process:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()

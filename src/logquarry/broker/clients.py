@@ -31,7 +31,7 @@ _MOST_GROUPS: Final = 10_000
 _MOST_IDS: Final = 100
 """Maximum number of client ids of one connection. Clients of RocketMQ have one."""
 _LONGEST_FILTER: Final = 8_192
-"""Maximum characters of an SQL92 filter: the event loop parses it."""
+"""Maximum characters of a tag expression or SQL92 filter: the event loop parses it."""
 _CACHED_FILTERS: Final = 256
 _LONGEST_NAME: Final = 512
 """Characters of a client id, or of the name of a group."""
@@ -71,8 +71,10 @@ def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | N
     Raises:
         Refused: if it is invalid.
     """
+    if len(text) > _LONGEST_FILTER:
+        raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, _TOO_LONG)
     if kind == SQL92:
-        found = _compiled(text) if len(text) <= _LONGEST_FILTER else _TOO_LONG
+        found = _compiled(text)
         if isinstance(found, str):
             raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, found)
         return None, found
@@ -86,7 +88,7 @@ def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | N
     return text, None
 
 
-_TOO_LONG: Final = f"an SQL92 filter has at most {_LONGEST_FILTER} characters"
+_TOO_LONG: Final = f"a filter has at most {_LONGEST_FILTER} characters"
 
 
 @lru_cache(_CACHED_FILTERS)
@@ -199,8 +201,7 @@ class Clients:
             _add_group(of_consumers, name)
             filters = {
                 str(one.get("topic")): TopicFilter(one)
-                for one in document.get("subscriptionDataSet") or ()
-                if isinstance(one, dict)
+                for one in objects(document, "subscriptionDataSet")
             }
             group = self.consumers.setdefault(name, ConsumerGroup())
             is_new = connection not in group.clients
@@ -340,6 +341,12 @@ class Clients:
     def groups_of(self, topic: str) -> list[str]:
         """The groups whose consumers subscribe to a topic."""
         return [name for name, group in self.consumers.items() if topic in group.filters]
+
+
+def objects(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The objects of a list in a document; other values are ignored."""
+    found = document.get(name)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def _require_short(name: str) -> None:

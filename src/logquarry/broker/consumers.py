@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from logquarry.broker.clients import Client, parse_expression
+from logquarry.broker.clients import Client, objects, parse_expression
 from logquarry.broker.connection import Handler, Request
 from logquarry.broker.core import Core
 from logquarry.broker.statistics import Statistics
@@ -27,12 +27,6 @@ _LONGEST_NAMES: Final = 512
 """Maximum characters of the group, the topic and the client of a lock."""
 _LOCK_SECONDS: Final = 60.0
 """How long a queue stays locked without a renewal (``REBALANCE_LOCK_MAX_LIVE_TIME``)."""
-
-
-def _objects(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """The objects of a list in a document; other values are ignored."""
-    found = document.get(name)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 class Consuming:
@@ -70,10 +64,10 @@ class Consuming:
         """
         core, document = self._core, parse_body(request.command.body)
         client_id = str(document.get("clientID") or "")
-        producers = [str(one.get("groupName")) for one in _objects(document, "producerDataSet")]
+        producers = [str(one.get("groupName")) for one in objects(document, "producerDataSet")]
         consumers = []
         refused: Refused | None = None
-        for one in _objects(document, "consumerDataSet"):
+        for one in objects(document, "consumerDataSet"):
             try:
                 self._ensure_group(str(one.get("groupName") or ""))
                 consumers.append(one)
@@ -186,7 +180,8 @@ class Consuming:
                     break
                 self._locks[key] = client, now + _LOCK_SECONDS
                 had.append(self._core.queue_key(key[1], key[2]))
-        request.reply(body=fastjson.compact({"lockOKMQSet": had}).encode())
+        body = fastjson.compact({"lockOKMQSet": had})
+        request.reply(body=body.encode("utf-8", "replace"))
 
     def unlock(self, request: Request) -> None:
         """Release the locks of a client."""
@@ -203,7 +198,7 @@ class Consuming:
         self._core.clients.require_owner(client, request.account)
         keys = []
         longest = _LONGEST_NAMES - len(group) - len(client)
-        for queue in _objects(document, "mqSet"):
+        for queue in objects(document, "mqSet"):
             topic, queue_id = str(queue.get("topic")), queue.get("queueId", 0)
             if isinstance(queue_id, int) and len(topic) <= longest:
                 keys.append((group, topic, queue_id))

@@ -43,22 +43,20 @@ class Lanes:
 
     Attributes:
         puts: appends messages, in the order of the requests.
-        blocking: batches; their put returns only when the disk has the messages.
         gets: reads messages for consumers.
         slow: queries, saves of tables, and all other calls.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, is_writer: bool, capacity: int) -> None:
         self.gets = Lane(loop, "broker-get", capacity)
-        self.puts = self.blocking = self.slow = self.gets
+        self.puts = self.slow = self.gets
         if is_writer:
             self.puts = Lane(loop, "broker-put", capacity)
-            self.blocking = Lane(loop, "broker-batch", capacity)
             self.slow = Lane(loop, "broker-slow", capacity)
 
     async def close(self) -> None:
         """Run the jobs that wait, and end the threads."""
-        for lane in dict.fromkeys((self.puts, self.blocking, self.slow, self.gets)):
+        for lane in dict.fromkeys((self.puts, self.slow, self.gets)):
             await lane.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -45,7 +46,7 @@ class Port:
         self.handlers = handlers
         self.connections: set[Connection] = set()
         self.handshakes: set[Handshake] = set()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self.spawn = core.spawn
         self.port = 0
 
@@ -57,19 +58,23 @@ class Port:
         """
         options = self._core.options
         try:
-            self._server = await self._core.loop.create_server(
-                lambda: Connection(self) if options.tls is None else Handshake(self, options.tls),
-                *(options.host, port),
-                backlog=_BACKLOG,
-            )
+            sockets = await asyncio.to_thread(_bound, options.host, port)
         except OSError as error:
             raise listen_error(error, options.host, port, option) from error
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        self.port = int(sockets[0].getsockname()[1])
+        self._servers = [
+            await self._core.loop.create_server(
+                lambda: Connection(self) if options.tls is None else Handshake(self, options.tls),
+                sock=one,
+                backlog=_BACKLOG,
+            )
+            for one in sockets
+        ]
 
     def stop_listening(self) -> None:
         """Accept no further connections; the open ones stay."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
 
     def opened(self, connection: Connection) -> None:
         """See :class:`logquarry.broker.connection.Server`."""
@@ -90,6 +95,24 @@ class Port:
         acl = self._core.options.acl
         if acl is not None:
             request.account = acl.admit(request.command, request.fields)
+
+
+def _bound(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of a host.
+
+    If the loop resolved the host, libuv would start threads, and a forked child would crash when it
+    ends them.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in dict.fromkeys((one[0], one[4]) for one in found):
+            sockets.append(socket.create_server(address, family=family, backlog=_BACKLOG))
+    except OSError:
+        for one in sockets:
+            one.close()
+        raise
+    return sockets
 
 
 async def listen_at_both(broker: Port, older: Port, options: BrokerOptions) -> None:

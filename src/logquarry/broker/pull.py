@@ -313,7 +313,12 @@ class Pulling:
             pull.request.reply(_C.SYSTEM_BUSY, BUSY)
             return
         connection.hold()
-        pull.was_held = True
+        if not pull.was_held:
+            pull.was_held = True
+            # Fields and body of the request, which may have megabytes, would stay in memory.
+            command = pull.request.command
+            pull.request.command = command._replace(remark=None, ext_fields={}, body=b"")
+            pull.request.fields = {}
         self._held_count += 1
         held.add(pull)
         self._held.setdefault(pull.key, set()).add(pull)

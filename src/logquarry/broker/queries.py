@@ -45,17 +45,16 @@ class Queries:
     async def by_key(self, request: Request) -> None:
         """The messages with a key; with ``_UNIQUE_KEY_QUERY`` the messages with a UNIQ_KEY."""
         fields, store = request.fields, self._core.store
-        count = 32 if fields["_UNIQUE_KEY_QUERY"] else min(max(1, fields["maxNum"]), 64)
-        found = await self._core.slow(
-            partial(
-                store.query,
-                fields["topic"],
-                fields["key"],
-                max(0, fields["beginTimestamp"]),
-                max(0, fields["endTimestamp"]),
-                count,
-            )
+        count = 32 if fields["_UNIQUE_KEY_QUERY"] else min(fields["maxNum"], 64)
+        job = partial(
+            store.query,
+            fields["topic"],
+            fields["key"],
+            max(0, fields["beginTimestamp"]),
+            max(0, fields["endTimestamp"]),
+            count,
         )
+        found = await self._core.slow(job) if count > 0 else ()
         if not found:
             raise Refused(
                 ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct"
@@ -114,11 +113,12 @@ class Queries:
         document: dict[str, Any] = {"maxQueueIndex": end, "minQueueIndex": first}
         group = core.clients.consumers.get(fields["consumerGroup"])
         found = None if group is None else group.filters.get(topic)
-        codes: Any = ()
+        codes: list[Any] = []
         selects_all = False
         if found is not None:
             document["subscriptionData"] = dict(found.document)
-            codes = found.document.get("codeSet") or ()
+            listed = found.document.get("codeSet")
+            codes = listed if isinstance(listed, list) else []
             selects_all = found.document.get("subString") == ANY_TAG
         document["queueData"] = [
             {

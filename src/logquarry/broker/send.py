@@ -57,7 +57,7 @@ _CHOOSES_RETRIES: Final = 121
 """V3_4_9 in RocketMQ's ``MQVersion``: clients since then choose maxReconsumeTimes."""
 
 
-Put = Callable[[Message], PutResult | PutFuture]
+Put = Callable[[Message], PutFuture]
 _Put = tuple[Request, Message, Put]
 
 
@@ -73,7 +73,6 @@ class Sending:
         self._waiting = 0
         self._waiting_bytes = 0
         self._new: list[_Put] = []
-        self._batches: list[_Put] = []
         self._settled: Mailbox[tuple[Request, Message, PutFuture]] = Mailbox(
             core.loop, lambda item: self._answer(*item)
         )
@@ -108,7 +107,7 @@ class Sending:
         if is_batch:
             wire = request.command.body
             self.append(
-                request, message, lambda shared: writer.put_batch(wire=wire, message=shared)
+                request, message, lambda shared: writer.put_batch_async(wire=wire, message=shared)
             )
         elif _HALF in text and props.decode(text).get(props.TRANSACTION_PREPARED) == "true":
             group = fields["producerGroup"]
@@ -117,7 +116,7 @@ class Sending:
             self.append(request, message, writer.put_async)
 
     def append(self, request: Request, message: Message, put: Put) -> None:
-        """Carry out a put in its thread, and answer the request with its result.
+        """Carry out a put in the thread of the puts, and answer the request with its result.
 
         Raises:
             Refused: if too many sends wait.
@@ -132,28 +131,19 @@ class Sending:
             raise Refused(ResponseCode.SYSTEM_BUSY, BUSY)
         self._waiting += 1
         self._waiting_bytes += size
-        # A batch waits for the disk in its thread.
-        new = self._batches if _is_batch(request) else self._new
-        if not new:
+        if not self._new:
             core.loop.call_soon(self._push)
-        new.append((request, message, put))
+        self._new.append((request, message, put))
 
     def _push(self) -> None:
-        """Give the puts of this loop iteration to their threads, as one job for each thread."""
-        lanes = self._core.lanes
-        sends, self._new = self._new, []
-        batches, self._batches = self._batches, []
-        for lane, puts in (lanes.puts, sends), (lanes.blocking, batches):
-            # submit accepts every job here, because append limits the puts that wait.
-            if puts:
-                lane.submit(partial(_put_all, puts), partial(self._appended, puts))
+        """Give the puts of this loop iteration to their thread, as one job."""
+        puts, self._new = self._new, []
+        # submit accepts every job here, because append limits the puts that wait.
+        self._core.lanes.puts.submit(partial(_put_all, puts), partial(self._appended, puts))
 
     def _appended(self, puts: list[_Put], results: Any, error: BaseException | None) -> None:
         for (request, message, _), result in zip(puts, results or (), strict=False):
-            if isinstance(result, PutResult):
-                self._done(request)
-                self._succeeded(request, message, result)
-            elif isinstance(result, BaseException):
+            if isinstance(result, BaseException):
                 self._done(request)
                 request.fail(refusal_of(result))
             elif result.done():
@@ -286,9 +276,9 @@ class Sending:
         )
 
 
-def _put_all(puts: list[_Put]) -> list[PutResult | PutFuture | BaseException]:
-    """Carry out puts in order; return the result, the future or the exception of each put."""
-    results: list[PutResult | PutFuture | BaseException] = []
+def _put_all(puts: list[_Put]) -> list[PutFuture | BaseException]:
+    """Carry out puts in order; return the future or the exception of each put."""
+    results: list[PutFuture | BaseException] = []
     for _, message, put in puts:
         try:
             results.append(put(message))

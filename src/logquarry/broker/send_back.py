@@ -54,8 +54,10 @@ class Retrying:
         try:
             message = await core.slow(partial(core.store.message_at, fields["offset"]))
         except (MessageNotFound, CorruptStore) as error:
+            # An offset without a message is the client's error: no path of the store in the answer.
+            what = fields["offset"] if isinstance(error, MessageNotFound) else error
             raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {error}"
+                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {what}"
             ) from error
         # The message's own topic needs the permission: originTopic of the request may be false.
         request.require(message.topic, SUB)

@@ -176,9 +176,11 @@ class Tables:
     def remove_topic(self, name: str) -> None:
         """Remove a topic from memory; :meth:`save` writes it."""
         self.require_writer()
-        self._stored.pop(name, None)
-        self._removed.add(name)
-        self._changed.append(name)
+        if self._stored.pop(name, None) is not None:
+            if len(self._removed) >= self._options.most_created:
+                self._removed.clear()
+            self._removed.add(name)
+            self._changed.append(name)
 
     def _require_room(self, count: int, what: str) -> None:
         if count >= self._options.most_created:

@@ -61,6 +61,7 @@ class Transactions:
                 fields["commitLogOffset"],
                 state,
                 group=fields["producerGroup"],
+                queue_offset=fields["tranStateTableOffset"],
             )
             future = await core.lanes.puts.run(job)
             if future is not None:

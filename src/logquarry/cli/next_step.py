@@ -84,6 +84,8 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
             return None
         right = error.suggestion[1] if error.suggestion[0] in typed else right
         return line(*(right if absolute(word) == wrong else word for word in typed))
+    if isinstance(error, StoreNotFound) and isinstance(error.__cause__, PermissionError):
+        return line(*typed, before="become a user who may read the store's files")
     if isinstance(error, UnsupportedStore) and store is not None and is_convertible(store, config):
         return line("convert", store, "--into", "DIR", config=config)
     if isinstance(error, UnsupportedStore) and not is_log_place(error):

@@ -179,6 +179,9 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
 def _notes(found: Salvaged) -> list[str]:
     plan, stale, plural = found.plan, found.plan.stale, text.plural
     lines = [] if plan.unproved_start is None else [plan.unproved_start]
+    if plan.lowered_times:
+        count = plural(len(plan.lowered_times), "store time")
+        lines.append(f"{count} after that of the next message: lowered to it")
     if plan.raised_times:
         count = plural(plan.raised_times, "store time")
         lines.append(f"{count} raised to the store time of the message before")

@@ -141,7 +141,12 @@ class ServiceCalls(ABC):
         return self._services.put_half(message, group)
 
     def end_transaction(
-        self, physical_offset: int, state: TransactionState | str, *, group: str
+        self,
+        physical_offset: int,
+        state: TransactionState | str,
+        *,
+        group: str,
+        queue_offset: int | None = None,
     ) -> PutFuture | None:
         """Commit or roll back the half message at a physical offset (``EndTransaction``).
 
@@ -149,18 +154,20 @@ class ServiceCalls(ABC):
             physical_offset: where the half message starts.
             state: ``commit`` or ``rollback``.
             group: its producer group.
+            queue_offset: its queue offset, to check that it is the right message.
 
         Returns:
             The future of the message, or of the op of a rollback; None if the transaction has
             ended already.
 
         Raises:
-            UsageError: if there is no half message of that group.
+            UsageError: if there is no half message of that group and queue offset.
             StoreUnavailable: if the put failed; the half message is still open.
             MessageRejected: likewise.
         """
         self._require_open()
-        return self._services.end_transaction(physical_offset, state, group)
+        queue_offset = arguments.optional(arguments.offset, queue_offset, "queue_offset")
+        return self._services.end_transaction(physical_offset, state, group, queue_offset)
 
     @property
     def topic_table(self) -> TopicTable:

@@ -335,7 +335,11 @@ class Services:
             )
 
     def end_transaction(
-        self, physical_offset: int, state: TransactionState | str, group: str
+        self,
+        physical_offset: int,
+        state: TransactionState | str,
+        group: str,
+        queue_offset: int | None,
     ) -> PutFuture | None:
         """End the half message at a physical offset; None if it has ended already."""
         self._require_halves()
@@ -348,6 +352,11 @@ class Services:
         if props.decode_bytes(half.properties).get(props.PRODUCER_GROUP) != group:
             raise UsageError(
                 f"the half message at physical offset {physical_offset} belongs to another group"
+            )
+        if queue_offset is not None and half.queue_offset != queue_offset:
+            raise UsageError(
+                f"the half message at physical offset {physical_offset} has the queue offset "
+                f"{half.queue_offset}, not {queue_offset}"
             )
         transactions = self.transactions
         with transactions.lock:

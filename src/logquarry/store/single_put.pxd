@@ -27,3 +27,5 @@ cdef class SinglePut:
     cpdef _append(self, message)
     @cython.locals(took=double, began="long long")
     cpdef put_batch(self, messages=*, wire=*, message=*)
+    @cython.locals(count=_Count)
+    cpdef put_batch_async(self, messages=*, wire=*, message=*)

@@ -174,3 +174,36 @@ class SinglePut:
         if shared is not None:
             self._counter.put(shared.topic, result, took)
         return result
+
+    def put_batch_async(
+        self,
+        messages: Sequence[Message] | None = None,
+        *,
+        wire: bytes | None = None,
+        message: Message | None = None,
+    ) -> PutFuture:
+        """Put a batch as :meth:`put_batch` does; the future is as that of :meth:`put_async`.
+
+        Args:
+            messages: the messages; or else ``wire`` and ``message``.
+            wire: a client's wire form of the messages.
+            message: with ``wire``: the fields that all of them share.
+        """
+        try:
+            if messages is not None and type(messages) is not list:
+                messages = require_messages(messages, "put_batch_async")
+            if wire is not None and type(wire) is not bytes:
+                wire = bytes(arguments.data(wire, "wire"))
+            shared = message if message is not None else messages[0] if messages else None
+            count = _Count(self._counter, getattr(shared, "topic", ""))
+            try:
+                if self._path.bar is not None:
+                    self._path.check_status()
+                    self._feed.adopt()
+                result, waits = self._path.append_batch(messages, wire, message)
+            except LogquarryError:
+                count.failed()
+                raise
+            return self._growth.settle_later(result, waits, count.settled, count.failed)
+        except LogquarryError as error:
+            return failed_future(error)

@@ -67,14 +67,30 @@ class PutBatchPath(PutPath):
             MessageRejected: if the store does not accept these messages.
             UsageError: if the messages are not of one queue.
         """
+        result, wait = self.append_batch(messages, wire, message)
+        return self.settle(result, wait)
+
+    def append_batch(
+        self,
+        messages: Sequence[Message] | None,
+        wire: bytes | None,
+        message: Message | None,
+    ) -> tuple[PutResult, bool]:
+        """Put a batch; the caller waits for flush and replica.
+
+        Returns:
+            The result, and whether the put waits.
+
+        Raises:
+            StoreUnavailable, MessageRejected, UsageError: as :meth:`put_batch`.
+        """
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
-        result, wait = None, True
         if cython.compiled and self.takes_kernels:
             result = self.put_common_batch(messages, wire, message)
-        if result is None:
-            result, wait = self.append_batch_reference(messages, wire, message)
-        return self.settle(result, wait)
+            if result is not None:
+                return result, True
+        return self.append_batch_reference(messages, wire, message)
 
     def append_batch_reference(
         self,

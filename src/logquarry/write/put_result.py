@@ -44,6 +44,9 @@ class AppendStatus(Enum):
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
 
 
+# In Python 3.11 looking up a member of an enum takes 0.15 us.
+_APPENDED: Final = AppendStatus.PUT_OK
+
 OUTCOMES: Final[Mapping[PutStatus, type[StoreError] | None]] = MappingProxyType(
     {
         PutStatus.PUT_OK: None,
@@ -95,7 +98,7 @@ class PutResult(NamedTuple):
     def ok(self) -> bool:
         """Whether the message is in the log, even if it is not on the disk or at the replica
         yet."""
-        return self.append_status is AppendStatus.PUT_OK
+        return self.append_status is _APPENDED
 
     @property
     def message_ids(self) -> tuple[str, ...]:

@@ -473,7 +473,7 @@ def test_transactions_end_by_commit_or_rollback(tmp_path: Path) -> None:
             }
             assert (await client.ask(RequestCode.END_TRANSACTION, end)).code == 0
         # Twice the same end has no effect.
-        end |= {"commitLogOffset": 0, "commitOrRollback": 8}
+        end |= {"commitLogOffset": 0, "tranStateTableOffset": 0, "commitOrRollback": 8}
         assert (await client.ask(RequestCode.END_TRANSACTION, end)).code == 0
         other = await client.ask(RequestCode.END_TRANSACTION, end | {"producerGroup": "other"})
         assert other.code == ResponseCode.SYSTEM_ERROR
@@ -561,6 +561,7 @@ def test_admin_requests(tmp_path: Path) -> None:
         topic = {"topic": "adm", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
         assert (await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic)).code == 0
         assert (await client.send("adm", c="")).code == 0
+        await _until(client, "adm")
         one = await client.ask(RequestCode.GET_TOPIC_CONFIG, {"topic": "adm"})
         assert document_of(one)["topicName"] == "adm"
         stats = await client.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "adm"})

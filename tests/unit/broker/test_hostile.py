@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import re
 import struct
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from logquarry.broker import Broker
 from logquarry.broker import broker as module
 from logquarry.protocol import remoting
 from logquarry.protocol.remoting import RemotingCommand
-from logquarry.protocol.remoting_codes import RequestCode
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from tests.helpers.broker_client import (
     Client,
     messages_of,
@@ -122,5 +124,106 @@ def test_pulls_that_are_held_leave_room_for_later_requests(tmp_path: Path) -> No
         held = [client.post(RequestCode.PULL_MESSAGE, fields) for _ in range(3_000)]
         assert (await client.send("t", b"wakes", e=1)).code == 0
         assert {answer.code for answer in await asyncio.gather(*held)} == {0}
+
+    play(scenario, tmp_path / "s")
+
+
+STRANGE = {"consumerDataSet": [{"groupName": "g", "subscriptionDataSet": 5, "consumeType": []}]}
+HALF_PAIR = {"topic": "\ud800", "subString": "*", "codeSet": 7}
+LOCKED = {"consumerGroup": "g", "clientId": "c", "mqSet": [{"topic": "\ud800", "queueId": 9}]}
+ODD_REQUESTS: dict[str, tuple[int, dict[str, object], object, int]] = {
+    "a subscription that is no list": (34, {}, {"clientID": "c"} | STRANGE, 0),
+    "a topic of half a surrogate pair": (
+        34,
+        {},
+        {"consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [HALF_PAIR]}]},
+        0,
+    ),
+    "the topics of that group": (343, {"group": "g"}, None, 0),
+    "the entries of a queue for that group": (
+        321,
+        {"topic": "t", "queueId": 0, "index": 0, "count": 1, "consumerGroup": "g"},
+        None,
+        0,
+    ),
+    "a lock of a queue that does not exist": (41, {}, LOCKED, 0),
+    "a number of queues that is infinite": (
+        18,
+        {},
+        '{"topicConfigList":[{"topicName":"u","readQueueNums":1e400,"writeQueueNums":1,"perm":6}]}',
+        1,
+    ),
+    "a query for no messages": (
+        12,
+        {"topic": "t", "key": "k1", "maxNum": -1, "beginTimestamp": 0, "endTimestamp": 2**62},
+        None,
+        22,
+    ),
+    "a filter of a megabyte": (11, pull_fields("t", 0, subscription="x" * (1 << 20)), None, 23),
+    "a retry of no message": (36, {"group": "g", "offset": 7, "delayLevel": 0}, None, 1),
+    "the deletion of a topic that does not exist": (215, {"topic": "x" * 10_000}, None, 0),
+}
+INTERNAL = re.compile(r"Error\(|not iterable|codec can't encode|cannot convert|/s/commitlog")
+
+
+def test_odd_requests_get_an_answer_without_internals(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.send("t")
+        await _until(client, "t")
+        for name, (code, fields, document, expected) in ODD_REQUESTS.items():
+            text = document if isinstance(document, str) else json.dumps(document)
+            body = b"" if document is None else text.encode()
+            answer = await client.ask(code, fields, body)
+            assert answer.code == expected, (name, answer)
+            assert not INTERNAL.search(answer.remark or ""), (name, answer)
+        assert not broker.core.tables._removed
+
+    play(scenario, tmp_path / "s")
+    assert "failed: " not in caplog.text
+
+
+def test_a_held_pull_keeps_nothing_of_its_request(tmp_path: Path) -> None:
+    """Otherwise 8,192 pulls of 16 MiB could fill the memory."""
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.send("t")
+        await _until(client, "t")
+        fields = pull_fields("t", 1, sysFlag=2 | 4, suspendTimeoutMillis=100_000, junk="x" * 99_999)
+        held = client.post(RequestCode.PULL_MESSAGE, fields, bytes(99_999))
+        await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
+        (pull,) = broker._pulling._held["t", 0]
+        assert not (pull.request.command.body or pull.request.command.ext_fields)
+        await client.send("t", b"wakes")
+        assert [m.body for m in messages_of(await held)] == [b"wakes"]
+
+    play(scenario, tmp_path / "s")
+
+
+def test_the_end_of_a_transaction_names_its_half_message(tmp_path: Path) -> None:
+    """Physical offset and queue offset must agree (``checkPrepareMessage``)."""
+
+    async def scenario(_: Broker, client: Client) -> None:
+        half = "TRAN_MSG\x01true\x02PGROUP\x01pg\x02UNIQ_KEY\x01u7"
+        sent = (await client.send("t", b"kept", f=4, i=half)).ext_fields
+        plain = (await client.send("t", b"plain")).ext_fields
+        assert sent is not None and plain is not None
+        right = {
+            "producerGroup": "pg",
+            "tranStateTableOffset": sent["queueOffset"],
+            "commitLogOffset": int(sent["msgId"][16:], 16),
+            "commitOrRollback": 8,
+        }
+        for wrong in (
+            {"commitLogOffset": int(plain["msgId"][16:], 16)},
+            {"tranStateTableOffset": 77},
+            {"producerGroup": "other"},
+        ):
+            answer = await client.ask(RequestCode.END_TRANSACTION, right | wrong)
+            assert answer.code == ResponseCode.SYSTEM_ERROR, wrong
+        assert (await client.ask(RequestCode.END_TRANSACTION, right)).code == 0
+        got = messages_of(await _until(client, "t", 2))
+        assert [message.body for message in got] == [b"plain", b"kept"]
 
     play(scenario, tmp_path / "s")

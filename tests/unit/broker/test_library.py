@@ -16,7 +16,6 @@ from logquarry.broker import Broker, background
 from logquarry.broker import broker as module
 from logquarry.format import properties as props
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
-from logquarry.store.message_store import StoreWriter
 from logquarry.stored_message import StoredMessage
 from logquarry.testing.clock import ShiftedClock
 from logquarry.units import now_ms
@@ -59,7 +58,6 @@ def play(scenario: Callable[[Client, ShiftedClock], Awaitable[None]]) -> None:
 def test_a_topic_of_the_program_that_runs_the_broker() -> None:
     async def scenario(client: Client, broker: Broker) -> None:
         store = broker.store
-        assert isinstance(store, StoreWriter)
         store.put(lq.Message("reports", b"1", queue_id=2))
         assert (await received(client, "reports", queue_id=2)).body == b"1"
         route = await client.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "reports"})

@@ -20,6 +20,7 @@ from logquarry.broker.connection import Connection
 from logquarry.errors import StoreError, UsageError
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, encode
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
+from tests.helpers import python_process
 from tests.helpers.broker_client import (
     PATIENCE_SECONDS,
     SMALL,
@@ -189,3 +190,24 @@ def test_the_event_loop_of_a_thread(is_installed: bool, monkeypatch: pytest.Monk
             while not answers:
                 answers = reader.receive_data(client.recv(1 << 16))
             assert answers[0].opaque == 7 and answers[0].code == ResponseCode.SUCCESS
+
+
+def test_a_forked_child_ends_and_leaves_the_broker_alone(tmp_path: Path) -> None:
+    program = """
+        import os, socket, sys
+        from logquarry.broker import background
+
+        with background() as broker:
+            folder = broker.store.root
+            host, port = broker.address.split(":")
+            with socket.create_connection((host, int(port))):
+                child = os.fork()
+                if not child:
+                    sys.exit(7)
+                _, status = os.waitpid(child, 0)
+            print(os.waitstatus_to_exitcode(status), os.path.exists(folder), broker.store.topics)
+        print(os.path.exists(folder))
+    """
+    done = python_process.run(program)
+    assert done.stdout.splitlines() == ["7 True ()", "False"], done
+    assert done.returncode == 0, done.stderr

@@ -107,7 +107,9 @@ def test_a_message_that_is_rejected(store: StoreWriter) -> None:
     assert isinstance(future.exception(), MessageRejected)
     with pytest.raises(MessageRejected):
         store.put_batch([lq.Message("t", delay_level=3)])
-    assert store.stats().put_failed == 3
+    future = store.put_batch_async([lq.Message("t", delay_level=3)])
+    assert isinstance(future.exception(), MessageRejected)
+    assert store.stats().put_failed == 4
     assert bodies(store) == []
 
 
@@ -138,7 +140,7 @@ def test_listeners(error: type[BaseException], store: StoreWriter) -> None:
     result = store.put(lq.Message("t", queue_id=2))
     store.put_batch([lq.Message("t"), lq.Message("t")])
     store.wait_dispatched(timeout=60)
-    assert MessageArrival("t", 2, 1, 1, result.store_timestamp) in arrived
+    assert MessageArrival("t", 2, 1, 1, result.store_timestamp, frozenset({0})) in arrived
     assert sum(arrival.messages for arrival in arrived) == 3
     assert max(a.next_offset for a in arrived if a.queue_id == 0) == 2
     store.remove_arrival_listener(arrived.append)
@@ -216,14 +218,17 @@ def test_synchronous_flush(tmp_path: Path) -> None:
         assert store._engine.log.flushed_offset >= result.end_offset
         disk.gate.clear()
         future = store.put_async(lq.Message("t"))
-        assert not future.done()
+        batch = store.put_batch_async([lq.Message("t"), lq.Message("t")])
+        assert not (future.done() or batch.done())
         assert store.put(lq.Message("t", wait_store_ok=False)).status is PutStatus.PUT_OK
         disk.gate.set()
         assert future.result(60).status is PutStatus.PUT_OK
+        assert batch.result(60).status is PutStatus.PUT_OK
+        assert batch.result().message_count == 2
         assert {f.result(60).ok for f in [store.put_async(lq.Message("t")) for _ in range(64)]} == {
             True
         }
-    assert store.stats().put_messages == 67
+    assert store.stats().put_messages == 69
 
 
 def test_a_flush_that_takes_too_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

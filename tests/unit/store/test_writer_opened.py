@@ -193,6 +193,7 @@ def test_closed(tmp_path: Path) -> None:
         lambda: store.put(lq.Message("t")),
         lambda: store.put_batch([lq.Message("t")]),
         lambda: store.put_async(lq.Message("t")).result(),
+        lambda: store.put_batch_async([lq.Message("t")]).result(),
         lambda: store.append_data(0, b""),
         store.flush,
         store.wait_dispatched,

@@ -119,6 +119,11 @@ WRITES: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
         {"messages": ("x", 5, ["x"], [None], {}, [], lq.Message("t")), "wire": NO_BYTES}
         | {"message": MESSAGE},
     ),
+    "put_batch_async": (
+        {},
+        {"messages": ("x", 5, ["x"], [None], {}, [], lq.Message("t")), "wire": NO_BYTES}
+        | {"message": MESSAGE},
+    ),
     "put_many": ({}, {"messages": ("x", 5, ["x"], [None] * 99, {}, None, lq.Message("t"), THING)}),
     "append_data": (
         {"offset": 0, "data": b""},
@@ -142,6 +147,7 @@ WRITES: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
             "physical_offset": (*NO_INT, None, -1),
             "state": ("unknown", "", 5, None, b"commit", THING),
             "group": (*NO_TEXT, None),
+            "queue_offset": (*NO_INT, -1),
         },
     ),
     "check_transactions": ({}, {"listener": (*NO_FUNCTION, None)}),

@@ -70,7 +70,8 @@ class IndexAudit:
         headers = [file.header for file in self._index.files]
         self._ranges = [(header.begin_offset, header.end_offset) for header in headers]
         self._numbers = {file.path: number for number, file in enumerate(self._index.files)}
-        self._keys = KeyCounter(self._ranges)
+        self._gaps = _gaps(headers, layout.commit_log.start)
+        self._keys = KeyCounter([*self._ranges, *self._gaps])
         self._known_chains = known_chains
         self._has_keys = False
         self._log_start = layout.commit_log.start
@@ -139,6 +140,8 @@ class IndexAudit:
             if header.entry_count > 1:
                 indexed = max(indexed, header.end_offset)
             yield from self._check_file(file, header, log_end, lost)
+        if self._has_keys and not self.is_exact:
+            yield from self._gap_differences()
         if last_keyed is not None and last_keyed > indexed:
             reason = f"has keys up to {indexed}, and the log has keys up to {last_keyed}"
             yield Difference("index_behind", files[-1].path, 0, reason)
@@ -169,6 +172,18 @@ class IndexAudit:
             yield from self._chain_differences(file, shape, entries)
         if not is_compared:
             yield from self._entry_differences(file, shape, entries, log_end, lost)
+
+    def _gap_differences(self) -> Iterator[Difference]:
+        for (begin, end), keys in zip(
+            self._gaps, self._keys.keys[len(self._ranges) :], strict=True
+        ):
+            if keys:
+                first = max(begin, self._log_start)
+                reason = (
+                    f"{keys} keys of messages between {first} and {end} have no entry: an index "
+                    "file is missing, or the broker ran without an index"
+                )
+                yield Difference("index_gap", INDEX, 0, reason)
 
     @staticmethod
     def _may_fit(header: IndexHeader, size: int) -> bool:
@@ -279,6 +294,15 @@ class IndexAudit:
         if audit.is_ordered and missing > 0:
             reason = f"{missing} keys of messages between {begin} and {end} have no entry"
             yield Difference("index_gap", file.path, 0, reason)
+
+
+def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
+    """The parts of a log before the first index file and between two; none if a header is odd."""
+    spans = [(one.begin_offset, one.end_offset) for one in headers if one.entry_count > 1]
+    ends = [log_start - 1, *(end for _, end in spans)]
+    gaps = [(end, begin) for end, (begin, _) in zip(ends, spans, strict=False)]
+    is_sound = all(begin <= end for begin, end in (*spans, *gaps[1:]))
+    return [(begin, end) for begin, end in gaps if begin < end] if is_sound else []
 
 
 class _Chains(NamedTuple):

@@ -19,7 +19,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from functools import cached_property
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -41,6 +42,7 @@ from logquarry.log.walk import (
     LogReader,
     Run,
 )
+from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import ROCKSDB_STORE
 from logquarry.read.log_end import last_entries
@@ -193,7 +195,7 @@ class LogAudit:
                 continue
             if broken and isinstance(event, BlankSpan):
                 # The next frame decides.
-                broken.append(_lost_file(event))
+                broken.append(self._lost_file(event))
                 continue
             if broken:
                 assert not isinstance(event, BlankSpan)
@@ -206,7 +208,7 @@ class LogAudit:
                 broken = []
             if isinstance(event, BlankSpan):
                 if self._replaces_file(event):
-                    self.damage.append(_lost_file(event))
+                    self.damage.append(self._lost_file(event))
             else:
                 # Do not use the latest time: if a clock was set back, later frames would seem
                 # stale.
@@ -221,6 +223,16 @@ class LogAudit:
         """Whether a blank replaces a lost file: a writer never leaves a file without a message."""
         file = self._layout.commit_log.at(blank.offset)
         return file is not None and file.base == blank.offset
+
+    def _lost_file(self, blank: BlankSpan) -> DamagedSpan:
+        reason = "the file has a blank and no message: the blank replaces a lost file"
+        if blank.offset in self._never_written:
+            reason = NEVER_WRITTEN
+        return DamagedSpan(blank.offset, blank.length, MISSING_FILE, reason, blank.path)
+
+    @cached_property
+    def _never_written(self) -> set[int]:
+        return never_written(self._layout)
 
     def _ends_at(self, offset: int) -> bool:
         least = self._bounds.least
@@ -315,12 +327,25 @@ class LogAudit:
         return found
 
 
-def _lost_file(blank: BlankSpan) -> DamagedSpan:
-    reason = (
-        "the file has a blank and no message: the blank replaces a lost file, or RocketMQ 3 wrote "
-        "it for a message larger than a file"
-    )
-    return DamagedSpan(blank.offset, blank.length, MISSING_FILE, reason, blank.path)
+NEVER_WRITTEN: Final = (
+    "the file has a blank and no message: RocketMQ 3 acknowledged a message larger than a file, "
+    "and never wrote it"
+)
+
+
+def never_written(layout: StoreLayout) -> set[int]:
+    """Physical offsets of the blanks that RocketMQ 3 wrote for messages larger than a file.
+
+    QUIRK: RocketMQ 3 fills two files with blanks, answers PUT_OK, and writes a queue entry with the
+        whole second file. No message has that size: a blank of 8 bytes follows each one.
+    """
+    size = layout.commit_log.file_size
+    found: set[int] = set()
+    for queue in all_queues(layout):
+        for segment in queue.segments():
+            for _, units in queue.runs(segment.start, segment.start + segment.count):
+                found.update(units["physical_offset"][units["size"] == size].tolist())
+    return found
 
 
 def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:

@@ -165,6 +165,9 @@ class _Work:
             )
             self._mark(checkpoint, self._plan.log_end)
             times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
+            if any(step.kind is StepKind.WRITE_CHECKPOINT for step in self._plan.steps):
+                times = self._plan.last_timestamp
+                checkpoint.index_timestamp = min(checkpoint.index_timestamp, times)
             if not self._plan.message_count:
                 # An empty log gets no times: later readers would think that its files are missing.
                 times = checkpoint.index_timestamp = 0

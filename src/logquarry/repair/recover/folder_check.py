@@ -51,6 +51,22 @@ _FOLDERS: Final = (
 )
 
 
+class WrongEntry(StoreUnavailable):
+    """A folder, a pipe, a broken link or a second name is in place of a store's file.
+
+    Attributes:
+        path: the wrong entry.
+        reason: what it is, and what to do.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}. Nothing was changed")
+        self.path, self.reason = path, reason
+
+    def __reduce__(self) -> tuple[type[WrongEntry], tuple[Path, str]]:
+        return type(self), (self.path, self.reason)
+
+
 def check_entries(root: Path, config: StoreConfig) -> None:
     """Check that each name that a file should have is a file, and that no file has two names.
 
@@ -59,7 +75,7 @@ def check_entries(root: Path, config: StoreConfig) -> None:
         config: its settings, which may name further folders of the log.
 
     Raises:
-        StoreUnavailable: if a check fails.
+        WrongEntry: if a check fails.
     """
     aside = quarantine(root)
     check_folders(root)
@@ -135,14 +151,15 @@ def _found(path: Path) -> os.stat_result | None:
     except OSError as error:
         if not path.is_symlink():
             return None
-        raise StoreUnavailable(
-            f"{path}: it is a link to {path.readlink()}, which does not exist: mount that disk, or "
-            "correct the link. Nothing was changed"
-        ) from error
+        where = path.readlink()
+        reason = (
+            f"it is a link to {where}, which does not exist: mount that disk, or correct the link"
+        )
+        raise WrongEntry(path, reason) from error
 
 
-def _refused(path: Path, what: str) -> StoreUnavailable:
-    return StoreUnavailable(f"{path}: it {what}: move it out of the store. Nothing was changed")
+def _refused(path: Path, what: str) -> WrongEntry:
+    return WrongEntry(path, f"it {what}: move it out of the store")
 
 
 def _check_once(
@@ -152,10 +169,8 @@ def _check_once(
         return
     other = places.setdefault((found.st_dev, found.st_ino), path)
     if other != path:
-        raise StoreUnavailable(
-            f"{path}: it is another name of {other}: remove one of the two names, or make a copy. "
-            "Nothing was changed"
-        )
+        reason = f"it is another name of {other}: remove one of the two names, or make a copy"
+        raise WrongEntry(path, reason)
 
 
 def _is_folder(path: Path) -> bool:

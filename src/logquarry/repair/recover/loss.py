@@ -36,6 +36,7 @@ from logquarry.read.batch_queue import all_queues, frames_in
 from logquarry.read.index_file import LARGEST_MESSAGE, indexed_frames
 from logquarry.read.log_end import known_damage
 from logquarry.read.queue import Queue, Units, has_message
+from logquarry.repair.audit.log import NEVER_WRITTEN, never_written
 
 _SMALL_BYTES: Final = 64 << 10
 _SMALL_SHARE: Final = 10
@@ -175,7 +176,11 @@ class _Search:
         self._log = layout.commit_log
         self._end = max(end, self._log.start)
         known = known_damage(layout)
-        self._damage = [span for span in damage if span.offset not in known]
+        self._damage = [
+            span for span in damage if span.offset not in known and span.reason != NEVER_WRITTEN
+        ]
+        has_never = any(span.reason == NEVER_WRITTEN for span in damage)
+        self._never = never_written(layout) if has_never else set()
         self._start = self._log.start
         if layout.lost_head is not None and layout.lost_head.start < self._start:
             self._start = layout.lost_head.start
@@ -278,6 +283,7 @@ class _Search:
         if self._durable is not None and self._is_closed:
             # An earlier recovery cut the log there; the entries after it are stale.
             lacking &= starts < self._durable
+        lacking &= ~np.isin(starts, list(self._never))
         return lacking & (starts >= self._start)
 
     # ------------------------------------------------------------------------------- which count
@@ -337,7 +343,13 @@ class _Search:
                 yield f"{file.path} has a blank and no message"
             else:
                 where = f"{span.offset} to {span.offset + span.length}"
-                yield f"the log has no file for {where}: {path_at(span.offset)} is missing"
+                words = f"the log has no file for {where}: {path_at(span.offset)} is missing"
+                if span.offset < self._log.start:
+                    # A broker without a new message leaves no other trace.
+                    words += (
+                        " (if RocketMQ's retention deleted it, --accept-loss records the new start)"
+                    )
+                yield words
         after = missing[missing[:, 0] >= self._end]
         reached = max(self._durable or 0, int((after[:, 0] + after[:, 1]).max(initial=0)))
         if reached > self._log.end:

@@ -45,6 +45,7 @@ from logquarry.repair.salvage.losses import (
     lost_by_queue,
     lost_spans,
 )
+from logquarry.repair.salvage.store_times import StoreTimes
 from logquarry.units import Progress
 from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
 
@@ -115,6 +116,7 @@ class SalvagePlan:
         queue_offsets: new queue offsets of messages, by physical offset.
         rotten_offsets: number of messages with a harmed queue offset.
         raised_times: number of messages whose store time was before that of the previous message.
+        lowered_times: new store times of single messages whose time was wrong, by physical offset.
         ends: number of COMMIT and ROLLBACK messages whose half message is lost.
         wrong_crcs: physical offsets of saved frames whose property CRC is wrong.
         has_heads: whether the old log is a DLedger log.
@@ -133,6 +135,7 @@ class SalvagePlan:
     queue_offsets: dict[int, int] = field(default_factory=dict)
     rotten_offsets: int = 0
     raised_times: int = 0
+    lowered_times: dict[int, int] = field(default_factory=dict)
     ends: int = 0
     wrong_crcs: list[int] = field(default_factory=list)
     has_heads: bool = False
@@ -214,7 +217,7 @@ class _Planner:
         self._start = self._log.start - self._log.start % size
         self._at = self._start
         self._base: int | None = None
-        self._last_time = 0
+        self._times = StoreTimes()
         self._known_end = 0
         self._plan = SalvagePlan(layout.root, self._config, [])
         self._plan.stale.included = include_stale
@@ -286,7 +289,7 @@ class _Planner:
             entries = sum(len(part.rows) for part in parts.values())
             self._has_copies |= bool(entries > np.count_nonzero(requests.is_dispatched))
             self._count(requests.topics, requests.topic_ids, requests.size)
-            self._times(requests.store_timestamp)
+            self._times.take(requests.physical_offset, requests.store_timestamp)
         fields = columns.fixed_fields(
             run.window, run.rows, ("sys_flag", "prepared_transaction_offset")
         )
@@ -310,11 +313,6 @@ class _Planner:
                 said = self._plan.topics.setdefault(topic, TopicCount())
                 said.messages += count
                 said.bytes += int(total)
-
-    def _times(self, times: Int64) -> None:
-        raised = np.maximum.accumulate(np.append(self._last_time, times))[1:]
-        self._plan.raised_times += int(np.count_nonzero(raised != times))
-        self._last_time = int(raised[-1])
 
     def _note_framed(self, run: Run) -> None:
         """Note messages with damage only in the body."""
@@ -377,7 +375,7 @@ class _Planner:
             self._check_crcs(one)
             for _, found in follow_run(self._follower, one):
                 self._count(found.requests.topics, found.requests.topic_ids, found.requests.size)
-                self._times(found.requests.store_timestamp)
+                self._times.take(found.requests.physical_offset, found.requests.store_timestamp)
                 for key, part in parts_of(found).items():
                     notes = self._notes.get(key)
                     offset = int(part.offsets[0])
@@ -401,6 +399,8 @@ class _Planner:
     # ------------------------------------------------------------------------------------ ends
     def _finish(self) -> None:
         plan = self._plan
+        self._times.finish()
+        plan.raised_times, plan.lowered_times = self._times.raised, self._times.lowered
         try:
             # A copy by multi-dispatch has another queue offset than the field of its frame.
             mends = not self._config.enable_multi_dispatch and not self._has_copies

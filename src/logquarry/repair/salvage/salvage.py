@@ -128,6 +128,7 @@ class Salvaged:
                 for piece in moved
             ],
             "raised_times": plan.raised_times,
+            "lowered_times": len(plan.lowered_times),
             "rotten_queue_offsets": plan.rotten_offsets,
             "ends_without_half": plan.ends,
             "wrong_property_crcs": plan.wrong_crcs,

@@ -51,6 +51,7 @@ from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.salvage.other_files import carried_names
 from logquarry.repair.salvage.plan import NewPlaces, Piece, SalvagePlan
+from logquarry.repair.salvage.store_times import raised_from
 from logquarry.systems import held
 from logquarry.units import Progress, now_ms
 
@@ -379,7 +380,10 @@ class LogWriter:
         if move:
             patches.append((at + _PHYSICAL_OFFSET_AT, places + move))
         times = fields["store_timestamp"].astype(np.int64)
-        raised = np.maximum.accumulate(np.append(self._last_time, times))[1:]
+        wanted = times.copy()
+        for row in np.flatnonzero(np.isin(places, list(self._plan.lowered_times))).tolist():
+            wanted[row] = self._plan.lowered_times[int(places[row])]
+        raised = raised_from(self._last_time, wanted)
         self._last_time = int(raised[-1])
         late = np.flatnonzero(raised != times)
         flags = fields["sys_flag"].astype(np.int64)

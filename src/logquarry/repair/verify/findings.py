@@ -25,6 +25,7 @@ class Action(Enum):
     QUEUES = "`rebuild --queues`"
     INDEX = "`rebuild --index`"
     RESTORE = "put the file back from a backup or from its `.bak` file"
+    MOVE = "move it out of the store; a link: mount the disk that it names, or correct the link"
     READ = "read the message with `messages --offset`; its text cannot be restored"
     NOTHING = "nothing"
 
@@ -159,7 +160,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "index_gap": Kind(
         "note",
-        "an index file lacks keys of messages between its first and its last message",
+        "the index lacks keys of messages before its last message",
         Action.NOTHING,
         "`rebuild --index`, if queries by key must find all messages",
     ),
@@ -200,6 +201,11 @@ KINDS: Final[Mapping[str, Kind]] = {
         "a damaged or missing message in the compacted log of a compaction topic",
         Action.READ,
         "read the topic with `messages`: the log may still have the message",
+    ),
+    "wrong_entry": Kind(
+        "damage",
+        "a folder, a pipe, a broken link or a second name in place of a store's file",
+        Action.MOVE,
     ),
     "bad_config": Kind("damage", "an invalid file in config/", Action.RESTORE),
     "bad_settings": Kind(
@@ -429,6 +435,8 @@ def next_step(report: VerifyReport) -> Next | None:
     if "://" in report.store and not report.store.startswith("file:"):
         # Every repair needs a local folder; a salvage reads the store where it is.
         return Next(("salvage", "--into", "DIR"), before)
+    if Action.MOVE in actions:
+        return Next(("verify",), "do what the finding wrong_entry says")
     if Action.RECOVER in actions:
         return Next(("recover",), before)
     if is_built:

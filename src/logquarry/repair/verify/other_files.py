@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from logquarry.dialect31.open_transactions import transaction_frames
@@ -21,6 +22,7 @@ from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import kept_settings
 from logquarry.log.file_sequence import StoreFile
+from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import is_installed, place_of, read_config
 from logquarry.log.store_files import (
@@ -39,12 +41,25 @@ from logquarry.log.store_files import (
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.lost_messages import lost_tail
+from logquarry.repair.recover.folder_check import WrongEntry, check_entries
 from logquarry.repair.verify.findings import VerifyReport
 
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
 _MOST_ENTRIES: Final = 9
 """Number of entries of a file whose messages are read."""
 _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
+
+
+def check_names(layout: StoreLayout, report: VerifyReport) -> None:
+    """Check that no folder, pipe or broken link has the name of a store's file: writers refuse
+    such a store. Reports the first one."""
+    if not isinstance(layout.filesystem, LocalFileSystem):
+        return
+    root = Path(layout.root)
+    try:
+        check_entries(root, layout.config)
+    except WrongEntry as error:
+        report.add("wrong_entry", str(error.path.relative_to(root)), 0, error.reason)
 
 
 def check_checkpoint(

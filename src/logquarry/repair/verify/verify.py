@@ -41,6 +41,7 @@ from logquarry.repair.verify.findings import VerifyReport
 from logquarry.repair.verify.other_files import (
     check_checkpoint,
     check_config,
+    check_names,
     check_sidecar,
     check_transactions,
     misnamed_queue_files,
@@ -147,6 +148,7 @@ class _Verification:
             last_time=self.last_time,
             is_live=self.live,
         )
+        check_names(self.layout, self.report)
         check_config(self.layout, self.report)
         if not self.live:
             for fault in timer_faults(self.layout):

@@ -11,6 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
+from logquarry.repair.verify.findings import Next, next_step
 from tests.helpers.small_store import bodies, config, facts, opened
 
 COUNT = 60
@@ -85,6 +86,11 @@ def test_it_is_no_file(store: Path, name: str, harm: Callable[[Path], None], ope
             opened(store)
         else:
             lq.recover(store, apply=True, config=config())
+    assert facts(store) == before
+    report = lq.verify(store)
+    (found,) = (finding for finding in report.findings if finding.kind == "wrong_entry")
+    assert (found.severity, found.file, found.reason[:5]) == ("damage", name, "it is")
+    assert next_step(report) == Next(("verify",), "do what the finding wrong_entry says")
     assert facts(store) == before
     (store / name).rmdir() if harm is folder else (store / name).unlink()
     if kept.exists():

@@ -216,3 +216,17 @@ def test_an_index_that_says_to_reach_further_than_its_entries_is_not_taken_as_wh
     data[: index.HEADER.size] = index.encode_header(header)
     index_file(root).write_bytes(data)
     assert ("note", "index_gap") in kinds(root)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_index_file_is_noted(tmp_path: Path, lost: int) -> None:
+    maker = StoreMaker()
+    for number in range(80):
+        maker.put(keys=" ".join(keys_of(number)))
+    root = maker.write(tmp_path)
+    files = sorted((root / "index").iterdir())
+    assert len(files) > 3
+    files[lost].unlink()
+    (finding,) = check(root)
+    assert (finding.severity, finding.kind, finding.file) == ("note", "index_gap", "index")
+    assert "an index file is missing" in finding.reason
