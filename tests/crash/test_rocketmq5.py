@@ -89,7 +89,7 @@ def put_ours(writer: StoreWriter) -> Ours:
 def crashed_and_recovered(
     source: Source, folder: Path, rng: random.Random, way: str
 ) -> tuple[Crash, Ours, str]:
-    """A copy of a source after a crash and its recovery; the way that it was recovered."""
+    """A copy of a source after a crash and a recovery, and how it was recovered."""
     store = source.copy(folder)
     harm = crash(source, store, rng, is_gentle=way.endswith("as rocketmq"))
     print(source.name, way, *harm.harm, f"whole to {harm.end}", sep="; ")

@@ -80,7 +80,7 @@ def test_ignored_signals_stay_ignored() -> None:
     with held():
         interrupt()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        # As PySpark does, whatever was there before.
+        # As PySpark does, whatever handler was set before.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 

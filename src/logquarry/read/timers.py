@@ -125,7 +125,7 @@ class Timers:
 
     Attributes:
         waiting: queue offset -> message.
-        done: queue offset -> slot of each message that waits no longer.
+        done: queue offset -> slot of each message that has stopped waiting.
         stop: one past the last queue offset that was read.
         last: the last entry that was read.
     """

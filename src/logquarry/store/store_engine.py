@@ -433,8 +433,8 @@ class StoreEngine:
                 return
             self.flags.set(Refusal.CLOSED)
             # A put that passed the flags a moment ago is refused when it reaches the log. Closing
-            # does not wait for that put: a listener or a callback may have called it, whose thread
-            # has to end.
+            # does not wait for that put: its caller may be a listener or a callback, in a thread
+            # that has to end.
             self.writer.end()
             with self._end:
                 if not self._close_in_order():

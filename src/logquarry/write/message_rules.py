@@ -87,8 +87,8 @@ def reject_topic(name: str, fault: str) -> NoReturn:
 # --------------------------------------------------------------------------------------------------
 # Properties. RocketMQ keeps a string, which it writes unchanged, and a HashMap. If the store adds a
 # property, it builds the string again, in the iteration order of that map. The order depends on how
-# the map was made: a copy of another map is sized by it, a map parsed from a string starts with 16
-# buckets and grows.
+# the map was made: a copy of a map has buckets for that map's size, a map parsed from a string
+# starts with 16 buckets and grows.
 
 # DELAY is a part of TIMER_DELAY_MS and TIMER_DELAY_SEC.
 _ACTS_ON: Final = "|".join(

@@ -199,7 +199,7 @@ def blocks(path: Path) -> int:
     return path.stat().st_blocks * 512
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def punching(tmp_path: Path) -> None:
     path = tmp_path / "probe"
     descriptor = LocalDisk().make_file(path, 1 << 20)
@@ -213,6 +213,7 @@ def punching(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
+@pytest.mark.usefixtures("punching")
 def test_only_unwritten_ranges_of_the_last_file_are_freed(tmp_path: Path) -> None:
     disk = LocalDisk()
     folder = tmp_path / "files"
@@ -229,6 +230,7 @@ def test_only_unwritten_ranges_of_the_last_file_are_freed(tmp_path: Path) -> Non
     assert blocks(folder / "000") >= ROOM_SIZE and blocks(folder / "notes") >= ROOM_SIZE
 
 
+@pytest.mark.usefixtures("punching")
 def test_a_store_that_was_loaded_takes_the_room_of_its_messages(tmp_path: Path) -> None:
     root = tmp_path / "store"
     with StoreWriter.start(root, config=CONFIG) as store:

@@ -1,4 +1,4 @@
-"""Compactions that are interrupted, of damaged exports, or with another writer."""
+"""Compactions that are interrupted, that find damage, or that run beside another writer."""
 
 from __future__ import annotations
 
@@ -263,12 +263,12 @@ def test_too_many_odd_strings_for_one_file(tmp_path: Path, monkeypatch: pytest.M
     parts = sorted(path.name for path in dest.glob("*.parquet"))
     assert compact(dest).files_before == 0
     assert sorted(path.name for path in dest.glob("*.parquet")) == parts
-    # Files of a merge with a number in their names are merged too.
+    # Merged files with a number in their names can be merged again.
     rename(dest, {name: re.sub(r"(\.to\.[0-9]{20})", r"\1.7", name) for name in parts})
     assert len(list(dest.glob("*.to.*.7.1.parquet"))) == 1
     assert rows(dest, *PLACE) == before
     monkeypatch.undo()
-    # The same first and last message, but still a unique name.
+    # The merged file has the same first and last message as before, but a unique name.
     assert compact(dest).files_after == 1
     assert rows(dest, *PLACE) == before
 

@@ -75,7 +75,7 @@ def test_a_sample_that_is_not_there_yet(lake: Lake, tmp_path: Path) -> None:
         lake.export(tmp_path / "store", decode="json")
     put(tmp_path / "store", b'{"a": true}')
     done = lake.export(tmp_path / "store", decode="json")
-    # An object without fields is valid too.
+    # An object without fields is also valid.
     assert (done.messages, done.dead_messages) == (2, 1)
 
 

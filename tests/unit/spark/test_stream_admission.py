@@ -84,7 +84,7 @@ def test_a_frame_that_is_larger_than_the_limit_is_taken(tmp_path: Path) -> None:
     at = 0
     for start, end in places:
         if at != start:
-            # A blank is a step of the batch too.
+            # A batch can also end after a blank.
             assert by_bytes({"b": Backlog(layout, at, places[-1][1])}, 1) == {"b": start}
         at = by_bytes({"b": Backlog(layout, start, places[-1][1])}, 1)["b"]
         assert at == end
@@ -99,7 +99,7 @@ def test_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "x": places[limit - 1][1]
         }
     assert by_rows({"x": Backlog(layout, 0, end)}, 61, {"x": every}) == {"x": end}
-    # One of three messages counts.
+    # The filter takes one message of three.
     assert by_rows({"x": Backlog(layout, 0, end)}, 5, {"x": some}) == {"x": places[13][1]}
     assert by_rows({"x": Backlog(layout, 0, end)}, 500, {"x": some}) == {"x": end}
     none = MessageFilter(topics=frozenset({"nobody"}))

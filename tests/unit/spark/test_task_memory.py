@@ -45,7 +45,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "work",
     [
-        # These write much, or do what another task does too.
+        # These tasks write much, or do the same as another task.
         pytest.param(work, marks=pytest.mark.slow) if work in ("load", "table") else work
         for work in WORKS
     ],

@@ -1,6 +1,6 @@
 """What RocketMQ mishandles and this store survives: one test a row (docs/reliability.md).
 
-Rows about replication, timers or retention have their tests there.
+The rows about replication, timers or retention have their tests beside the tests of those parts.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def test_calls_fail_as_they_are_told(disk: FaultyDisk) -> None:
     assert disk.size(descriptor) == 10
     with pytest.raises(OSError, match="Input/output"):
         disk.list(disk.root)
-    with pytest.raises(ValueError, match="no disk call"):
+    with pytest.raises(ValueError, match="not a disk call"):
         disk.fail("fsnyc")
     disk.close(descriptor)
 

@@ -30,8 +30,8 @@ index key                        index_entry_wrong, index_gap      none: a query
 keys after the index's end       index_behind, index_missing       build_index
 ===============================  ================================  =============================
 
-Salvage uses damage and missing files from :mod:`.log`, and finds gaps and harmed queue offsets
-itself (:mod:`logquarry.repair.salvage.losses`). Rebuild uses damage and missing files.
+Salvage and rebuild use damage and missing files from :mod:`.log`. Salvage itself finds gaps and
+harmed queue offsets (:mod:`logquarry.repair.salvage.losses`).
 
 Two audits of the queues exist, because they answer different questions. :mod:`.queues` compares
 each frame with the entry at the queue offset that the frame names, for every entry of a queue:

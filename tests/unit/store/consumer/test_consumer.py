@@ -94,13 +94,13 @@ def test_copies_in_further_queues_count_by_their_place_there(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("group", "topics", "why"),
     [
-        ("a b", ["t"], "no valid consumer group"),
-        ("g@h", ["t"], "no valid consumer group"),
-        ("", ["t"], "no valid consumer group"),
-        ("g" * 121, ["t"], "no valid consumer group"),
+        ("a b", ["t"], "not a valid consumer group"),
+        ("g@h", ["t"], "not a valid consumer group"),
+        ("", ["t"], "not a valid consumer group"),
+        ("g" * 121, ["t"], "not a valid consumer group"),
         ("g", [], "at least one topic"),
-        ("g", ["../t"], "no topic"),
-        ("g", ["Zürich"], "no topic"),
+        ("g", ["../t"], "not a topic"),
+        ("g", ["Zürich"], "not a topic"),
     ],
 )
 def test_names(store: StoreWriter, group: str, topics: list[str], why: str) -> None:

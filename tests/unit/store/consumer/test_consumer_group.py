@@ -29,7 +29,7 @@ def small_store(tmp_path: Path) -> Iterator[StoreWriter]:
 
 
 def test_the_average_allocation() -> None:
-    # AllocateMessageQueueAveragely: 8 queues and 3 consumers; more consumers than queues.
+    # AllocateMessageQueueAveragely: 8 queues and 3 consumers; then more consumers than queues.
     assert [allocate(range(8), 3, n) for n in range(3)] == [range(3), range(3, 6), range(6, 8)]
     assert [list(allocate([4, 9], 3, n)) for n in range(3)] == [[4], [9], []]
 
