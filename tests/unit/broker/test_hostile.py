@@ -160,6 +160,9 @@ ODD_REQUESTS: dict[str, tuple[int, dict[str, object], object, int]] = {
         22,
     ),
     "a filter of a megabyte": (11, pull_fields("t", 0, subscription="x" * (1 << 20)), None, 23),
+    "a number with an underscore": (30, {"topic": "t", "queueId": "0_0"}, None, 1),
+    "a number with a blank": (30, {"topic": "t", "queueId": " 0"}, None, 1),
+    "a number of 5,000 digits": (30, {"topic": "t", "queueId": "9" * 5_000}, None, 1),
     "a retry of no message": (36, {"group": "g", "offset": 7, "delayLevel": 0}, None, 1),
     "the deletion of a topic that does not exist": (215, {"topic": "x" * 10_000}, None, 0),
 }
