@@ -489,8 +489,7 @@ def parse_fields(
 def _number(name: str, bits: int, text: str) -> int:
     if _INTEGER.fullmatch(text) is None:
         raise ValueError(f"the custom field <{name}> is no number: {text[:80]!r}")
-    value = int(text)
-    if not -1 << bits <= value < 1 << bits:
+    if not -1 << bits <= (value := int(text)) < 1 << bits:
         raise ValueError(f"the custom field <{name}> is too large: {text[:80]!r}")
     return value
 
