@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.broker import background
+from logquarry.broker import BrokerOptions, background
+from logquarry.broker.acl import AccessControl, Account
 from logquarry.protocol.remoting_codes import RequestCode
 from tests.conformance.oracle import RUN
 from tests.helpers.broker_client import connected
@@ -42,13 +43,20 @@ async def create(address: str, topic: str) -> None:
     await client.close()
 
 
-def outcome(path: Path, *command: str | Path, cwd: Path, topic: str | None = None) -> list[str]:
+def outcome(
+    path: Path,
+    *command: str | Path,
+    cwd: Path,
+    topic: str | None = None,
+    options: BrokerOptions | None = None,
+    keys: tuple[str, ...] = (),
+) -> list[str]:
     """The lines that a program prints: OK or FAIL for each scenario."""
-    with background(path, config=CONFIG) as broker:
+    with background(path, options=options, config=CONFIG) as broker:
         if topic is not None:
             asyncio.run(create(broker.address, topic))
         done = subprocess.run(
-            [*command, broker.name_server],
+            [*command, broker.name_server, *keys],
             cwd=cwd,
             capture_output=True,
             text=True,
@@ -70,8 +78,16 @@ def test_python(tmp_path: Path) -> None:
     install(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
     install(python, "-m", "pip", "install", "-q", "rocketmq==0.4.4", cwd=tmp_path)
-    lines = outcome(tmp_path / "s", python, PROGRAMS / "client.py", cwd=tmp_path)
-    assert lines == ["OK send", "OK push", "OK pull"]
+    program = python, PROGRAMS / "client.py"
+    lines = outcome(tmp_path / "s", *program, cwd=tmp_path)
+    assert lines == ["OK send", "OK push", "OK pull", "OK broadcast"]
+    # This client has no TLS.
+    both = frozenset({"PUB", "SUB"})
+    account = Account("client1", "secret1", default_topic=both, default_group=both)
+    options = BrokerOptions(acl=AccessControl(account))
+    keys = "client1", "secret1"
+    lines = outcome(tmp_path / "a", *program, cwd=tmp_path, options=options, keys=keys)
+    assert lines == ["OK send", "OK push", "OK pull", "OK broadcast"]
 
 
 def test_node(tmp_path: Path) -> None:

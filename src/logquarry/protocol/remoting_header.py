@@ -8,6 +8,7 @@ compares the two.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping
 from enum import IntEnum
@@ -486,15 +487,14 @@ def parse_fields(
 
 
 def _number(name: str, bits: int, text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise ValueError(f"the custom field <{name}> is not a number: {text[:80]!r}") from None
-    if not -1 << bits <= value < 1 << bits:
+    if _INTEGER.fullmatch(text) is None:
+        raise ValueError(f"the custom field <{name}> is not a number: {text[:80]!r}")
+    if not -1 << bits <= (value := int(text)) < 1 << bits:
         raise ValueError(f"the custom field <{name}> is too large: {text[:80]!r}")
     return value
 
 
 _TEXT, _BOOL, _REQUIRED = TEXT, BOOL, REQUIRED
+_INTEGER: Final = re.compile(r"[+-]?\d{1,99}")  # Java takes neither blanks nor underscores.
 # raw_decode without a Python call around it; the type stubs lack it.
 _scan: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined]

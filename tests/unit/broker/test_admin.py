@@ -219,3 +219,20 @@ def test_key_value_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     play(second, path, read_only=True)
     written = json.loads((path / "config" / "kvConfig.json").read_text())
     assert written == {"configTable": {"ORDER_TOPIC_CONFIG": {"t": "broker-a:2"}}}
+
+
+def test_a_topic_that_is_created_again_continues_at_its_queue_offsets(tmp_path: Path) -> None:
+    """RocketMQ would start at 0 again; here nothing is deleted, and groups keep their offsets."""
+
+    async def scenario(_: Broker, client: Client) -> None:
+        for number in range(3):
+            assert (await client.send("t", b"%d" % number)).code == 0
+        await _until(client, "t", 3)
+        assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"})).code == 0
+        assert (await client.pull("t")).code == ResponseCode.TOPIC_NOT_EXIST
+        sent = await client.send("t", b"3")
+        assert sent.ext_fields["queueOffset"] == "3"
+        got = messages_of(await _until(client, "t", 4))
+        assert [message.body for message in got] == [b"0", b"1", b"2", b"3"]
+
+    play(scenario, tmp_path / "s")

@@ -160,6 +160,9 @@ ODD_REQUESTS: dict[str, tuple[int, dict[str, object], object, int]] = {
         22,
     ),
     "a filter of a megabyte": (11, pull_fields("t", 0, subscription="x" * (1 << 20)), None, 23),
+    "a number with an underscore": (30, {"topic": "t", "queueId": "0_0"}, None, 1),
+    "a number with a blank": (30, {"topic": "t", "queueId": " 0"}, None, 1),
+    "a number of 5,000 digits": (30, {"topic": "t", "queueId": "9" * 5_000}, None, 1),
     "a retry of no message": (36, {"group": "g", "offset": 7, "delayLevel": 0}, None, 1),
     "the deletion of a topic that does not exist": (215, {"topic": "x" * 10_000}, None, 0),
 }
@@ -208,7 +211,6 @@ def test_the_end_of_a_transaction_names_its_half_message(tmp_path: Path) -> None
         half = "TRAN_MSG\x01true\x02PGROUP\x01pg\x02UNIQ_KEY\x01u7"
         sent = (await client.send("t", b"kept", f=4, i=half)).ext_fields
         plain = (await client.send("t", b"plain")).ext_fields
-        assert sent is not None and plain is not None
         right = {
             "producerGroup": "pg",
             "tranStateTableOffset": sent["queueOffset"],

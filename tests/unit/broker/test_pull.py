@@ -81,9 +81,8 @@ def test_any_message_of_an_arrival_ends_a_held_pull(tmp_path: Path) -> None:
     async def scenario(_: Broker, client: Client) -> None:
         await send(client, "a")
         await _until(client, "t")
-        held = client.post(
-            RequestCode.PULL_MESSAGE, pull_fields("t", 1, **SUSPENDS | FILTERS["tags"])
-        )
+        fields: dict[str, Any] = SUSPENDS | FILTERS["tags"]
+        held = client.post(RequestCode.PULL_MESSAGE, pull_fields("t", 1, **fields))
         await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
         wire = encode([BatchItem(tag.encode(), b"TAGS\x01" + tag.encode()) for tag in "abaca"])
         sent = await client.ask(

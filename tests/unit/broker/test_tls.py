@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import sys
@@ -9,10 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.broker import BrokerOptions, background
+from logquarry.broker import Broker, BrokerOptions, background
+from logquarry.broker.acl import AccessControl, Account, sign
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, encode
 from logquarry.protocol.remoting_codes import RequestCode
-from tests.helpers.broker_client import PATIENCE_SECONDS, SMALL
+from tests.helpers.broker_client import (
+    PATIENCE_SECONDS,
+    SMALL,
+    connected,
+    messages_of,
+    pull_fields,
+    send_fields,
+)
 from tests.helpers.replication import make_certificate
 
 _CONNECTIONS = 200
@@ -45,3 +54,37 @@ def test_no_handshake_loses_its_first_bytes(
                 while not answers:
                     answers = reader.receive_data(client.recv(1 << 16))
                 assert answers[0].opaque == 7 and answers[0].code == 0
+
+
+def test_accounts_behind_tls(tmp_path: Path) -> None:
+    """A send and a pull need a signature there too."""
+    certificate, key = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    both = frozenset({"PUB", "SUB"})
+    acl = AccessControl(Account("client1", "secret1", default_topic=both, default_group=both))
+
+    async def scenario() -> None:
+        options = BrokerOptions(tls=context, acl=acl)
+        async with Broker(tmp_path / "s", options=options, config=SMALL) as broker:
+            client = await connected(broker.address, ssl=trusting, server_hostname="localhost")
+
+            def as_account(
+                fields: dict[str, object], body: bytes, secret: str = "secret1"
+            ) -> dict[str, str]:
+                texts = {name: str(value) for name, value in fields.items()}
+                texts["AccessKey"] = "client1"
+                return texts | {"Signature": sign(texts, body, secret).decode()}
+
+            send, plain = RequestCode.SEND_MESSAGE_V2, send_fields("t")
+            for fields in plain, as_account(plain, b"x", "another"), as_account(plain, b"y"):
+                assert (await client.ask(send, fields, b"x")).code != 0
+            assert (await client.ask(send, as_account(plain, b"x"), b"x")).code == 0
+            pull = pull_fields("t", 0, sysFlag=2 | 4, suspendTimeoutMillis=30_000)
+            assert (await client.ask(RequestCode.PULL_MESSAGE, pull)).code != 0
+            got = await client.ask(RequestCode.PULL_MESSAGE, as_account(pull, b""))
+            assert [message.body for message in messages_of(got)] == [b"x"]
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
