@@ -277,7 +277,7 @@ def test_files_that_are_large_for_few_rows_are_told_before(
     tasks = staged(plan, [row(queue_id=0), row(queue_id=1)])
     with pytest.raises(StoreUnavailable, match="before anything"):
         commit_load(plan, LOAD, tasks, run=stop)
-    told = "2 new stores of at least 1.4 GiB each" in caplog.text and "docs/sink.md" in caplog.text
+    told = "2 new stores of at least 2.4 GiB each" in caplog.text and "docs/sink.md" in caplog.text
     assert told is not is_small
 
 
