@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -164,6 +165,26 @@ def test_any_call_of_the_class(values: list[Any], named: dict[str, Any]) -> None
     assert made(lambda: Message(*values, **named)) == made(
         lambda: Message.__new__(Message, *values, **named)
     )
+
+
+@given(st.lists(st.tuples(ANY, ANY), max_size=6))
+def test_any_values_in_the_same_calls(found: list[tuple[Any, Any]]) -> None:
+    # Compiled, a call uses the places of the names of the call before if both calls have the same
+    # names. The first two calls have the same names, but another number of values without a name.
+    of = partial(Message.__new__, Message)
+    for one, other in found:
+        for _ in range(2):
+            assert made(lambda a=one, b=other: Message("t", queue_id=b, keys=a)) == made(
+                lambda a=one, b=other: of("t", queue_id=b, keys=a)
+            )
+        for _ in range(2):
+            assert made(lambda a=one, b=other: Message("t", b"b", queue_id=b, keys=a)) == made(
+                lambda a=one, b=other: of("t", b"b", queue_id=b, keys=a)
+            )
+        for _ in range(2):
+            assert made(lambda a=one, b=other: Message(topic=b, body=a)) == made(
+                lambda a=one, b=other: of(topic=b, body=a)
+            )
 
 
 def test_a_subclass_is_made_as_one() -> None:
