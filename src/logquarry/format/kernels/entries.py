@@ -16,13 +16,7 @@ from logquarry.format.kernels.bytes import (
     store_i64,
 )
 from logquarry.format.kernels.properties import KEYS, TAGS, UNIQ_KEY
-from logquarry.format.rows import (
-    FRAME_SIZE,
-    PHYSICAL_OFFSET,
-    QUEUE,
-    QUEUE_OFFSET,
-    TAGS_CODE,
-)
+from logquarry.format.rows import FRAME_SIZE, PHYSICAL_OFFSET, QUEUE, QUEUE_OFFSET, TAGS_CODE
 
 SPACE = ord(properties.KEY_SEPARATOR)
 _LARGEST = java.INT_MAX

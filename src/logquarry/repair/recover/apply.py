@@ -2,9 +2,8 @@
 
 An interrupted recovery can be run again with the same result. For that, ``abort`` is created before
 any change. A store with ``abort`` no longer shows where its log ended at a clean shutdown, so the
-durable offset is written even before. Then the log is repaired, then queues and index. When all of
-them are on the disk, the durable offset is written, and then the checkpoint. The durable offset
-names the checkpoint's times in advance, so that it is valid at every moment.
+durable offset is written even before. Then the log is repaired, then queues and index; when they
+are on the disk, the durable offset, with the checkpoint's times, and then the checkpoint.
 """
 
 from __future__ import annotations

@@ -44,12 +44,7 @@ from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
-from logquarry.read.log_end import (
-    known_damage,
-    last_entries,
-    last_file_start,
-    sound_bound,
-)
+from logquarry.read.log_end import known_damage, last_entries, last_file_start, sound_bound
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.read.store_sizes import with_sizes

@@ -39,11 +39,7 @@ from logquarry.repair.audit.differences import (
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, made_whole, torn_end
 from logquarry.repair.audit.runs import EntryFacts, runs_ahead
-from logquarry.repair.rebuild.swap import (
-    folder_to_recover,
-    why_not_built,
-    why_replaced,
-)
+from logquarry.repair.rebuild.swap import folder_to_recover, why_not_built, why_replaced
 from logquarry.repair.recover.folder_check import (
     check_entries,
     check_queue_folder,
