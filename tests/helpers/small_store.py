@@ -42,17 +42,17 @@ def forget_start(root: Path) -> None:
         path.write_bytes(path.read_bytes()[:MARK_SIZE])
 
 
-def message_facts(root: Path) -> dict[str, tuple[bytes, int]]:
-    """The facts of log, queues and index, without empty files.
+def message_files(root: Path) -> dict[str, bytes]:
+    """The files of log, queues and index that are not empty.
 
-    An open writer changes these only for puts. It writes its other files, and makes the next file
-    of the log, at times of its choice.
+    An open writer changes their bytes only for puts, but their times also when it loads pages
+    ahead. It writes its other files, and makes the next file of the log, at times of its choice.
     """
     return {
-        name: fact
+        name: data
         for folder in ("commitlog", "consumequeue", "index")
-        for name, fact in facts(root / folder).items()
-        if any(fact[0])
+        for name, (data, _) in facts(root / folder).items()
+        if any(data)
     }
 
 

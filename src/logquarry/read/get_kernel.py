@@ -39,6 +39,8 @@ _NO_MATCH: Final = GetMessageStatus.NO_MATCHED_MESSAGE
 _ROOM: Final = 1 << 20
 """Bytes of table and frames in one answer; the reference makes larger ones."""
 _MOST_AT_ONCE: Final = 1 << 12
+_LONGEST: Final = 1 << 20
+"""Maximum bytes of the log that are read for the messages of one get."""
 _MASK: Final = (1 << COUNT_SHIFT) - 1
 _REFERENCE_GETS: Final = 64
 """Gets by the reference before the kernels are loaded, which takes half a second."""
@@ -197,7 +199,7 @@ class KernelGet:
         to = scratch.address
         found = kernel(first, count, max_count, on_disk, wanted, at_hand.address, to, _ROOM)
         if found == NOT_AT_HAND:
-            at_hand = self._read_log(units, offset)
+            at_hand = self._read_log(units, offset, max_count)
             state = at_hand.address
             found = kernel(first, count, max_count, on_disk, wanted, state, to, _ROOM)
         taken = found >> COUNT_SHIFT & _MASK
@@ -250,9 +252,17 @@ class KernelGet:
         found = self._entries[queue] = _Entries(first, units)
         return found
 
-    def _read_log(self, units: _Entries, offset: int) -> LogAtHand:
-        """The bytes of the log around the message of a queue offset."""
-        place, size, _ = units.units[offset - units.first].item()
+    def _read_log(self, units: _Entries, offset: int, count: int = 1) -> LogAtHand:
+        """The bytes of the log around ``count`` messages from a queue offset on.
+
+        If they lie further apart than _LONGEST, the first ones.
+        """
+        at = offset - units.first
+        place, size, _ = units.units[at].item()
+        if count > 1:
+            # Between the messages of a queue lie those of the other queues.
+            last, last_size, _ = units.units[min(at + count, len(units.units)) - 1].item()
+            size = max(size, min(last + last_size - place, _LONGEST))
         start, end, data = self._log.window_at(place, size)
         if self._log.unreadable_at(place, size) is not None:
             # Only the reference reports unreadable bytes.

@@ -23,7 +23,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import verify_store
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
-from tests.helpers.small_store import bodies, config, message_facts, opened
+from tests.helpers.small_store import bodies, config, message_files, opened
 
 COUNT = 60
 
@@ -114,10 +114,10 @@ def test_03_a_second_opener_of_a_live_store(tmp_path: Path) -> None:
         store.put(lq.Message("t", b"x"))
         store.wait_dispatched()
         store.flush()
-        before = message_facts(tmp_path)
+        before = message_files(tmp_path)
         with pytest.raises(StoreUnavailable, match="process"):
             opened(tmp_path)
-        assert message_facts(tmp_path) == before
+        assert message_files(tmp_path) == before
         store.put(lq.Message("t", b"y"))
         assert bodies(store) == [b"x", b"y"]
 

@@ -25,7 +25,7 @@ from logquarry.repair.verify import verify_store
 from logquarry.store import services
 from tests.helpers.failing_disk import ENOSPC, FaultyDisk
 from tests.helpers.python_process import run
-from tests.helpers.small_store import NOW, bodies, config, facts, message_facts, opened
+from tests.helpers.small_store import NOW, bodies, config, facts, message_files, opened
 
 # ------------------------------------------------------------------------------ open and close
 _KERNELS_OF_A_PUT = """
@@ -310,7 +310,7 @@ def test_a_second_opener_is_refused_before_it_reads(tmp_path: Path) -> None:
         store.put(lq.Message("t", keys="k"))
         store.wait_dispatched()
         store.flush()
-        before = message_facts(tmp_path)
+        before = message_files(tmp_path)
         with pytest.raises(StoreUnavailable, match=f"process {os.getpid()}"):
             lq.MessageStore.open(tmp_path, mode="rw")
         done = run(
@@ -325,7 +325,7 @@ def test_a_second_opener_is_refused_before_it_reads(tmp_path: Path) -> None:
             timeout=120,
         )
         assert f"process {os.getpid()}" in done.stdout, done.stderr
-        assert message_facts(tmp_path) == before
+        assert message_files(tmp_path) == before
         assert store.put(lq.Message("t")).queue_offset == 1
 
 

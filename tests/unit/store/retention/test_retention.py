@@ -27,7 +27,7 @@ from logquarry.store.retention import rules as rules_of_disk
 from logquarry.store.retention.retain import RetentionService
 from logquarry.store.retention.rules import DiskUse
 from tests.helpers.failing_disk import FaultyDisk, StoppedDisk
-from tests.helpers.small_store import NOW, config, facts, message_facts
+from tests.helpers.small_store import NOW, config, facts, message_files
 
 COUNT = 300
 STEP = 1_000
@@ -351,13 +351,13 @@ def test_a_disk_that_does_not_delete(store_root: Path) -> None:
 # --------------------------------------------------------------------------------------- refusals
 def test_a_store_in_use_is_left_alone(store_root: Path) -> None:
     with StoreWriter.start(store_root, config=config()):
-        before = message_facts(store_root)
+        before = message_files(store_root)
         plan = retain(store_root, older_than_ms=0)
         assert plan.refused is not None
         assert "open in another program" in plan.refused
         with pytest.raises(StoreUnavailable, match="open in another program"):
             retain(store_root, older_than_ms=0, apply=True)
-        assert message_facts(store_root) == before
+        assert message_files(store_root) == before
 
 
 def test_a_crashed_store_is_left_alone(store_root: Path) -> None:
