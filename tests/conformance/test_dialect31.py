@@ -195,7 +195,6 @@ def test_messages_that_rocketmq_never_wrote_need_no_consent(golden: Path, tmp_pa
     assert plan.loss is None
     reasons = [span.reason for span in found] + [span.reason for span in plan.damage]
     words = "RocketMQ 3 acknowledged a message larger than a file, and never wrote it"
-    reasons = [span.reason for span in found] + [span.reason for span in plan.damage]
     assert all(words in reason for reason in reasons)
     assert [span.offset for span in plan.damage] == [8192, 24576]
     assert not lq.recover(root).is_needed
