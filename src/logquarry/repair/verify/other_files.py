@@ -59,7 +59,10 @@ def check_names(layout: StoreLayout, report: VerifyReport) -> None:
     try:
         check_entries(root, layout.config)
     except WrongEntry as error:
-        report.add("wrong_entry", str(error.path.relative_to(root)), 0, error.reason)
+        # A folder of the log may be outside the store's folder.
+        inside = error.path.is_relative_to(root)
+        name = error.path.relative_to(root) if inside else error.path
+        report.add("wrong_entry", str(name), 0, error.reason)
 
 
 def check_checkpoint(
