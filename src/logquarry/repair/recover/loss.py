@@ -1,8 +1,9 @@
 """Finds the messages that a recovery would lose, and whether the user must accept the loss.
 
 A message is lost if a queue, the index, the durable offset or the checkpoint knows it, and the
-recovered log does not have it. Entries of messages before the log's first offset are expired, not
-lost. Damage that an earlier recovery recorded was accepted then.
+recovered log does not have it, or has other messages in its place
+(:mod:`logquarry.repair.recover.replaced`). Entries of messages before the log's first offset are
+expired, not lost. Damage that an earlier recovery recorded was accepted then.
 
 A crash normally loses messages; that is a fault only if a message was on the disk already. The
 following facts show that a message was on the disk ("vouch for it"):
@@ -18,7 +19,7 @@ The loss of such messages needs the user's consent (``accept_loss``) if it excee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -35,8 +36,10 @@ from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
 from logquarry.read.batch_queue import all_queues, frames_in
 from logquarry.read.index_file import LARGEST_MESSAGE, indexed_frames
 from logquarry.read.log_end import known_damage
+from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units, has_message
 from logquarry.repair.audit.log import NEVER_WRITTEN, never_written
+from logquarry.repair.recover.replaced import ReplacedFiles, probes, without_frame
 
 _SMALL_BYTES: Final = 64 << 10
 _SMALL_SHARE: Final = 10
@@ -140,18 +143,23 @@ def find_loss(
     end: int,
     damage: Sequence[DamagedSpan] = (),
     last_timestamp: int | None = None,
+    dropped: Mapping[QueueKey, int] | None = None,
 ) -> Loss | None:
     """The loss: messages that the store knows of and the recovered log lacks; None without any.
 
-    Reads the queues from their ends back to the first entry that is not lost.
+    Reads the queues from their ends back to the first entry that is not lost, and the frames of the
+    entries that are dropped.
 
     Args:
         layout: the store's files before the recovery; its log without misnamed files.
         end: physical offset at which the log will end.
         damage: damage within the log.
         last_timestamp: store time of the last message before ``end``, None if unknown.
+        dropped: the queues that differ from the log, each with the queue offset of its first
+            entry that is dropped. None if they were not compared: a few entries of each queue then
+            show which queues differ.
     """
-    return _Search(layout, end, damage, last_timestamp).loss()
+    return _Search(layout, end, damage, last_timestamp, dropped).loss()
 
 
 def vouched_end(
@@ -161,7 +169,7 @@ def vouched_end(
 
     The arguments are those of :func:`find_loss`.
     """
-    return _Search(layout, end, damage, last_timestamp).vouched_end()
+    return _Search(layout, end, damage, last_timestamp, {}).vouched_end()
 
 
 class _Search:
@@ -171,11 +179,14 @@ class _Search:
         end: int,
         damage: Sequence[DamagedSpan],
         last_timestamp: int | None,
+        dropped: Mapping[QueueKey, int] | None,
     ) -> None:
         self._layout = layout
+        self._dropped = dropped
         self._log = layout.commit_log
         self._end = max(end, self._log.start)
-        known = known_damage(layout)
+        self._all_damage = damage
+        self._known = known = known_damage(layout)
         self._damage = [
             span for span in damage if span.offset not in known and span.reason != NEVER_WRITTEN
         ]
@@ -238,8 +249,11 @@ class _Search:
     def _lost(self) -> _Frames:
         """The lost frames, in the order of the log."""
         lowest = min([self._end, *(span.offset for span in self._damage)])
-        found: list[_Frames] = [np.empty((0, 3), np.int64)]
-        for queue in all_queues(self._layout):
+        queues = all_queues(self._layout)
+        replaced = self._replaced(queues)
+        self._replaced_places = replaced[:, 0]
+        found: list[_Frames] = [np.empty((0, 3), np.int64), replaced]
+        for queue in queues:
             found += self._lost_of(queue, lowest)
         # The index comes after the queues, which have the sizes.
         found.append(self._lost_of_index(lowest))
@@ -265,6 +279,51 @@ class _Search:
                 return
             if len(frames):
                 after = int(frames[0, 0])
+
+    def _replaced(self, queues: Sequence[Queue]) -> _Frames:
+        """The frames within the log whose places hold other messages now."""
+        dropped = self._differing(queues) if self._dropped is None else self._dropped
+        found: list[_Frames] = [np.empty((0, 3), np.int64)]
+        doubtful: set[QueueKey] = set()
+        for queue in queues:
+            key = queue.topic, queue.queue_id
+            first = dropped.get(key)
+            if first is None:
+                continue
+            runs = queue.runs(first, queue.max_offset)
+            parts = [_frames(units, is_batch=queue.is_batch) for _, units in runs]
+            if parts:
+                frames = self._without_frame(_in_order(np.concatenate(parts), None))
+                found.append(frames)
+                if len(frames):
+                    doubtful.add(key)
+        frames = np.concatenate(found)
+        if not len(frames):
+            return frames
+        return frames[ReplacedFiles(self._layout, queues, doubtful).holds(frames[:, 0])]
+
+    def _differing(self, queues: Sequence[Queue]) -> Mapping[QueueKey, int]:
+        """The queues with entries that name no frame, as far as a few entries show."""
+        keys: list[QueueKey] = []
+        parts: list[_Frames] = [np.empty((0, 3), np.int64)]
+        for key, units in probes(queues):
+            parts.append(_frames(units, is_batch=False))
+            keys += [key] * len(parts[-1])
+        frames = np.concatenate(parts)
+        places = self._without_frame(frames)[:, 0]
+        differing = np.flatnonzero(np.isin(frames[:, 0], places)).tolist()
+        return {keys[number]: 0 for number in differing}
+
+    def _without_frame(self, frames: _Frames) -> _Frames:
+        """The frames that sound parts of the log do not have."""
+        starts, ends = frames[:, 0], frames[:, 0] + frames[:, 1]
+        inside = (starts >= self._log.start) & (ends <= self._end)
+        for span in self._all_damage:
+            inside &= (starts >= span.offset + span.length) | (ends <= span.offset)
+        inside &= ~np.isin(starts, list(self._never))
+        frames = frames[inside]
+        frames = frames[without_frame(self._layout, frames[:, 0], frames[:, 1])]
+        return frames[[place not in self._known for place in frames[:, 0].tolist()]]
 
     def _lost_of_index(self, lowest: int) -> _Frames:
         # RocketMQ keeps the index of an empty log, so that index shows no loss.
@@ -325,6 +384,14 @@ class _Search:
             more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
             return "; ".join(found[:_MOST_NAMED]) + more
         within = int(np.count_nonzero(lost[:, 0] < self._end))
+        replaced = len(self._replaced_places)
+        if replaced:
+            first = int(self._replaced_places.min())
+            path = self._layout.log_path(first)
+            words = f"{path} has other messages than the queues name, from {first} on"
+            if len(lost) > replaced:
+                words += f"; the log will end at {self._end}"
+            return words
         if len(lost) and within == len(lost):
             return f"the log is damaged from {int(lost[0, 0])} on"
         words = f"the log will end at {self._end}"

@@ -194,7 +194,11 @@ class _Planner:
             damage=tuple(log.damage),
             steps=tuple(self._steps),
             loss=find_loss(
-                layout, end=log.end, damage=log.damage, last_timestamp=log.last_timestamp
+                layout,
+                end=log.end,
+                damage=log.damage,
+                last_timestamp=log.last_timestamp,
+                dropped=self._dropped(audited),
             ),
             config=config,
             queues=queues,
@@ -283,6 +287,19 @@ class _Planner:
             )
 
     # ----------------------------------------------------------------------------------- queues
+    def _dropped(self, audited: Sequence[AuditedQueue]) -> dict[QueueKey, int]:
+        """The first entry that is dropped of each queue that differs from the log."""
+        found: dict[QueueKey, int] = {}
+        for one in audited:
+            queue = self._queues.get(one.key)
+            first = one.kept_until if one.difference is None else one.difference.offset
+            if queue is None or queue.is_batch:
+                # A batch queue counts entries, each of several messages.
+                first = 0 if queue is None or first < one.had_until else one.had_until
+            if first < one.had_until or queue is None:
+                found[one.key] = first
+        return found
+
     def _find_queues(self) -> None:
         """Find the queues whose files can be used; the others are rebuilt."""
         self._queues: dict[QueueKey, Queue | None] = {}

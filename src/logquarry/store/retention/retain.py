@@ -35,6 +35,7 @@ from logquarry.log.store_files import DURABLE, INDEX, REDO_LOG, STATE_TABLE
 from logquarry.read.fence import Action, refusal, require
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.recover.folder_check import check_entries
+from logquarry.repair.recover.loss import missing_files
 from logquarry.store.load.ledger import Ledger
 from logquarry.store.retention.plan import RetentionPlan, plan_retention
 from logquarry.store.retention.rules import (
@@ -53,6 +54,7 @@ from logquarry.write.queue_table import QueueTable
 logger = logging.getLogger(__name__)
 
 _PERCENT: Final = 100
+_RECOVER: Final = "bring the file back, or run verify and recover the store first"
 
 
 class LiveRetention:
@@ -343,6 +345,10 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
         return "the store was not shut down cleanly: recover it first"
     if layout.lost_head is not None:
         return f"{layout.lost_head}: recover the store first"
+    missing = next(missing_files(layout, layout.commit_log.end), None)
+    if missing is not None:
+        end = missing.offset + missing.length
+        return f"{missing.path}: the log has no file for {missing.offset} to {end}: {_RECOVER}"
     try:
         intent = Ledger(LocalDisk(), root).intent()
     except CorruptFile as error:

@@ -548,3 +548,15 @@ def test_views_of_a_deleted_file_stay_good(store_root: Path) -> None:
     assert not (store_root / "commitlog" / f"{0:020d}").exists()
     assert bytes(window) == data
     assert any(data)
+
+
+def test_a_missing_middle_file_is_refused_before_anything_is_deleted(store_root: Path) -> None:
+    missing = sorted((store_root / "commitlog").iterdir())[1]
+    missing.unlink()
+    before = facts(store_root)
+    refused = retain(store_root, older_than_ms=0).refused
+    assert refused is not None
+    assert f"{missing.name}: the log has no file for {FILE} to {2 * FILE}" in refused
+    with pytest.raises(StoreUnavailable, match="run verify and recover the store first"):
+        retain(store_root, older_than_ms=0, apply=True)
+    assert facts(store_root) == before

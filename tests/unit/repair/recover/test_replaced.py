@@ -1,0 +1,153 @@
+"""Log files that were replaced by those of another store: the queues show what was lost."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.config import RECOVERIES
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.recover.loss import LossRefused
+from logquarry.repair.recover.plan import RecoveryMode
+from tests.helpers.small_store import config, opened
+
+COUNT = 200
+
+
+def make(root: Path, topics: tuple[str, ...], width: int) -> Path:
+    with opened(root) as writer:
+        for number in range(COUNT):
+            topic = topics[number % len(topics)]
+            writer.put(lq.Message(topic, b"%06d " % number * width, queue_id=number // 3 % 2))
+    return root
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("made") / "store", ("orders", "bills"), 30)
+
+
+@pytest.fixture(scope="module", params=["other topics", "the same topics"])
+def foreign(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    topics = ("other", "topics") if request.param == "other topics" else ("orders", "bills")
+    return make(tmp_path_factory.mktemp("foreign") / "store", topics, 41)
+
+
+@pytest.fixture(params=["with durable offset", "of another program"])
+def store(request: pytest.FixtureRequest, made: Path, tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    shutil.copytree(made, root)
+    if request.param == "of another program":
+        shutil.rmtree(root / ".logquarry")
+    return root
+
+
+def files(root: Path) -> list[Path]:
+    return sorted((root / "commitlog").iterdir())
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {
+        str(path): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
+
+
+def places(root: Path) -> dict[int, int]:
+    """Physical offset -> size of each message."""
+    with lq.MessageStore.open(root) as reader:
+        return {one.physical_offset: one.size for one in reader.scan()}
+
+
+@pytest.mark.parametrize("mode", RECOVERIES)
+def test_a_replaced_log_needs_consent(store: Path, foreign: Path, mode: RecoveryMode) -> None:
+    had = places(store)
+    for path in files(store):
+        shutil.copy(foreign / "commitlog" / path.name, path)
+    has = places(foreign)
+    before = contents(store)
+    loss = lq.recover(store, mode=mode).loss
+    assert loss is not None
+    assert loss.needs_consent
+    assert loss.messages == sum(has.get(place) != size for place, size in had.items())
+    assert "has other messages than the queues name, from 0 on" in loss.reason
+    with pytest.raises(LossRefused, match=f"^.*: {loss.messages} messages would be lost"):
+        lq.recover(store, mode=mode, apply=True)
+    with pytest.raises(LossRefused, match="--accept-loss"):
+        rebuild(store, apply=True, config=config())
+    assert contents(store) == before
+
+
+def test_opening_for_writing_and_consent(store: Path, foreign: Path) -> None:
+    for path in files(store):
+        shutil.copy(foreign / "commitlog" / path.name, path)
+    with pytest.raises(LossRefused, match="has other messages"):
+        lq.MessageStore.open(store, mode="rw", config=config())
+    loss = lq.recover(store).loss
+    assert loss is not None
+    lq.recover(store, apply=True, accept_loss=loss.bytes)
+    assert lq.recover(store).loss is None
+
+
+@pytest.mark.parametrize("mode", RECOVERIES)
+def test_a_replaced_middle_file_needs_consent(
+    store: Path, foreign: Path, mode: RecoveryMode
+) -> None:
+    had = places(store)
+    first, second, third = files(store)[1:4]
+    shutil.copy(foreign / "commitlog" / second.name, second)
+    loss = lq.recover(store, mode=mode).loss
+    assert loss is not None
+    assert loss.needs_consent
+    inside = [place for place in had if int(second.name) <= place < int(third.name)]
+    assert loss.messages == len(inside) > 10
+    assert str(second) in loss.reason
+    assert first.name not in loss.reason
+
+
+# ---------------------------------------------------------------------------------- no false alarm
+def test_swapped_queues_lose_nothing(store: Path) -> None:
+    one, other = (store / "consumequeue" / "orders" / name for name in "01")
+    one.rename(store / "aside")
+    other.rename(one)
+    (store / "aside").rename(other)
+    assert lq.recover(store, config=config(), apply=True).loss is None
+
+
+@pytest.mark.parametrize("mode", RECOVERIES)
+def test_a_queue_of_another_store_loses_nothing(
+    store: Path, tmp_path: Path, mode: RecoveryMode
+) -> None:
+    # Its entries end before the log does.
+    other = make(tmp_path / "other", ("orders", "bills"), 20)
+    shutil.rmtree(store / "consumequeue" / "orders" / "0")
+    shutil.copytree(
+        other / "consumequeue" / "orders" / "0", store / "consumequeue" / "orders" / "0"
+    )
+    assert lq.recover(store, mode=mode).loss is None
+
+
+@pytest.mark.parametrize("mode", RECOVERIES)
+def test_lagging_queues_and_a_torn_tail_lose_nothing_within_the_log(
+    store: Path, mode: RecoveryMode
+) -> None:
+    (store / "abort").touch()
+    end = max(places(store))
+    path = [one for one in files(store) if int(one.name) <= end][-1]
+    data = path.read_bytes()
+    at = end - int(path.name)
+    path.write_bytes(data[: at + 40].ljust(len(data), b"\0"))
+    loss = lq.recover(store, mode=mode).loss
+    assert loss is None or loss.messages == 1
+
+
+def test_a_sound_store_has_no_message_without_a_frame(store: Path) -> None:
+    layout = StoreLayout.open(store)
+    from logquarry.repair.recover.loss import find_loss
+
+    assert find_loss(layout, end=layout.commit_log.end) is None
