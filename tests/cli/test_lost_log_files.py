@@ -212,3 +212,17 @@ def test_all_commands_count_the_same_loss(root: Path, made: Path) -> None:
         assert done in run(*words).output
     shutil.rmtree(root / ".logquarry")
     assert done in run("info", root).output
+
+
+def test_a_folder_in_place_of_an_index_file_ends_with_a_next_step(root: Path) -> None:
+    (path,) = (root / "index").iterdir()
+    path.unlink()
+    path.mkdir()
+    last = run("verify", root).stdout.splitlines()[-1]
+    assert last == (
+        f"next: move index/{path.name} out of the store, then: "
+        f"logquarry rebuild {root} --in-place --index"
+    )
+    path.rmdir()
+    assert run("rebuild", root, "--in-place", "--index", "--apply").exit_code == 0
+    assert "next:" not in run("verify", root).stdout
