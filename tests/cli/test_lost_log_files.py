@@ -80,7 +80,10 @@ def test_the_index_alone_shows_the_loss(root: Path, *, is_crashed: bool) -> None
     shown = run("salvage", root)
     assert shown.exit_code == 1
     assert "the log reached 56313 once and ends at 49152 now" in shown.output
-    assert run("recover", root, "--apply", "--accept-loss", "7161").exit_code == 0
+    shown = run("recover", root, "--apply", "--accept-loss", "7161")
+    assert shown.exit_code == 0
+    assert "11 messages lost, 7,161 bytes" in shown.output
+    assert "would be" not in shown.output
     assert run("verify", root).exit_code == 0
     assert "nothing to do" in run("recover", root).output
 
@@ -104,6 +107,15 @@ def test_the_checkpoint_alone_shows_the_loss(root: Path, *, is_crashed: bool) ->
     assert verified.exit_code == 0
     assert "checkpoint_ahead" not in verified.output
     assert "nothing to do" in run("recover", root).output
+
+
+def test_salvage_promises_nothing_of_messages_before_the_log(root: Path) -> None:
+    operator_faults.log_files(root)[0].unlink()
+    for name in (".logquarry", "consumequeue", "index"):
+        shutil.rmtree(root / name)
+    shown = run("salvage", root)
+    assert "earlier messages have expired, or their files are missing" in shown.output
+    assert "; nothing of the present files is lost" in shown.output
 
 
 def test_an_index_file_of_another_header_shows_nothing(root: Path) -> None:
@@ -200,3 +212,17 @@ def test_all_commands_count_the_same_loss(root: Path, made: Path) -> None:
         assert done in run(*words).output
     shutil.rmtree(root / ".logquarry")
     assert done in run("info", root).output
+
+
+def test_a_folder_in_place_of_an_index_file_ends_with_a_next_step(root: Path) -> None:
+    (path,) = (root / "index").iterdir()
+    path.unlink()
+    path.mkdir()
+    last = run("verify", root).stdout.splitlines()[-1]
+    assert last == (
+        f"next: move index/{path.name} out of the store, then: "
+        f"logquarry rebuild {root} --in-place --index"
+    )
+    path.rmdir()
+    assert run("rebuild", root, "--in-place", "--index", "--apply").exit_code == 0
+    assert "next:" not in run("verify", root).stdout

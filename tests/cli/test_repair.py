@@ -219,3 +219,13 @@ def test_diff_as_a_document(store: Path, tmp_path: Path) -> None:
     assert queue["difference"]["queue_offset"] == 0
     assert queue["difference"]["a"]["physical_offset"] == 0
     assert queue["difference"]["b"] is None
+
+
+def test_a_broken_link_of_the_queues_ends_with_a_next_step(
+    small_store: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(small_store / "consumequeue", ignore_errors=True)
+    (small_store / "consumequeue").symlink_to(tmp_path / "missing")
+    for command in ("verify", "recover", "info"):
+        shown = run(command, small_store, code=3)
+        assert f"next: do what the error says, then: logquarry {command}" in shown.output

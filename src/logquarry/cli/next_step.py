@@ -66,6 +66,8 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
         error: the error.
         ctx: the context of the command line.
     """
+    from logquarry.log.layout import BrokenLink
+
     typed: list[str] = ctx.meta.get(_WORDS, [])
     store, config = _store(ctx), ctx.meta.get("logquarry.config")
     if not typed:
@@ -94,7 +96,7 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
         return line("salvage", store, "--into", "DIR", config=config)
     if is_full_disk(error):
         return line(*typed, before="free some space")
-    if isinstance(error, StoreUnavailable):
+    if isinstance(error, (StoreUnavailable, BrokenLink)):
         return line(*typed, before="do what the error says")
     return None
 

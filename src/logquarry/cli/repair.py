@@ -129,7 +129,10 @@ def _show_recovery(out: Output, plan: RecoveryPlan, store: str, *, is_applied: b
         verdict, colour = f"needs recovery, {count}; nothing was changed", "yellow"
     out.line(f"{text.printable(store)}: {out.style(text.printable(verdict), colour)}")
     if plan.loss is not None and plan.refused is None:
-        out.line(out.style(text.printable(str(plan.loss)), "red"))
+        loss = str(plan.loss)
+        if is_applied:
+            loss = loss.replace(" would be lost", " lost", 1)
+        out.line(out.style(text.printable(loss), "red"))
     length = text.size_text(plan.log_end - plan.log_start)
     ends = "ends" if is_applied or not plan.is_needed else "will end"
     log = f"the log begins at {plan.log_start} and {ends} at {plan.log_end}, {length}"

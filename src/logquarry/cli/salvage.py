@@ -166,6 +166,9 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
     else:
         verdict = f"{count}, {size}, saved into {text.printable(found.into)}"
     loss = "nothing is lost"
+    if plan.unproved_start is not None:
+        # Whether the messages before the log's start have expired is unknown.
+        loss = "nothing of the present files is lost"
     if found.left_behind:
         loss = f"{text.plural(len(found.left_behind), 'part')} of the store left behind"
     if plan.lost:

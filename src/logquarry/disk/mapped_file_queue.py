@@ -66,6 +66,7 @@ class MappedFileQueue(LastFile):
             removed.
         folders: the folders, sorted.
         last: the last file, None without files.
+        reach: no file at or after this offset is made ahead; None without a limit.
         flushed_offset: everything before it is on the disk (``flushedWhere``).
         committed_offset: everything before it is in the files (``committedWhere``).
         store_timestamp: store time of the last message that the last thorough flush covered.
@@ -101,6 +102,7 @@ class MappedFileQueue(LastFile):
         # A path stands for a file that is not open yet. Such a file is full and flushed.
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
+        self.reach: int | None = None
         # Whether a file is written to a buffer first: then committed_offset is the readable end.
         self._is_transient = False
         self._change = threading.Lock()
@@ -196,7 +198,8 @@ class MappedFileQueue(LastFile):
         return made
 
     def _made_ahead(self, base: int) -> MappedFile | None:
-        path, following = self._path_of(base), self._path_of(base + self.file_size)
+        path, after = self._path_of(base), base + self.file_size
+        following = self._path_of(after) if self.reach is None or after < self.reach else None
         assert self._allocator is not None
         made = self._allocator.take(path, following, self.file_size)
         if made is None or self._keeps_name(made):

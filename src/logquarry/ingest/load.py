@@ -176,8 +176,7 @@ def _warn_of_space(plan: LoadPlan, segments: Mapping[int, Sequence[Segment]]) ->
     """Warn before new stores take much more space on the disk than their messages need."""
     new = [broker for broker in segments if not (plan.store(broker) / COMMIT_LOG).exists()]
     shape = plan.sizes.index_shape or IndexShape()
-    # The next file of the log is made ahead.
-    allocated = len(new) * (2 * _log_size(plan.sizes) + shape.file_size)
+    allocated = len(new) * (_log_size(plan.sizes) + shape.file_size)
     needed = sum(segment.bytes for broker in new for segment in segments[broker])
     if allocated > max(_LARGE, _MANY_TIMES * needed):
         logger.warning(

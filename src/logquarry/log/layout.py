@@ -83,6 +83,10 @@ class _listed(Generic[_T]):  # noqa: N801
         return found
 
 
+class BrokenLink(StoreNotFound):
+    """A store's folder is a link to a folder that does not exist."""
+
+
 class StoreLayout:
     """The files of one store, as listed when they are first needed.
 
@@ -111,7 +115,7 @@ class StoreLayout:
         for name in (COMMIT_LOG, CONSUME_QUEUE):
             target = None if name in present else filesystem.broken_link(name)
             if target is not None:
-                raise StoreNotFound(
+                raise BrokenLink(
                     f"{filesystem.full_path(name)}: it is a link to {target}, which does not exist:"
                     " mount that disk, or correct the link"
                 )

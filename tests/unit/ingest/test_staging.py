@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import logquarry as lq
+from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.errors import CorruptFile, MessageRejected, StoreUnavailable, UsageError
 from logquarry.format import java
 from logquarry.ingest.load import commit_load, discard_load, plan_load
@@ -277,8 +278,21 @@ def test_files_that_are_large_for_few_rows_are_told_before(
     tasks = staged(plan, [row(queue_id=0), row(queue_id=1)])
     with pytest.raises(StoreUnavailable, match="before anything"):
         commit_load(plan, LOAD, tasks, run=stop)
-    told = "2 new stores of at least 2.4 GiB each" in caplog.text and "docs/sink.md" in caplog.text
+    told = "2 new stores of at least 1.4 GiB each" in caplog.text and "docs/sink.md" in caplog.text
     assert told is not is_small
+
+
+def test_no_log_file_is_made_for_messages_after_the_load(tmp_path: Path) -> None:
+    plan, made = planned(tmp_path / "s"), list[str]()
+
+    def make(disk: LocalDisk, path: Path, size: int) -> int:
+        if path.parent.name == "commitlog":
+            made.append(path.name)
+        return Disk.make_file(disk, path, size)
+
+    with mock.patch.object(LocalDisk, "make_file", make):
+        commit_load(plan, LOAD, staged(plan, [row()]))
+    assert made == [f"{0:020d}"]
 
 
 def test_loads_without_a_name_leave_nothing(tmp_path: Path) -> None:

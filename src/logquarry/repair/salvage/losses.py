@@ -69,6 +69,7 @@ class QueueNotes:
         first = first if 0 <= first <= MOST_OFFSET else 0
         self._first = first
         self._next = first
+        self._first_at = -1
         self._count = 0
         self._breaks: list[_Break] = []
         self._impossible: dict[int, int] = {}
@@ -86,6 +87,8 @@ class QueueNotes:
             for at in impossible:
                 offsets[at] = offsets[at - 1] + 1 if at else self._next
                 self._impossible[int(places[at])] = int(offsets[at])
+        if not self._count and len(places):
+            self._first_at = int(places[0])
         last = offsets if counts is None else offsets + counts - 1
         before = np.append(self._next - 1, last[:-1])
         for at in np.flatnonzero(offsets - before != 1).tolist():
@@ -124,6 +127,11 @@ class QueueNotes:
         mended: dict[int, int] = {}
         kept: list[_Break] = []
         breaks = self._breaks
+        if breaks and breaks[0].number == 1 and 0 < breaks[0].offset <= breaks[0].before:
+            # The first offset is harmed: those of a recreated topic begin at 0.
+            self._first = breaks[0].offset - 1
+            mended[self._first_at] = self._first
+            breaks = breaks[1:]
         at = 0
         while at < len(breaks):
             here = breaks[at]

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Final, Literal, NamedTuple
 
 from logquarry.format.frame import DamageKind
-from logquarry.log.store_files import CONFIG
+from logquarry.log.store_files import CONFIG, INDEX
 from logquarry.log.walk import MISSING_FILE, TORN_TAIL
 from logquarry.repair.audit.differences import Difference
 
@@ -422,7 +422,7 @@ def next_step(report: VerifyReport) -> Next | None:
     damage = [finding for finding in report.findings if finding.severity == "damage"]
     kinds = {finding.kind for finding in report.findings}
     if not damage and ("abort_file" not in kinds or "live" in kinds):
-        return None
+        return _index_step(report, kinds)
     harmed = {kind.label for kind in DamageKind} | {MISSING_FILE}
     recorded = [f for f in damage if f.kind in harmed and f.offset in report.recorded]
     actions = {_action(found) for found in damage if found not in recorded}
@@ -449,6 +449,16 @@ def next_step(report: VerifyReport) -> Next | None:
         return Next(("verify",), f"put {file} back from a backup or from {file}.bak")
     place = str(next(f.offset for f in damage if _action(f) is Action.READ))
     return Next(("messages", "--offset", place))
+
+
+def _index_step(report: VerifyReport, kinds: set[str]) -> Next | None:
+    """The next step if something else is in place of an index file, whose keys are missing."""
+    strange = [f.file for f in report.findings if f.kind == "unknown_file"]
+    inside = (file for file in strange if file.startswith(f"{INDEX}/"))
+    file = next((file for file in inside if file.removeprefix(f"{INDEX}/").isdigit()), None)
+    if file is None or "live" in kinds:
+        return None
+    return Next(("rebuild", "--in-place", "--index"), f"move {file} out of the store")
 
 
 def _action(finding: Finding) -> Action:

@@ -164,13 +164,18 @@ class Loads:
         return len(intent.segments), 0
 
     def _append(self, intent: Intent, first: int, start: int) -> None:
-        for segment in intent.segments[first:]:
-            reader = SegmentReader(intent.folder(self._root), segment, check=False)
-            try:
-                self._staged.append(reader.frames, start)
-            finally:
-                reader.close()
-            start = 0
+        # A file for messages after the load would take its room for nothing.
+        self._log.reach = intent.start + intent.bytes
+        try:
+            for segment in intent.segments[first:]:
+                reader = SegmentReader(intent.folder(self._root), segment, check=False)
+                try:
+                    self._staged.append(reader.frames, start)
+                finally:
+                    reader.close()
+                start = 0
+        finally:
+            self._log.reach = None
 
     def _done(self, intent: Intent) -> None:
         self._flush()

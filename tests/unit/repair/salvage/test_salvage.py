@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import logquarry as lq
@@ -432,8 +432,17 @@ def bodies_and_files() -> tuple[set[bytes], dict[str, bytes]]:
     return {frame.body for frame in made.maker.frames}, files
 
 
+def with_first_queue_offset(offset: int) -> dict[str, bytes]:
+    """The store's files; its first frame states another queue offset."""
+    files = dict(bodies_and_files()[1])
+    name = f"commitlog/{0:020d}"
+    files[name] = files[name][:20] + offset.to_bytes(8, "big") + files[name][28:]
+    return files
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(harmed=st.deferred(lambda: damaged(bodies_and_files()[1])))
+@example(harmed=with_first_queue_offset(1 << 48))
 def test_any_damage_leaves_a_sound_store_with_what_stands_whole(
     tmp_path: Path, harmed: dict[str, bytes]
 ) -> None:
@@ -481,6 +490,10 @@ def notes(*offsets: int) -> QueueNotes:
         ((6, 7, 0, 9, 10), 6, 11, (), 1, {200: 8}),
         ((0, 1, 1 << 60), 0, 3, (), 1, {200: 2}),
         ((-5, 1, 2), 0, 3, (), 1, {0: 0}),
+        ((1 << 48, 1, 2), 0, 3, (), 1, {0: 0}),
+        ((900, 6, 7, 9), 5, 10, ((8, 9),), 1, {0: 5}),
+        ((900, 6, 900, 8), 5, 9, (), 1, {0: 5, 200: 7}),
+        ((900, 0, 1), 0, 2, (), 2, {}),
         ((0, 1, 2, -(1 << 62), 4), 0, 5, (), 1, {300: 3}),
     ],
 )
