@@ -50,6 +50,7 @@ class QueueAudit:
         disk: the queue's files, None if there are none or they cannot be used.
         damage: the damage of the part of the log that was read.
         tags: which tags codes count as right.
+        mends: whether to correct harmed queue offsets.
     """
 
     def __init__(
@@ -58,8 +59,11 @@ class QueueAudit:
         disk: Queue | None,
         damage: Container[int],
         tags: TagsRule | None = None,
+        *,
+        mends: bool = True,
     ) -> None:
         self.key = key
+        self._mends = mends
         self._tags = tags or TagsRule()
         self._disk = disk
         self._damage = damage
@@ -83,7 +87,7 @@ class QueueAudit:
     def _take_part(self, offset: int, entries: Units) -> None:
         self._settle(offset)
         expected = self._next
-        if len(entries) == 1 and offset != expected:
+        if self._mends and len(entries) == 1 and offset != expected:
             if expected is not None and self._has(expected, entries):
                 self._move(entries, expected)
             else:
@@ -106,7 +110,7 @@ class QueueAudit:
         is_far = offset - expected > max(0, lost) // FIXED_SIZE_V1 + GAP_SLACK
         # The offsets of a recreated topic begin at 0.
         falls_back = offset < expected and (offset != 0 or (following or 0) > expected)
-        agrees = offset >= 0 and following == offset + 1
+        agrees = offset >= 0 and (following == offset + 1 or self._has(offset, entries))
         if following == expected + 1 or (not agrees and (is_far or falls_back)):
             self._move(entries, expected)
         else:
@@ -323,6 +327,7 @@ class QueueAudits:
         config: settings of the store.
         damage: the damage of the log up to where it is read.
         transactions: state table and redo log of 3.x, if the store has them.
+        mends: whether to correct harmed queue offsets.
 
     Attributes:
         has_keys: whether any message so far has keys for the index.
@@ -335,8 +340,11 @@ class QueueAudits:
         config: StoreConfig,
         damage: Container[int],
         transactions: TransactionCheck | None = None,
+        *,
+        mends: bool = True,
     ) -> None:
         self.has_keys = False
+        self._mends = mends
         self.transactions = transactions
         self._config = config
         self._damage = damage
@@ -353,7 +361,7 @@ class QueueAudits:
             return BatchQueueAudit(key, batch, self._damage)
         is_3_1 = self.transactions is not None or self._config.is_3_1
         tags = TagsRule.of_writers(key, is_3_1=is_3_1)
-        return QueueAudit(key, disk, self._damage, tags)
+        return QueueAudit(key, disk, self._damage, tags, mends=self._mends)
 
     def take(self, run: Run | AuditedRun[EntryFacts]) -> None:
         """Compare some more frames of the log."""

@@ -96,6 +96,7 @@ def plan_safe(
     *,
     progress: Progress | None = None,
     stretch_bytes: int = STRETCH_BYTES,
+    mends: bool = True,
 ) -> SafePlan:
     """The plan for a store. Nothing is changed.
 
@@ -104,6 +105,8 @@ def plan_safe(
         config: its settings, with all sizes (:func:`logquarry.read.store_sizes.with_sizes`).
         progress: gets the bytes of the log that are read, and their total.
         stretch_bytes: bytes of the log that one thread reads at once.
+        mends: whether to correct harmed queue offsets. A salvage has corrected them: its new log
+            no longer shows how much is missing before a message.
 
     Raises:
         StoreNotFound: if there is no store.
@@ -112,14 +115,15 @@ def plan_safe(
     """
     check_entries(root, config)
     layout = StoreLayout.open(root, config).by_content(shows_lost_head=False)
-    return _Planner(layout, config).plan(progress, stretch_bytes)
+    return _Planner(layout, config, mends=mends).plan(progress, stretch_bytes)
 
 
 class _Planner:
     """Makes one plan."""
 
-    def __init__(self, layout: StoreLayout, config: StoreConfig) -> None:
+    def __init__(self, layout: StoreLayout, config: StoreConfig, *, mends: bool) -> None:
         self._layout = layout
+        self._mends = mends
         self._config = config
         self._is_closed = not layout.has_abort
         self._files = OpenFiles(layout)
@@ -150,7 +154,7 @@ class _Planner:
         damage = DamageMap(log.damage)
         is_3_1 = keeps_transactions(layout, config)
         transactions = TransactionCheck() if is_3_1 else None
-        audits = QueueAudits(self._queues, config, damage, transactions)
+        audits = QueueAudits(self._queues, config, damage, transactions, mends=self._mends)
         pieces: list[tuple[int, int]] = []
         likely_end = bounds.likely_end or layout.commit_log.end
 

@@ -214,7 +214,7 @@ class SalvageTarget:
         Raises:
             StoreUnavailable: if the disk fails or is full.
         """
-        recovery = plan_safe(self.work, plan.config, progress=progress)
+        recovery = plan_safe(self.work, plan.config, progress=progress, mends=False)
         if recovery.message_count != plan.messages or recovery.damage:
             raise StoreUnavailable(
                 f"{self.work}: {plan.messages} messages were written, but "
