@@ -11,11 +11,12 @@ damaged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import MISSING_FILE, DamagedSpan
 from logquarry.read.batch_queue import all_queues
@@ -27,6 +28,8 @@ from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 Range = tuple[int, int]
 """Queue offsets from the first up to, not including, the second."""
 
+_SMALL_GAP = 1 << 12
+
 
 @dataclass(slots=True)
 class _Break:
@@ -36,6 +39,16 @@ class _Break:
     offset: int
     before: int
     number: int
+    distance: int
+    """Bytes of the log from the previous message of the queue on."""
+
+    @property
+    def is_far(self) -> bool:
+        """Whether more messages would be missing than the log has room for.
+
+        Smaller gaps are kept: a log that was salvaged before has no room for the lost messages.
+        """
+        return self.offset - self.before > max(_SMALL_GAP, self.distance // FIXED_SIZE_V1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,7 @@ class QueueNotes:
         self._first = first
         self._next = first
         self._first_at = -1
+        self._last_place = 0
         self._count = 0
         self._breaks: list[_Break] = []
         self._impossible: dict[int, int] = {}
@@ -91,10 +105,11 @@ class QueueNotes:
             self._first_at = int(places[0])
         last = offsets if counts is None else offsets + counts - 1
         before = np.append(self._next - 1, last[:-1])
+        distances = np.diff(places, prepend=self._last_place)
         for at in np.flatnonzero(offsets - before != 1).tolist():
-            self._breaks.append(
-                _Break(int(places[at]), int(offsets[at]), int(before[at]), self._count + at)
-            )
+            found = int(places[at]), int(offsets[at]), int(before[at]), self._count + at
+            self._breaks.append(_Break(*found, int(distances[at])))
+        self._last_place = int(places[-1])
         self._count += len(offsets)
         self._next = int(last[-1]) + 1
 
@@ -141,9 +156,9 @@ class QueueNotes:
             if follows and behind is not None and _is_harmed(here, behind.offset):
                 mended[here.place] = here.before + 1
                 if behind.offset > here.before + 2:
-                    kept.append(_Break(behind.place, behind.offset, here.before + 1, behind.number))
+                    kept.append(replace(behind, before=here.before + 1))
                 at += 2
-            elif is_last and here.offset - here.before > MOST_GAP:
+            elif is_last and here.is_far:
                 mended[here.place] = here.before + 1
                 self._next = here.before + 2
                 at += 1
