@@ -65,7 +65,7 @@ def results(path: Path = RESULTS) -> str:
     if failures:
         parts += ["## Failures", "\n".join(failures)]
     if left:
-        parts += ["## What a new store does not have", "\n".join(left)]
+        parts += ["## Parts that are not in the new store", "\n".join(left)]
     return "\n\n".join(parts)
 
 

@@ -37,9 +37,9 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "",
         (frame.TAIL,),
-        "The body, TOPICLEN (1 byte, signed; 2 with magic daa320ab), the topic, PROPERTIESLEN "
-        "(2 bytes, signed) and the properties follow. With two IPv4 hosts, a frame has 91 bytes "
-        "besides body, topic and properties.",
+        "These parts follow: the body; TOPICLEN (signed; 1 byte, or 2 bytes with magic daa320ab); "
+        "the topic; PROPERTIESLEN (signed, 2 bytes); the properties. With two IPv4 hosts and a "
+        "TOPICLEN of 1 byte, a frame has 91 bytes besides body, topic and properties.",
     ),
     (
         "Blank",
@@ -50,22 +50,23 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Batch queue entry (5.x)",
         (batch.ENTRY,),
-        "The place of an entry is not a queue offset: readers search the base.",
+        "The position of an entry in the file does not determine its queue offset: readers search "
+        "for the entry by `base`.",
     ),
     (
         "Consume queues in RocksDB (5.x)",
         (rocksdb_queue.ENTRY, rocksdb_queue.BOUND, rocksdb_queue.DISPATCHED_END),
-        "These are values. The key of an entry is the length of the topic (4 bytes), 01, the "
-        "topic, 01, the queue id (4 bytes), 01 and the queue offset (8 bytes). The key of a bound, "
-        "in the column family `offset`, is the length of the topic, 01, the topic, 01, `min` or "
-        "`max`, 01 and the queue id. The dispatched end is the `max` of queue 0 of the topic "
-        "CHECKPOINT_TOPIC.",
+        "The tables show the values. The key of an entry consists of the length of the topic (4 "
+        "bytes), 01, the topic, 01, the queue id (4 bytes), 01 and the queue offset (8 bytes). "
+        "Bounds are in the column family `offset`. The key of a bound consists of the length of "
+        "the topic, 01, the topic, 01, `min` or `max`, 01 and the queue id. The dispatched end is "
+        "stored as the bound `max` of queue 0 of the topic CHECKPOINT_TOPIC.",
     ),
     (
         "State table entry (3.x)",
         (state_table.LAYOUT,),
-        "The redo log of 3.x has consume queue entries. Their tags code is -1 for PREPARED; for "
-        "COMMIT and ROLLBACK it is the physical offset of the PREPARED frame "
+        "The redo log of 3.x has consume queue entries. Their tags code is -1 for a PREPARED "
+        "message; for COMMIT and ROLLBACK it is the physical offset of the PREPARED frame "
         "([dialect-3.1.md](dialect-3.1.md)).",
     ),
     (
@@ -76,13 +77,14 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Timer wheel (5.x)",
         (timer.SLOT, timer.ENTRY, timer.BLANK, timer.CHECK),
-        "`timerwheel` has 1,209,600 slots. A file of `timerlog/` has entries, and a blank if the "
+        "`timerwheel` has 1,209,600 slots. A file of `timerlog/` has entries, then a blank if the "
         "next entry does not fit. `config/timercheck` has 4,096 bytes; the rest is zeros.",
     ),
     (
         "Checkpoint",
         (checkpoint.LAYOUT, checkpoint.OFFSETS),
-        "The file has 4,096 bytes; the rest is zeros. A broker 4.9 leaves the offsets 0.",
+        "The three times are at the start of the file, and the offsets follow. The file has 4,096 "
+        "bytes; the rest is zeros. In a file of RocketMQ 4.9, the offsets are 0.",
     ),
     (
         "Batch wire form, each message",

@@ -56,7 +56,7 @@ _GROUPS: Final = {
     "format": ["format"],
     "spark": ["spark"],
 }
-_COMPILED: Final = ("format/kernels/", "format/kernels/bytes.py")
+_COMPILED: Final = "format/kernels/"
 _QUICK: Final = "not slow and not java and not root and not cluster and not spark"
 _TEST_SECONDS: Final = 60
 _START_SECONDS: Final = 120

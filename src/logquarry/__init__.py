@@ -10,9 +10,9 @@
 
 - `MessageStore.open` opens a store: a `StoreReader`, or with ``mode="rw"`` a `StoreWriter`.
 - `Message` is a message to put, `StoredMessage` a message from a store, `StoreConfig` the settings.
-- `verify`, `recover`, `rebuild`, `salvage`, `diff` and `retain` work on the files of a store, as
-  the commands of the same names. `to_json()` of a result is what the command prints with
-  ``--json``.
+- `verify`, `recover`, `rebuild`, `salvage`, `diff` and `retain` work on the files of a store, like
+  the commands of the same names. `to_json()` of a result returns the document that the command
+  prints with ``--json``.
 - `errors` has all exceptions. A wrong argument raises `errors.UsageError`, a ValueError. If the
   argument has a wrong type, the exception is an `errors.WrongType`, which is a TypeError too.
 
@@ -24,8 +24,8 @@ that small commands start fast.
 import os
 
 # A type checker treats this name as true. The command line handles Ctrl-C only after this module is
-# imported, so it must be short: importing typing would take longer than the rest of it, and
-# __future__ as long.
+# imported, so the import must be fast: importing typing would take longer than the rest of the
+# module, and importing __future__ as long as the rest.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The process ``logquarry``, and ``python -m logquarry``."""
+"""The entry point of the program ``logquarry`` and of ``python -m logquarry``."""
 
 import os
 

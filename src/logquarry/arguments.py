@@ -1,7 +1,7 @@
 """The rules for arguments of public calls: the accepted types and values, and the errors.
 
 Each function checks one argument and returns it in the form that the package works with: a whole
-number of any kind (also NumPy's) as an int, a path as text, names as a list. An argument of a wrong
+number of any kind (even NumPy's) as an int, a path as text, names as a list. An argument of a wrong
 type raises WrongType, which is a TypeError; a wrong value raises UsageError, a ValueError.
 """
 
@@ -105,26 +105,24 @@ def count(value: object, field: str = "max_count", *, least: int = 1) -> int:
     return integer(value, field, least=least)
 
 
-def port(value: object, field: str = "port") -> int:
+def port(value: object) -> int:
     """A TCP port; 0 lets the system choose."""
-    return integer(value, field, least=0, most=_LARGEST_PORT)
+    return integer(value, "port", least=0, most=_LARGEST_PORT)
 
 
 def seconds(value: object, field: str = "timeout") -> float:
     """A time to wait, in seconds."""
-    if isinstance(value, (bool, str, bytes)) or not hasattr(type(value), "__float__"):
-        refuse_type(value, field, "seconds")
-    found = float(value)  # type: ignore[arg-type]
+    found = number(value, field, takes="seconds")
     if math.isnan(found):
         raise UsageError(f"{field} takes seconds, not nan")
     # A thread cannot wait longer than its platform's limit.
     return min(found, _LONGEST_WAIT)
 
 
-def number(value: object, field: str) -> float:
+def number(value: object, field: str, *, takes: str = "a number") -> float:
     """A number, whole or not."""
     if isinstance(value, (bool, str, bytes)) or not hasattr(type(value), "__float__"):
-        refuse_type(value, field, "a number")
+        refuse_type(value, field, takes)
     return value if isinstance(value, (int, float)) else float(value)  # type: ignore[arg-type]
 
 
@@ -153,14 +151,13 @@ def queue(topic_name: object, queue_id: object) -> tuple[str, int]:
     return topic(topic_name), int32(queue_id, "queue_id")
 
 
-def names(value: object, field: str, *, takes: str = "a name, or a sequence of names") -> list[str]:
+def names(value: object, field: str) -> list[str]:
     """One name, or several."""
     if isinstance(value, str):
         return [value]
-    if isinstance(value, (bytes, bytearray, memoryview, Mapping)):
-        refuse_type(value, field, takes)
-    if not isinstance(value, Iterable):
-        refuse_type(value, field, takes)
+    is_other = isinstance(value, (bytes, bytearray, memoryview, Mapping))
+    if is_other or not isinstance(value, Iterable):
+        refuse_type(value, field, "a name, or a sequence of names")
     found = list(value)
     for name in found:
         if not isinstance(name, str):
@@ -178,8 +175,8 @@ def keys(value: object, field: str = "keys") -> str | None:
         The property; None for an empty sequence.
 
     Raises:
-        UsageError: if a word of a sequence is empty or contains a space: RocketMQ would index other
-            words.
+        UsageError: if a word of a sequence is empty or contains a space, because RocketMQ would
+            then index other words.
     """
     if isinstance(value, str):
         return value
@@ -216,16 +213,14 @@ def time_ms(value: object, field: str) -> int:
     takes = "milliseconds since 1970, a datetime, or ISO 8601 text (UTC without a zone)"
     if isinstance(value, (str, date)):
         try:
-            found = parse_time(value)
+            return parse_time(value)
         except (UsageError, ValueError, OverflowError):
             raise UsageError(f"{field} takes {takes}, not {value!r}") from None
-    else:
-        found = integer(value, field, takes=takes)
-    return found
+    return integer(value, field, takes=takes)
 
 
 def time_range(since: object, until: object) -> tuple[int | None, int | None]:
-    """The times of a range in milliseconds; None stays None."""
+    """The start and end of a time range in milliseconds; None stays None."""
     return optional(time_ms, since, "since"), optional(time_ms, until, "until")
 
 
@@ -245,7 +240,7 @@ def check_fields(record: Any) -> None:
     Fields of other types than numbers, bool, text and tuples of text are not checked.
 
     Raises:
-        WrongType: if a field has a wrong type; the text names the field.
+        WrongType: if a field has a wrong type; the text gives the field's name.
     """
     for name, check, is_optional in _checks(record.__class__):
         value = getattr(record, name)
@@ -258,7 +253,7 @@ def check_fields(record: Any) -> None:
 
 @cache
 def _checks(kind: type[Any]) -> tuple[tuple[str, Callable[..., Any], bool], ...]:
-    """The fields of a dataclass to check: name, check, and whether None is allowed."""
+    """The fields of a dataclass that are checked: name, check, and whether None is allowed."""
     found = []
     for field in dataclasses.fields(kind):
         first, *others = str(field.type).split(" | ")
@@ -297,12 +292,12 @@ def data(value: object, field: str) -> bytes | bytearray | memoryview:
     refuse_type(value, field, f"{takes} (for text: text.encode())" if type(value) is str else takes)
 
 
-def path(value: object, field: str = "path", *, takes: str = "a path") -> str:
+def path(value: object, field: str = "path") -> str:
     """A path or URL."""
     try:
         found = os.fsdecode(value)  # type: ignore[arg-type]
     except TypeError:
-        refuse_type(value, field, takes)
+        refuse_type(value, field, "a path")
     if "\0" in found:
-        raise UsageError(f"{field} takes {takes}, and a path has no null character")
+        raise UsageError(f"{field} takes a path, and a path has no null character")
     return found

@@ -1,8 +1,8 @@
-"""Which modules are compiled, and the switch that runs them interpreted.
+"""The list of the compiled modules, and the switch that runs them interpreted.
 
-The modules in :data:`MODULES` are Python with C types beside it (``.pxd``). ``hatch_build.py``
-compiles them at the installation if there are a C compiler and Python's headers; without them the
-same code runs interpreted. ``LOGQUARRY_COMPILED=off`` runs it interpreted too.
+The modules in :data:`MODULES` are Python code, with C types in a ``.pxd`` file beside each. During
+the installation ``hatch_build.py`` compiles them, if there are a C compiler and Python's headers.
+Otherwise, and with ``LOGQUARRY_COMPILED=off``, the same code runs interpreted.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ MODULES: Final = (
     "read.got_fields",
     "disk.file_place",
     "write.frame_append",
+    "write.log_appender",
     "write.put_path",
     "write.put_batch_path",
     "write.common_frames",
@@ -62,13 +63,13 @@ def is_switched_off(switch: str = SWITCH) -> bool:
 
 
 def obey_switch() -> None:
-    """If compiled modules are switched off, make the next imports find the sources."""
+    """If compiled modules are switched off, make later imports find the Python sources."""
     if is_switched_off():
         sys.meta_path.insert(0, _Sources())
 
 
 def is_compiled() -> bool:
-    """Whether the modules are compiled, and not switched off. They are all compiled, or none is."""
+    """Whether the modules run compiled: either all of them do, or none."""
     return all(
         (spec := find_spec(name)) is not None and not str(spec.origin).endswith(".py")
         for name in _NAMES

@@ -1,9 +1,9 @@
 """Settings of a store (``MessageStoreConfig``, ``broker.conf``): file sizes, formats, tuning.
 
-Names are ``MessageStoreConfig``'s in snake_case. RocketMQ's own spellings (``broker.conf``, JSON)
-are parsed here only. RocketMQ ignores an unknown name. Here a typing error could cause a read with
-wrong sizes, so :func:`check_names` finds such errors. Configurations are frozen; to change one,
-make a new object (:func:`dataclasses.replace`).
+The names are those of ``MessageStoreConfig`` in snake_case. Only this module parses RocketMQ's own
+spellings (``broker.conf``, JSON). RocketMQ ignores an unknown name. Here a typing error could cause
+a read with wrong sizes, so :func:`check_names` finds such errors. Configurations are frozen: to
+change one, make a new object (:func:`dataclasses.replace`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ BROKER_ROLES: Final = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 RECOVERIES: Final = ("safe", "rocketmq")
 DIALECTS: Final = ("4.9", "3.1")
 IndexKeys = Literal["3.1", "4.9", "5.4"]
-"""The keys that an index takes, named by the first version that indexes them: only the words of
-KEYS, with signed hashes; UNIQ_KEY and the words of KEYS; UNIQ_KEY, the words of KEYS, and the
-tag."""
+"""Which keys an index has. Each value is the first version that indexes these keys: the words of
+KEYS, with signed hashes; then also UNIQ_KEY; then also the tag."""
 FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
 DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
-"""Bytes of a commit log file if neither files nor settings fix it (``mappedFileSizeCommitLog``)."""
+"""Size of a commit log file unless files or settings give it (``mappedFileSizeCommitLog``)."""
 
 _MOST_MESSAGE_BYTES: Final = {"4.9": 4 << 20, "3.1": 512 << 10}
 _DELAY_LEVELS: Final = {"4.9": props.DEFAULT_LEVELS, "3.1": props.LEVELS_3}
@@ -63,7 +62,7 @@ STORE_SETTINGS: Final = frozenset(
         "transRocksDBEnable",
     }
 )
-"""RocketMQ's settings that decide which files a store consists of (``broker_settings``)."""
+"""Those of RocketMQ's settings that decide which files a store has (``broker_settings``)."""
 
 _NOT_STATED: Final = ("broker_settings", "batch_topics")
 _CHOICES: Final = {
@@ -89,7 +88,8 @@ _ABOVE_ZERO: Final = (
     "check_transaction_message_timer_interval",
 )
 _TYPING_ERROR: Final = 0.9
-"""Similarity from which an unknown name counts as a typing error: one or two wrong letters."""
+"""An unknown name that is at least this similar to a known name (one or two wrong letters) counts
+as a typing error."""
 _NEAR: Final = 0.8
 
 
@@ -113,9 +113,9 @@ class StoreConfig(LayoutConfig):
         access_message_in_memory_max_ratio: percent of memory assumed to be page cache.
         decompress_limit: maximum bytes of one decompressed body.
         recovery: how to recover a store that was not shut down cleanly. ``"safe"`` loses no sound
-            frame of the log. ``"rocketmq"`` does the same as RocketMQ, also after a clean shutdown.
+            frame of the log. ``"rocketmq"`` does the same as RocketMQ, even after a clean shutdown.
         check_crc_on_recover: whether to compare bodies with their CRCs: in the last three log files
-            at the opening of a store that was shut down cleanly, and in all files that the recovery
+            when a store is opened that was shut down cleanly, and in all files that the recovery
             ``"rocketmq"`` reads.
         message_index_safe: whether the recovery ``"rocketmq"`` starts early enough to complete the
             index.
@@ -125,24 +125,24 @@ class StoreConfig(LayoutConfig):
         topic_check: which topics a put accepts: ``"store"`` any name that is safe as a folder name,
             ``"rocketmq-broker"`` the characters that RocketMQ's broker accepts.
         broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``, which accepts no messages.
-        os_page_cache_busy_time_out_mills: if one put holds the log longer, other puts are refused.
+        os_page_cache_busy_time_out_mills: if one put locks the log longer, other puts are refused.
         flush_disk_type: ``ASYNC_FLUSH``, or ``SYNC_FLUSH``: each put waits for its flush.
         sync_flush_timeout: how long a put waits for its flush.
         flush_interval_commit_log: pause between two background flushes of the log. Default (0):
             500, or 1,000 in dialect 3.1.
-        flush_commit_log_timed: whether background flushes keep the interval also during puts.
+        flush_commit_log_timed: whether background flushes keep the interval even during puts.
         flush_commit_log_least_pages: a background flush waits for this many pages of 4 KiB.
         flush_commit_log_thorough_interval: how often a flush ignores that minimum.
         commit_interval_commit_log: pause between two commits of the transient store pool.
         commit_commit_log_least_pages: a commit waits for this many pages of 4 KiB.
         commit_commit_log_thorough_interval: how often a commit ignores that minimum.
-        transient_store_pool_enable: write to memory first, and to the log's files from there. Only
-            with ASYNC_FLUSH, and not on a slave.
+        transient_store_pool_enable: whether messages are written to memory first, and from there to
+            the log's files. Only with ASYNC_FLUSH, and not on a slave.
         transient_store_pool_size: number of buffers, each as large as a log file.
-        fast_fail_if_no_buffer_in_store_pool: refuse puts while no buffer is free.
-        warm_mapped_file_enable: load all pages of a new file into memory.
-        flush_least_pages_when_warm_mapped_file: without effect: warming reads pages, it does not
-            write them.
+        fast_fail_if_no_buffer_in_store_pool: whether puts are refused while no buffer is free.
+        warm_mapped_file_enable: whether all pages of a new file are loaded into memory.
+        flush_least_pages_when_warm_mapped_file: has no effect, because warming reads pages and does
+            not write them.
         flush_interval_consume_queue: pause between two flushes of the queues.
         flush_consume_queue_least_pages: a queue flush waits for this many pages of 4 KiB.
         flush_consume_queue_thorough_interval: how often a queue flush ignores that minimum; it then
@@ -153,8 +153,8 @@ class StoreConfig(LayoutConfig):
             heartbeat.
         ha_housekeeping_interval: after this time without traffic, the connection counts as lost.
         ha_transfer_batch_size: maximum bytes of the log that a master sends at once.
-        clean_expired_files: whether an open writer deletes expired files. RocketMQ always does;
-            here it must be switched on (docs/retention.md).
+        clean_expired_files: whether an open writer deletes expired files. RocketMQ always deletes
+            them; here you must enable it (docs/retention.md).
         file_reserved_time: hours until a log file expires, counted from the store time of its last
             message; older half messages are abandoned too.
         delete_when: hours of the day, separated by ``;``, in which expired files are deleted.
@@ -166,7 +166,7 @@ class StoreConfig(LayoutConfig):
         delete_commit_log_files_interval: pause between the deletion of two log files.
         delete_files_batch_max: maximum number of log files that one search deletes.
         flush_consumer_offset_interval: how often consumer offsets are written.
-        deliver_delayed: whether a writer delivers delayed messages from its opening on. Otherwise
+        deliver_delayed: whether a writer delivers delayed messages as soon as it is open. Otherwise
             :meth:`~logquarry.store.message_store.StoreWriter.start_delivery` starts the delivery.
         flush_delay_offset_interval: how often the progress of the delivery is written.
         timer_max_delay_sec: the longest delay of a timer message (``deliver_at``, ``delay_ms``).
@@ -174,11 +174,11 @@ class StoreConfig(LayoutConfig):
         transaction_check_max: maximum number of checks of a half message before it is abandoned.
         transaction_check_interval: pause between two rounds of checks.
         check_transaction_message_timer_interval: pause between two rounds of checks in dialect 3.1.
-        check_transaction_message_atleast_interval: minimum age of a transaction to be checked, in
+        check_transaction_message_atleast_interval: age from which a transaction is checked, in
             dialect 3.1.
         broker_settings: (name, value) of broker settings that logquarry does not use but that
-            decide which files the store consists of. ``from_mapping`` and ``from_file`` fill it,
-            and the store's features are determined from it.
+            decide which files the store has. ``from_mapping`` and ``from_file`` fill it, and the
+            store's features are determined from it.
     """
 
     dialect: str | None = None
@@ -291,7 +291,7 @@ class StoreConfig(LayoutConfig):
         return self.dialect or DIALECTS[0]
 
     def in_dialect(self, dialect: str | None) -> StoreConfig:
-        """The settings for a dialect: those with default values get the dialect's defaults."""
+        """The settings for a dialect: default values are replaced by the dialect's defaults."""
         if dialect == self.dialect:
             return self
         before = self._known_dialect
@@ -313,7 +313,7 @@ class StoreConfig(LayoutConfig):
 
     @property
     def index_keys(self) -> IndexKeys:
-        """Which keys of a message the index takes."""
+        """Which keys of a message are indexed."""
         if self.is_3_1:
             return "3.1"
         return "5.4" if self.index_tags else "4.9"
@@ -334,7 +334,7 @@ class StoreConfig(LayoutConfig):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> StoreConfig:
-        """Settings by RocketMQ's names or ours.
+        """The settings in a mapping with RocketMQ's names or logquarry's names.
 
         Settings of RocketMQ that logquarry does not use are skipped. An unknown name is logged as
         a warning, with the nearest known name.
@@ -402,7 +402,7 @@ class StoreConfig(LayoutConfig):
 
 
 def settings_of(config: object) -> StoreConfig:
-    """The settings that a caller gave; the defaults for None.
+    """The settings that a caller gave; the defaults if it gave None.
 
     Raises:
         WrongType: if they are not a StoreConfig.
@@ -460,7 +460,7 @@ def broker_names() -> frozenset[str]:
 def check_names(names: Iterable[str], used: Collection[str]) -> list[str]:
     """Check the names of settings that logquarry does not have.
 
-    A ``broker.conf`` is full of settings that logquarry does not use: they are accepted.
+    A ``broker.conf`` is full of settings that logquarry does not use: this function accepts them.
 
     Args:
         names: the names.

@@ -11,7 +11,7 @@
     ├── JavaNotFound          no Java that Spark can run on (in spark/session.py)
     ├── ReplicationError      a master and a slave cannot continue (exit code 4)
     │   ├── ProtocolViolation   the peer sent bytes that violate the protocol
-    │   └── LogsDiverged        a slave's log is not a prefix of its master's
+    │   └── LogsDiverged        a slave's log is not the beginning of its master's log
     └── StoreError            a problem with a store
         ├── StoreNotFound     there is no store at that path, or it cannot be read (exit code 3)
         ├── StoreUnavailable  closed, read-only, busy, poisoned or refused (exit code 4)
@@ -23,10 +23,10 @@
             ├── CorruptFrame  ... in the commit log: path, offset, kind and reason
             └── CorruptFile   ... in any other file of the store
                 ├── MisnamedFile  a log file whose frames contradict its name
-                └── UnreadableFile  ... that the disk does not deliver
+                └── UnreadableFile  a file with bytes that the disk does not deliver
 
-An exception means that the operation was not carried out. Outcomes of normal work (an offset past
-the end of a queue, a torn tail) are values, never exceptions.
+An exception means that the operation was not carried out. Outcomes of normal work (an offset after
+the end of a queue, a torn tail) are returned values, never exceptions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class UsageError(LogquarryError, ValueError):
 
 
 class WrongType(UsageError, TypeError):
-    """An argument of a wrong type. The text names the argument, and what it takes."""
+    """An argument of a wrong type. The text gives the argument's name and the accepted types."""
 
 
 class BadFilter(UsageError):
@@ -107,10 +107,10 @@ class ProtocolViolation(ReplicationError):
 
 
 class LogsDiverged(ReplicationError):
-    """A slave's log is not a prefix of its master's: it is longer, or has other bytes.
+    """A slave's log is not the beginning of its master's log: it is longer, or has other bytes.
 
     Attributes:
-        offset: physical offset of the first difference, as far as known.
+        offset: physical offset of the first difference, if it is known.
     """
 
     def __init__(self, message: str, *, offset: int) -> None:
@@ -126,9 +126,9 @@ class StoreError(LogquarryError):
 
 
 class StoreNotFound(StoreError):
-    """No store at the path, or its files cannot be read.
+    """No store is at the path, or its files cannot be read.
 
-    It is not an ``OSError``, so that a missing store is never mistaken for a failing disk.
+    This is not an ``OSError``, so that a missing store is never mistaken for a failing disk.
 
     Attributes:
         suggestion: the given path, and the path of a nearby store that the user probably meant;
@@ -144,7 +144,7 @@ class StoreUnavailable(StoreError):
     Attributes:
         status: RocketMQ's put status: SERVICE_NOT_AVAILABLE, OS_PAGECACHE_BUSY or
             CREATE_MAPEDFILE_FAILED.
-        appended: if a ``put_many`` failed in the middle, the result of the messages that are in the
+        appended: if a ``put_many`` failed in the middle: the result of the messages that are in the
             log (the first messages of the call); else None.
     """
 
@@ -177,7 +177,7 @@ class MessageRejected(StoreError):
     Attributes:
         status: RocketMQ's put status: MESSAGE_ILLEGAL or PROPERTIES_SIZE_EXCEEDED; UNKNOWN_ERROR
             if multi-dispatch makes the message too large.
-        reason: our code: too_large, properties, truncated, larger_than_file, topic, hosts or delay.
+        reason: logquarry's code for the cause, such as too_large, properties, topic or delay.
         index: number of the message in a ``put_many``, else None.
         appended: as in :class:`StoreUnavailable`; only if multi-dispatch makes a message too large.
             Every other rejection happens before the first message is appended.
@@ -208,7 +208,7 @@ class DecompressionError(StoreError, ValueError):
 
 
 class CorruptStore(StoreError):
-    """Bytes that violate the format, with their place.
+    """Bytes that violate the format, and their position.
 
     Attributes:
         path: the file.
@@ -225,8 +225,8 @@ class CorruptStore(StoreError):
         self.kind = kind
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions with keyword arguments do not survive pickling by default, and Spark pickles
-        # these from its workers to the driver.
+        # Spark sends these exceptions pickled from its workers to the driver. By default, an
+        # exception with keyword arguments cannot be unpickled.
         return _rebuild_corrupt, (type(self), self.path, self.offset, self.reason, self.kind)
 
 
@@ -243,7 +243,7 @@ class MisnamedFile(CorruptFile):
 
 
 class UnreadableFile(CorruptFile, ValueError):
-    """Bytes of a queue file, an index file or a small file that the disk does not deliver.
+    """The disk does not deliver bytes of a queue file, an index file or a small file.
 
     A ``ValueError``, because callers expect one if the bytes of a small file are not valid.
     """

@@ -1,4 +1,4 @@
-"""The settings that fix the bytes of a store's files: their sizes, and the kinds of entries."""
+"""The settings that determine the bytes of a store's files: their sizes and kinds of entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from logquarry.format import batch, index, java, queue_entry, state_table
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutConfig:
-    """Settings that fix the bytes of files. ``None`` means: inferred from the existing files.
+    """Settings that determine the bytes of files. ``None``: infer it from the existing files.
 
     Attributes:
         mapped_file_size_commit_log: bytes of a commit log file (RocketMQ: 1 GiB).
@@ -19,8 +19,8 @@ class LayoutConfig:
             (RocketMQ: 6,000,000).
         mapper_file_size_batch_consume_queue: bytes of a batch queue file of RocketMQ 5, which
             spells the name so (RocketMQ: 13,800,000).
-        batch_topics: the topics with batch queues. The files of a store show them, never a
-            configuration.
+        batch_topics: the topics with batch queues. They are found in the files of a store, never
+            in a configuration.
         max_hash_slot_num: slots of an index file (RocketMQ: 5,000,000).
         max_index_num: entries of an index file, including the unused entry 0
             (RocketMQ: 20,000,000).
@@ -30,8 +30,8 @@ class LayoutConfig:
         index_tags: whether the index has an entry for each message's tag, as RocketMQ 5.4 and
             later write it. A new store has no tag entries.
         enable_multi_dispatch: whether INNER_MULTI_DISPATCH adds a message to further queues (in a
-            new store: no). If unknown, a message is in further queues if it has
-            INNER_MULTI_QUEUE_OFFSET, its offsets there.
+            new store: no). If unknown, a message is in further queues if it has the property
+            INNER_MULTI_QUEUE_OFFSET, which contains its offsets there.
         enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
         message_index_enable: whether to index keys (in a new store: yes).
         mapped_file_size_timer_log: bytes of a file of the timer log (RocketMQ 5: 100 MiB).

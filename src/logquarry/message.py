@@ -42,7 +42,7 @@ class _Fields(NamedTuple):
 
 
 class Message(_Fields):
-    """A message to put. Its fields have the right types; the store checks their values at the put.
+    """A message to put. Its fields have the right types; the put checks their values.
 
     Raises:
         WrongType: if a field has a wrong type.
@@ -51,16 +51,16 @@ class Message(_Fields):
     Attributes:
         topic: the topic.
         body: the body, stored as given: bytes, or a bytearray or memoryview, whose bytes are read
-            at the put.
+            only when the message is put.
         queue_id: queue of the topic. RocketMQ accepts negative ids too.
         tags: the TAGS property.
         keys: the KEYS property: keys separated by spaces. You may pass a sequence of keys; a key
             cannot contain a space.
-        properties: further properties; ``None`` for none.
+        properties: further properties; ``None`` if there are none.
         properties_string: the property string, written as given. ``properties`` (or else the
             decoded string) is then used only if the store has to rewrite the string: for a delay,
             and for multi-dispatch.
-        delay_level: the DELAY property, 0 for none.
+        delay_level: the DELAY property; 0 for no delay.
         wait_store_ok: whether the put waits for flush and replica. WAIT is written only if False.
         flag: the application's bits.
         sys_flag: RocketMQ's bits (:mod:`logquarry.format.sys_flag`). The store sets the bits of the
@@ -69,14 +69,14 @@ class Message(_Fields):
             store sets the queue offset of all other messages.
         born_timestamp: in milliseconds; ``None`` for the store's clock.
         born_host: the producer, ``ip:port`` or ``[ip]:port``, or 8 or 20 bytes as in a frame.
-        store_host: the broker, likewise; ``None`` for ``StoreConfig.store_host``.
+        store_host: the broker, in the same forms; ``None`` for ``StoreConfig.store_host``.
         reconsume_times: how often consumers sent the message back.
         prepared_transaction_offset: for a COMMIT or ROLLBACK, the physical offset of its half
             message.
     """
 
-    # A tuple: immutable, created in a third of the time of a frozen dataclass, and quickly
-    # transposed to columns.
+    # This class is a tuple: it is immutable, is created in a third of the time of a frozen
+    # dataclass, and is quickly transposed to columns.
     __slots__ = ()
 
     def __new__(
@@ -131,8 +131,8 @@ class Message(_Fields):
             reconsume_times,
             prepared_transaction_offset,
         )
-        # Usual fields have exactly these types. For fields that callers rarely pass, comparing the
-        # identity with the default is the cheapest check (logquarry bench put).
+        # Usual values have exactly these types. For fields that callers rarely pass, the cheapest
+        # check is whether the value is the default object (logquarry bench put).
         if (
             type(topic) is str
             and type(body) is bytes
@@ -158,11 +158,11 @@ class Message(_Fields):
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]
-        """A message of all fields in their order; checked as by the constructor."""
+        """A message made of all fields in their order; they are checked as by the constructor."""
         return _new(cls, _checked(iterable))
 
     def _replace(self, **changes: Any) -> Self:
-        """The message with other values in some fields; checked as by the constructor."""
+        """The message with other values in some fields; they are checked as by the constructor."""
         given = dict(zip(self._fields, self, strict=True))
         unknown = changes.keys() - given.keys()
         if unknown:
@@ -180,7 +180,7 @@ class Message(_Fields):
     def all_properties(self) -> dict[str, str]:
         """All properties, in the order in which they are encoded.
 
-        That is the order of ``properties`` (else of the string), then KEYS, TAGS, WAIT, DELAY.
+        The order is that of ``properties`` (or else of the string), then KEYS, TAGS, WAIT, DELAY.
         """
         if self.properties is not None:
             found = dict(self.properties)
@@ -206,7 +206,7 @@ def _timed(
     deliver_at: int | str | date | None,
     delay_ms: int | None,
 ) -> Mapping[str, str]:
-    """Properties that ask for the timer wheel (``setDeliverTimeMs``, ``setDelayTimeMs``)."""
+    """The properties that request the timer wheel (``setDeliverTimeMs``, ``setDelayTimeMs``)."""
     if string is not None or (deliver_at is not None and delay_ms is not None):
         raise UsageError(
             "pass one of deliver_at and delay_ms, and no properties_string beside it: the string "
@@ -220,7 +220,7 @@ def _timed(
     return added
 
 
-# The same conditions as in the constructor.
+# These are the same conditions as in the constructor.
 speed_up(
     Message,
     {
@@ -284,7 +284,7 @@ _CHECKS: Final[Mapping[str, Any]] = {
     "reconsume_times": arguments.integer,
     "prepared_transaction_offset": arguments.integer,
 }
-"""The check of each field; None passes if it is the field's default."""
+"""The check of each field. None is accepted if it is the field's default."""
 _MAY_BE_NONE: Final = frozenset(
     ("tags", "keys", "properties", "properties_string", "born_timestamp", "store_host")
 )
@@ -318,23 +318,13 @@ def require_messages(messages: object, field: str) -> Sequence[Message]:
     Raises:
         WrongType: if it is not.
     """
-    rest = iter_messages(messages, field)
-    return messages if isinstance(messages, (list, tuple)) else list(rest)
-
-
-def iter_messages(messages: object, field: str) -> Iterator[Message]:
-    """The messages of an iterable; a list or tuple is checked before the first message is used.
-
-    Raises:
-        WrongType: if it is not an iterable of messages; for other iterables while they are read.
-    """
     found = require_iterable(messages, field)
-    if isinstance(found, (list, tuple)):
-        if not set(map(type, found)) <= {Message}:
-            for number, message in enumerate(found):
-                require_message(message, f"{field}, message {number},")
-        return iter(found)
-    return _checked_messages(found, field)
+    if not isinstance(found, (list, tuple)):
+        return list(_checked_messages(found, field))
+    if not set(map(type, found)) <= {Message}:
+        for number, message in enumerate(found):
+            require_message(message, f"{field}, message {number},")
+    return found
 
 
 def require_iterable(messages: object, field: str) -> Iterable[object]:

@@ -1,7 +1,7 @@
-"""A C function that carries out calls of :class:`~logquarry.message.Message`, without a Python
-function call. Works only if this module is compiled.
+"""A C function that makes a :class:`~logquarry.message.Message` without calling a Python function.
+Works only if this module is compiled.
 
-``Message.__new__`` is the reference. :func:`speed_up` installs the C function before it. The C
+:func:`speed_up` installs the C function before ``Message.__new__``, the readable reference. The C
 function makes the message if the arguments have usual types, and passes every other call to the
 reference (tests/property/test_put_path_twins.py compares the two).
 """
@@ -21,7 +21,7 @@ def speed_up(kind: type, usual: Mapping[str, tuple[object, type | None]]) -> Non
     """Make calls of a class faster, if this module is compiled.
 
     Args:
-        kind: a subclass of tuple, whose ``__new__`` takes the first two fields by their place.
+        kind: a subclass of tuple whose ``__new__`` accepts the first two fields by position.
         usual: for each field, in order, the default, and a type whose values need no check; None
             instead of the type if every value other than the default needs a check. The first field
             has no default.

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from logquarry.format import batch, compression, java, message_id, sys_flag
+from logquarry.format import batch, java, message_id, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
+from logquarry.format.sys_flag import DEFAULT_LIMIT, decompress
 
 _DEFAULT_LEVELS_MS = props.parse_levels(props.DEFAULT_LEVELS)
 
@@ -113,7 +114,7 @@ class StoredMessage:
 
     @property
     def prepared_transaction_offset(self) -> int:
-        """For a committed or rolled back message, the physical offset of its half message."""
+        """The physical offset of the half message, for a committed or rolled back message."""
         return self.frame.prepared_transaction_offset
 
     @property
@@ -168,19 +169,19 @@ class StoredMessage:
             for found in batch.unwrap(self.frame)
         )
 
-    def content(self, *, limit: int = compression.DEFAULT_LIMIT) -> bytes:
+    def content(self, *, limit: int = DEFAULT_LIMIT) -> bytes:
         """The body, decompressed if SYSFLAG marks it as compressed.
 
         Raises:
-            DecompressionError: if it does not decompress, or to more than ``limit`` bytes.
+            DecompressionError: if it does not decompress, or has more than ``limit`` bytes then.
         """
-        return compression.decompress(self.frame.body, self.frame.sys_flag, limit=limit)
+        return decompress(self.frame.body, self.frame.sys_flag, limit=limit)
 
     def to_json(self, *, body: bytes | None = None) -> dict[str, Any]:
         """The message as the object of one JSON line.
 
         Args:
-            body: replaces the stored body, for example by its content.
+            body: a value to write instead of the stored body, for example the decompressed body.
         """
         document: dict[str, Any] = {name: getattr(self, name) for name in JSON_NAMES}
         document["properties"] = dict(self.properties)

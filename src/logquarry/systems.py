@@ -3,13 +3,13 @@
 Reading works on Linux, macOS and Windows. Writing needs Linux or macOS: see
 :func:`require_writing`.
 
-A cache folder has the Java shim and compiled kernels. It may be deleted at any time; the next run
+A cache folder has the Java shim and compiled kernels. It may be deleted at any time; the next start
 then takes a moment longer.
 
-Interrupts (Ctrl-C, SIGTERM) are held back until a point at which they are safe. An import must
-report exactly how many messages it has put. py4j has one connection per thread: an exception inside
-a call leaves that call's answer in the connection, and the next call then fails or hangs. An export
-must not stop while only some of its files are in place.
+Interrupts (Ctrl-C, SIGTERM) are held back until a point at which they are safe. There are three
+reasons. An import must report exactly how many messages it has put. py4j has one connection per
+thread: an exception inside a call leaves that call's answer in the connection, and the next call
+then fails or hangs. An export must not stop while only some of its files are in place.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ try:
 except ImportError:
     fcntl = None
 
-# Without O_NONBLOCK, opening a pipe without a writer would block for ever. Without O_BINARY,
+# Without O_NONBLOCK, opening a pipe that has no writer would block forever. Without O_BINARY,
 # Windows reads a file as text.
 READ_ONLY = (
     os.O_RDONLY
@@ -50,7 +50,7 @@ READ_ONLY = (
 def read_at(descriptor: int, length: int, position: int) -> bytes:
     """Read at a position. Raises OSError.
 
-    Without ``pread`` it moves the descriptor: no other thread may use it.
+    Without ``pread`` this moves the file position: no other thread may use the descriptor.
     """
     if hasattr(os, "pread"):
         return os.pread(descriptor, length, position)
@@ -59,7 +59,7 @@ def read_at(descriptor: int, length: int, position: int) -> bytes:
 
 
 def next_data(descriptor: int, position: int) -> int:
-    """The first place at or after ``position`` that may hold data. Raises OSError (ENXIO: none)."""
+    """The first position from ``position`` on that may have data. Raises OSError (ENXIO: none)."""
     if hasattr(os, "SEEK_DATA"):
         return os.lseek(descriptor, position, os.SEEK_DATA)
     return position
@@ -142,10 +142,10 @@ def _made(folder: Path) -> bool:
 
 
 def _temporary_folder() -> Path:
-    """A folder below the system's temporary folder; the same folder on each run if that is safe.
+    """A folder below the system's temporary folder; each time the same folder if that is safe.
 
-    Its name is predictable and any user can write to /tmp. Programs are run from the folder, so a
-    folder that another user created or may write to is not used.
+    Its name is predictable, and any user can write to /tmp. Programs are run from the folder, so a
+    folder that another user created or can write to is not used.
     """
     parent = tempfile.gettempdir()
     if not hasattr(os, "getuid"):  # Windows
@@ -170,7 +170,7 @@ def _folder_of_this_process(parent: str) -> Path:
 
 
 def _remove(folder: Path, owner: int) -> None:
-    # A forked child exits too, while its parent still uses the folder.
+    # Do not delete the folder when a forked child exits: the parent still uses it.
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -182,7 +182,7 @@ class Held:
     """Signals that arrived while :func:`held` held them back.
 
     Attributes:
-        when_noted: called in the main thread when a signal is held back.
+        when_noted: called in the main thread when a signal arrives and is held back.
     """
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class Held:
         for number in _SIGNALS:
             handler = signal.getsignal(number)
             self._before[number] = handler
-            # Ignored signals, and signals with the default action, keep their effect.
+            # Signals that are ignored or have the default action are not held back.
             if callable(handler):
                 self._handlers[number] = handler
                 signal.signal(number, self._note)
@@ -210,14 +210,14 @@ class Held:
                 signal.signal(number, handler)
 
     def check(self) -> None:
-        """Run the handler of a signal that arrived; usually that raises."""
+        """Run the handler of a signal that arrived; usually the handler raises an exception."""
         if self._came is not None:
             number, self._came = self._came, None
             self._handlers[number](number, None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._came is not None:
-            # A second signal is not held back.
+            # From now on a second signal is not held back.
             self._handlers[number](number, frame)
         self._came = number
         if self.when_noted is not None:
@@ -226,7 +226,7 @@ class Held:
 
 @contextmanager
 def held() -> Iterator[Held]:
-    """Hold interrupts back until the end of the block, or until :meth:`Held.check` in it."""
+    """Hold interrupts back until the block ends, or until it calls :meth:`Held.check`."""
     waiting = Held()
     waiting.hold()
     try:

@@ -3,7 +3,7 @@
 The content of a store is untrusted. Escape sequences in it could move the cursor, change the
 window's title or hide text. So all content passes :func:`printable` before it reaches a terminal.
 
-In the JSON document of an object, each field of a dataclass becomes a member by default.
+By default, the JSON document of an object has a member for each field of its dataclass.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _STEP = 1024
 _SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 _BINARY_SHARE = 0.3
 _LEAST_COLUMNS: Final = 8
-"""A cell of a table keeps this many columns on a narrow terminal."""
+"""Even on a narrow terminal, a cell of a table keeps this many columns."""
 _SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 
 def printable(text: str) -> str:
     """Escape all characters that are not visible, as Python does.
 
-    Control and format characters (also bidirectional overrides), line ends and lone surrogates
+    Control and format characters (such as bidirectional overrides), line ends and lone surrogates
     become ``\\x1b``, ``\\u202e`` and so on.
     """
     if text.isprintable():
@@ -71,11 +71,11 @@ def listed(names: Sequence[str], most: int) -> str:
 
 
 def nearest(name: str, names: Iterable[str], least: float = 0.6) -> str | None:
-    """The name that the user may have meant; upper and lower case count as the same.
+    """The name that the user possibly meant; upper and lower case count as the same.
 
     Args:
-        name: what the user gave.
-        names: what exists.
+        name: the name that the user gave.
+        names: the names that exist.
         least: minimum similarity, 0 to 1.
     """
     spelling = {one.casefold(): one for one in names}
@@ -84,7 +84,7 @@ def nearest(name: str, names: Iterable[str], least: float = 0.6) -> str | None:
 
 
 def time_text(ms: int | None) -> str:
-    """A time as ISO 8601 in UTC; the number if the time is outside of the calendar; a dash for
+    """A time as ISO 8601 in UTC, or as a number if the calendar does not have it; a dash for
     None."""
     if ms is None:
         return "-"
@@ -172,9 +172,9 @@ def columns(
     """Format rows of cells as lines with aligned columns.
 
     Args:
-        rows: cells; all rows have the same number.
+        rows: the cells; all rows have the same number of cells.
         right: numbers of the columns to align right; they hold numbers and are never cut.
-        most: columns of the terminal; the widest texts are cut to fit. None: cut nothing.
+        most: columns of the terminal; the widest texts are shortened to fit. None: no limit.
     """
     if not rows:
         return []
@@ -193,7 +193,7 @@ def columns(
 
 
 def _narrow(widths: list[int], right: Sequence[int], room: int) -> None:
-    """Take columns from the widest texts until all fit, or each has only a few."""
+    """Make the widest texts narrower until all fit, or until each has only a few columns."""
     texts = [i for i in range(len(widths)) if i not in right]
     while sum(widths) > room and texts:
         widest = max(texts, key=lambda i: widths[i])
@@ -206,7 +206,7 @@ def byte_count(text: str) -> int:
     """Parse ``1048576``, ``1m`` or ``1.5 MB`` to bytes; units are powers of 1024, as in Spark.
 
     Raises:
-        UsageError: if it is not a size, or below one byte.
+        UsageError: if it is not a size, or is below one byte.
     """
     pattern = r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(?:i?b)?"
     match = re.fullmatch(pattern, text.strip(), re.I | re.A)
@@ -222,7 +222,7 @@ def time_ms(value: str | date) -> int:
     A time without a zone is UTC. A date is its midnight. Fractions of a millisecond are rounded up.
 
     Raises:
-        UsageError: if a text is neither of the two.
+        UsageError: if a text is neither milliseconds nor a time.
     """
     if isinstance(value, str):
         if re.fullmatch(r"-?\d{1,18}", value, re.ASCII):

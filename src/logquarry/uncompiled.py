@@ -1,4 +1,4 @@
-"""Replaces the module ``cython`` if a module runs interpreted and Cython is not installed."""
+"""Used in place of the module ``cython`` by modules that run interpreted without Cython."""
 
 from __future__ import annotations
 

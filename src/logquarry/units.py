@@ -1,4 +1,4 @@
-"""The progress callback, and the clock.
+"""The types of the progress callback and the clock.
 
 A ``position`` is a place within a file; an ``offset`` is a place within the log or a queue.
 """
@@ -13,7 +13,7 @@ from typing import Final
 Progress = Callable[[int, int], None]
 """Callback of long operations: (amount done, total amount)."""
 Bars = Callable[[str], AbstractContextManager[Progress | None]]
-"""Makes a progress callback, as a context, from the name of a part of the work."""
+"""Makes a progress callback for a part of the work, given its name. Returns a context manager."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -23,7 +23,7 @@ Clock = Callable[[], int]
 """Returns the time in milliseconds."""
 
 _NS_PER_MS: Final = 1_000_000
-# Looked up once: each put calls it.
+# Look this function up once: each put calls it.
 _time_ns = time.time_ns
 
 

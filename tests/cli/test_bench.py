@@ -76,4 +76,4 @@ def test_bench_beside_another_store(tmp_path: Path, kind: str) -> None:
         found["messages_per_s"] / found["sqlite3_messages_per_s"]
     )
     assert not list(tmp_path.iterdir())
-    assert "one thread" in run("bench", kind, *options, "--threads", 2, code=2).stderr
+    assert "--threads 1" in run("bench", kind, *options, "--threads", 2, code=2).stderr

@@ -260,12 +260,12 @@ BAD_LINES: list[tuple[Document | str, str]] = [
     (line(properties_string=1), "line 2: properties_string is 1"),
     (line(properties_base64="="), "line 2: properties_base64 is not base64"),
     (line(born_host="nowhere"), "line 2: born_host: not a host and port"),
-    (line(sys_flag=0x20, store_host=None), "line 2: SYSFLAG 0x20 says IPv6 of a host"),
+    (line(sys_flag=0x20, store_host=None), "line 2: SYSFLAG 0x20 marks a host as IPv6"),
     (line(body_crc=5), "line 2: the CRC of the body differs from body_crc"),
     (line(topic="a/b"), "line 2: not a topic to write to: 'a/b'"),
     (line(topic=""), "line 2: not a topic to write to"),
     (line(content=bytes(66_000)), "line 2: 66097 bytes do not fit into a file"),
-    (line(properties_string="x" * 33_000), "line 2: the properties are 33000 characters"),
+    (line(properties_string="x" * 33_000), "line 2: the properties have 33000 characters"),
 ]
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
-import struct
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 
 from tests.conformance.golden_facts import SOUND
 from tests.helpers.command import expected_messages, run
+from tests.helpers.small_store import held_by_a_broker
 
 
 def info(store: Path, *options: object, code: int = 0) -> dict[str, Any]:
@@ -126,10 +124,7 @@ def test_states(small_store: Path) -> None:
     document = info(small_store)
     assert document["state"] == "crashed" and document["abort"]
     assert document["lock"] == {"exists": True, "held": False}
-    # The lock belongs to an open file description, so it is visible within one process too.
-    with (small_store / "lock").open("r+b") as file:
-        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+    with held_by_a_broker(small_store):
         document = info(small_store)
         assert document["state"] == "live" and document["lock"]["held"]
         assert document["bytes"] is not None

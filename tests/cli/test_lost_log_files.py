@@ -115,7 +115,7 @@ def test_salvage_promises_nothing_of_messages_before_the_log(root: Path) -> None
         shutil.rmtree(root / name)
     shown = run("salvage", root)
     assert "earlier messages have expired, or their files are missing" in shown.output
-    assert "; nothing of the present files is lost" in shown.output
+    assert "; nothing in the existing files is lost" in shown.output
 
 
 def test_an_index_file_of_another_header_shows_nothing(root: Path) -> None:
@@ -174,7 +174,7 @@ def test_rebuild_in_place_refuses_before_it_builds(root: Path) -> None:
 def test_a_renamed_queue_is_no_multi_dispatch(root: Path) -> None:
     (root / "consumequeue/orders").rename(root / "consumequeue/other")
     shown = run("info", root).output
-    assert "consumequeue/other/0: its entries name messages of another queue" in shown
+    assert "consumequeue/other/0: its entries point to messages of another queue" in shown
     assert "multi_dispatch" not in shown
 
 

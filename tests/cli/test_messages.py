@@ -32,7 +32,7 @@ def numbers(*arguments: object) -> list[int]:
     [
         ([], lambda n: True),
         (["--topic", "orders"], lambda n: n % 4),
-        (["--topic", f"{EVIL},nobody"], lambda n: n % 4 == 0),
+        (["--topic", f"{EVIL},absent"], lambda n: n % 4 == 0),
         (["--topic", "orders", "--topic", EVIL], lambda n: True),
         (["--queue", "1"], lambda n: n % 2),
         (["--queue", "0,1"], lambda n: True),
@@ -204,7 +204,8 @@ def test_lines_are_the_reference_s(golden: Path) -> None:
             reference = columns.messages(event.window, event.rows, decoding)
             for words in (None, "hosts", "properties", "body,hosts"):
                 hidden = json_lines.redaction(words)
-                lines = json_lines.lines(event.window, event.rows, decoding, hidden)
+                parts = json_lines.line_parts(event.window, event.rows, decoding, hidden)
+                lines = [line for _, found in parts for line in found]
                 for line, message in zip(lines, reference, strict=True):
                     document = json_lines.redacted(message.to_json(), hidden)
                     assert list(json.loads(line).items()) == list(document.items())

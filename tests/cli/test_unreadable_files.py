@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.faulty_stores import FaultyStore, Template
+from tests.fuzz.faulty_stores import FaultyStore
+from tests.fuzz.templates import Template
 from tests.helpers import operator_faults
 from tests.helpers.command import ended as run
 

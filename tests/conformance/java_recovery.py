@@ -13,6 +13,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint, index
 from logquarry.read.index import Index
 from logquarry.repair.recover.rocketmq import plan_rocketmq
+from tests.helpers.files import bytes_of
 
 
 def differences(
@@ -27,9 +28,9 @@ def differences(
         config: the settings of both.
     """
     config = dataclasses.replace(config, recovery="rocketmq")
-    before = _bytes(store)
+    before = bytes_of(store)
     plan = plan_rocketmq(store, config)
-    if _bytes(store) != before:
+    if bytes_of(store) != before:
         yield "planning changes files"
     loads = facts is None or facts["load"]
     if (plan.refused is None) != loads:
@@ -86,7 +87,7 @@ def _reads(opened: lq.MessageStore, facts: dict[str, Any]) -> Iterator[str]:
 
 def _same_files(store: Path, recovered: Path) -> Iterator[str]:
     for folder in ("commitlog", "consumequeue"):
-        ours, theirs = _bytes(store / folder), _bytes(recovered / folder)
+        ours, theirs = bytes_of(store / folder), bytes_of(recovered / folder)
         if missing := sorted(set(theirs) - set(ours)):
             yield f"{folder}: Java has {missing}"
         if extra := sorted(set(ours) - set(theirs)):
@@ -96,13 +97,13 @@ def _same_files(store: Path, recovered: Path) -> Iterator[str]:
                 pairs = zip(ours[name], theirs[name], strict=False)
                 at = next((i for i, (a, b) in enumerate(pairs) if a != b), -1)
                 yield f"{folder}/{name} differs at {at}"
-    ours, theirs = _bytes(store / "index"), _bytes(recovered / "index")
+    ours, theirs = bytes_of(store / "index"), bytes_of(recovered / "index")
     if [ours[name] for name in sorted(ours)] != [theirs[name] for name in sorted(theirs)]:
         yield f"the index: {_headers(ours)}, and in Java {_headers(theirs)}"
 
 
 def _checkpoint(store: Path, recovered: Path) -> Iterator[str]:
-    theirs = _bytes(recovered / "index")
+    theirs = bytes_of(recovered / "index")
     mine = checkpoint.decode((store / "checkpoint").read_bytes())
     java = checkpoint.decode((recovered / "checkpoint").read_bytes())
     # Of Java's threads that flush index files, any may write last.
@@ -113,11 +114,3 @@ def _checkpoint(store: Path, recovered: Path) -> Iterator[str]:
 
 def _headers(files: dict[str, bytes]) -> list[Any]:
     return [(len(files[n]), index.decode_header(files[n].ljust(40, b"\0"))) for n in sorted(files)]
-
-
-def _bytes(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }

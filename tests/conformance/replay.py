@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from logquarry.disk.service import RunningFlags
 from logquarry.format import properties as props
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
+from logquarry.testing.clock import FakeClock
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.dispatcher import Dispatcher, QueueWriters
 from logquarry.write.frame_append import Settle
@@ -49,23 +49,13 @@ def wire_of(put: Input) -> bytes:
     return base64.b64decode(put["body"])
 
 
-@dataclass
-class Clock:
-    """A clock that the test sets."""
-
-    now: int = 1_700_000_000_000
-
-    def __call__(self) -> int:
-        return self.now
-
-
 class OurLog:
     """Only this library's log: no flush, no queues."""
 
     def __init__(self, root: Path, params: Mapping[str, Any], settle: Settle | None = None) -> None:
         self.root = root
         self.config = StoreConfig.from_mapping(params)
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.flags = RunningFlags()
         assert self.config.mapped_file_size_commit_log is not None
         self.disk = LocalDisk()

@@ -6,17 +6,21 @@ import base64
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.helpers.golden_data import unpack, unpacked
+from tests.helpers.golden_data import unpacked
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq5.tar.xz"
 ROCKSDB_ARCHIVE = ARCHIVE.with_name("rocketmq5-rocksdb.tar.xz")
 """More stores with RocksDB, with ``pulled.json``; ``-live`` was copied while the broker ran."""
+
+BATCH_STORES = ("5.1.4-batchcq", "5.5.0-batchcq")
+BATCH_TOPIC = "BatchCq"
+"""The topic with batch queues in these stores."""
 
 WRITE, RECOVER, QUEUES, INDEX, RETAIN = "write", "recover", "queues", "index", "retain"
 ALL = frozenset({WRITE, RECOVER, QUEUES, INDEX, RETAIN})
@@ -79,6 +83,10 @@ FEATURES: dict[str, set[str]] = {
 """Scenario -> the features that are found."""
 
 
+Copied = Callable[[str], Path]
+"""Copies the store of a scenario (fixture ``copied``)."""
+
+
 class FileState(NamedTuple):
     """What must not change of a file or folder."""
 
@@ -92,14 +100,8 @@ def stores5() -> Path:
     return Path(os.environ.get("LOGQUARRY_STORES5", "stores5"))
 
 
-def unpack_rocketmq5(target: Path) -> Path:
-    """Unpack the stores, and return the folder with 5.5.0-plain/ and so on."""
-    unpack(ARCHIVE, target)
-    return target / "rocketmq5"
-
-
 def rocketmq5_stores(factory: pytest.TempPathFactory) -> Path:
-    """The same folder, unpacked once for all tests: copy what you change."""
+    """The folder with 5.5.0-plain/ and so on, unpacked once for all tests: copy what you change."""
     return unpacked(ARCHIVE, factory) / "rocketmq5"
 
 
@@ -111,10 +113,16 @@ def rocksdb_stores(factory: pytest.TempPathFactory) -> dict[str, Path]:
     return more | {name: folder / name for name in FEATURES if FEATURES[name] & wanted}
 
 
-def state_of(root: Path) -> dict[str, FileState]:
+LOCK = (".", "lock")
+"""What a process changes that opens a store and takes its lock."""
+
+
+def state_of(root: Path, *ignored: str) -> dict[str, FileState]:
     """All files and folders of a store with bytes, modes and modification times."""
     found = {}
     for path in [root, *root.rglob("*")]:
+        if str(path.relative_to(root)) in ignored:
+            continue
         status = path.stat()
         data = content_of(path) if path.is_file() else None
         found[str(path.relative_to(root))] = FileState(data, status.st_mode, status.st_mtime_ns)
@@ -150,6 +158,11 @@ def expected_frames(scenario: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def expected_offsets(scenario: Path) -> list[int]:
+    """The physical offset of each frame of the log."""
+    return [frame["physicalOffset"] for frame in expected_frames(scenario)]
+
+
 def broker_queues(scenario: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """(topic, queue id) -> what the broker said of the queue."""
     found = {}
@@ -160,6 +173,16 @@ def broker_queues(scenario: Path) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 Row = dict[str, Any]
+
+
+Key = tuple[str, int]
+Entry = list[int]
+
+
+def broker_entries(scenario: Path) -> dict[Key, list[Entry]]:
+    """By topic and queue id, the queue's entries: queue offset, place, size, tags code."""
+    queues = broker_queues(scenario).items()
+    return {key: [unit[:4] for unit in queue["units"]] for key, queue in queues}
 
 
 def broker_messages(scenario: Path) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from logquarry.format import checkpoint, frame
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
+from tests.helpers.files import overwrite
 
 _LONGS = (0, -1, 1, 1 << 31, (1 << 63) - 1, -(1 << 63), 0x7FFFFFFF)
 _INTS = (0, -1, 1, 91, 0x7FFFFFFF, -(1 << 31), 1 << 16, 0x40000000)
@@ -68,9 +70,7 @@ class Harm:
             self.rng.choices(functions, weights)[0]()
 
     def _write(self, path: Path, at: int, data: bytes, what: str) -> None:
-        with path.open("r+b") as file:
-            file.seek(at)
-            file.write(data)
+        overwrite(path, at, data)
         name = path.relative_to(self.root)
         self.done.append(f"{what}: {name} at {at}: {data[:16].hex()} ({len(data)})")
 
@@ -241,8 +241,7 @@ class Harm:
         if files:
             path = self.rng.choice(files)
             size = self.rng.choice((0, path.stat().st_size - 1, path.stat().st_size // 2))
-            with path.open("r+b") as file:
-                file.truncate(size)
+            os.truncate(path, size)
             self.done.append(f"cut: {path.relative_to(self.root)} to {size}")
 
     def change_checkpoint(self) -> None:
@@ -278,8 +277,7 @@ class Harm:
             self.done.append(f"lost: {path.relative_to(self.root)}")
         elif kind < 0.5:
             size = self.rng.choice((0, 10, 40, path.stat().st_size // 2))
-            with path.open("r+b") as file:
-                file.truncate(size)
+            os.truncate(path, size)
             self.done.append(f"cut: {path.relative_to(self.root)} to {size}")
         elif kind < 0.8:
             at, size = self.rng.choice(((0, 8), (8, 8), (16, 8), (24, 8), (32, 4), (36, 4)))

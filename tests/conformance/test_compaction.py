@@ -14,16 +14,16 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import COMPACTED_LOG
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify.verify import verify_store
-from tests.conformance.rocketmq5 import broker_queues, rocketmq5_stores
+from tests.conformance.rocketmq5 import broker_queues
 from tests.helpers.command import run
 from tests.helpers.golden_data import copy_store
 
 TOPIC = "Table"
 
 
-@pytest.fixture(scope="module")
-def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return rocketmq5_stores(tmp_path_factory) / "5.5.0-compaction"
+@pytest.fixture
+def scenario(rocketmq5: Path) -> Path:
+    return rocketmq5 / "5.5.0-compaction"
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from logquarry.format import broker_config
 from logquarry.replication import ConfigServer, ConfigSyncOptions, sync_config
 from tests.conformance.oracle import QUICK_JVM, RUN, Master, require_oracle, started
 from tests.helpers.broker_config import real_config
-from tests.helpers.replication import PATIENCE_SECONDS, opened
+from tests.helpers.replication import opened
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.java
 

@@ -23,8 +23,10 @@ from logquarry.message import Message
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.store.half_messages import transactions
 from logquarry.store.message_store import MessageStore, StoreWriter
+from logquarry.testing.clock import FakeClock
 from tests.conformance.golden_facts import Scenario
-from tests.conformance.replay import Clock, Input
+from tests.conformance.replay import Input
+from tests.helpers.files import bytes_of
 
 SAME = (
     "v3-transactions",
@@ -65,7 +67,7 @@ class Replay:
     def __init__(self, root: Path, scenario: Scenario) -> None:
         self.root = root
         self.config = dialect31(scenario)
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.store = self._opened()
         self.refused: list[dict[str, Any]] = []
         for line in (scenario.folder / "puts.jsonl").read_text("utf-8").splitlines():
@@ -109,18 +111,10 @@ def replayed(
     yield scenario, replay
 
 
-def files_below(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 @pytest.mark.parametrize("folder", ["commitlog", "transaction"])
 def test_files_have_the_same_bytes(replayed: tuple[Scenario, Replay], folder: str) -> None:
     scenario, replay = replayed
-    ours, theirs = files_below(replay.root / folder), files_below(scenario.store / folder)
+    ours, theirs = bytes_of(replay.root / folder), bytes_of(scenario.store / folder)
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
@@ -128,8 +122,8 @@ def test_files_have_the_same_bytes(replayed: tuple[Scenario, Replay], folder: st
 def test_queues_are_the_same(replayed: tuple[Scenario, Replay]) -> None:
     """Except delivery times: 3.1.3 took them from its clock, not from the store time."""
     scenario, replay = replayed
-    ours = files_below(replay.root / "consumequeue")
-    theirs = files_below(scenario.store / "consumequeue")
+    ours = bytes_of(replay.root / "consumequeue")
+    theirs = bytes_of(scenario.store / "consumequeue")
     assert ours.keys() == theirs.keys()
     schedule = [name for name in ours if name.startswith("SCHEDULE")]
     assert [name for name in ours if ours[name] != theirs[name] and name not in schedule] == []

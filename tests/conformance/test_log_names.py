@@ -13,7 +13,6 @@ from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.oracle import require_oracle
-from tests.conformance.rocketmq5 import rocketmq5_stores
 from tests.conformance.test_store_java import dumped
 from tests.helpers.golden_data import copy_store
 
@@ -71,11 +70,6 @@ def check(original: Path, root: Path, config: lq.StoreConfig | None, way: str) -
 def test_golden_stores(scenario: str, way: str, golden: Path, tmp_path: Path) -> None:
     found = Scenario(golden / scenario)
     check(found.store, tmp_path / "store", found.config, way)
-
-
-@pytest.fixture(scope="module")
-def rocketmq5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return rocketmq5_stores(tmp_path_factory)
 
 
 @pytest.mark.parametrize("way", WAYS)

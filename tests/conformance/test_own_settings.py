@@ -20,7 +20,7 @@ from logquarry.repair.recover.recover import recover
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify.verify import verify_store
 from tests.conformance.golden_facts import SOUND, Scenario
-from tests.conformance.rocketmq5 import QUEUES, RECOVER, REFUSED, WRITE, rocketmq5_stores
+from tests.conformance.rocketmq5 import QUEUES, RECOVER, REFUSED, WRITE
 from tests.helpers.command import run
 from tests.helpers.golden_data import copy_store
 
@@ -37,16 +37,11 @@ ALL = [*SOUND, *SOUND_3_1, *SOUND_5]
 LMQ = ["multidispatch", "5.5.0-lmq"]
 
 
-@pytest.fixture(scope="module")
-def stores5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return rocketmq5_stores(tmp_path_factory)
-
-
 @pytest.fixture
-def root(request: pytest.FixtureRequest, golden: Path, stores5: Path, tmp_path: Path) -> Path:
+def root(request: pytest.FixtureRequest, golden: Path, rocketmq5: Path, tmp_path: Path) -> Path:
     """A copy of the store of a scenario."""
     name: str = request.param
-    folder = stores5 if name in REFUSED else golden
+    folder = rocketmq5 if name in REFUSED else golden
     copy_store(folder / name / "store", tmp_path / "store")
     return tmp_path / "store"
 

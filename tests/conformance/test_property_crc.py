@@ -1,4 +1,4 @@
-"""Puts into a store with property CRCs: each frame has a right one."""
+"""Property CRCs: each frame that is put or moved has a right one, and verify finds a wrong one."""
 
 from __future__ import annotations
 
@@ -16,22 +16,19 @@ from logquarry.format import property_crc
 from logquarry.ingest.load import plan_load
 from logquarry.ingest.staging import LoadPlan
 from logquarry.log.layout import StoreLayout
+from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify.verify import verify_store
-from tests.conformance.rocketmq5 import rocketmq5_stores
+from tests.conformance.rocketmq5 import Copied
+from tests.helpers.files import flip, zero
 from tests.helpers.golden_data import copy_store
 
 _END = "\x02"
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return rocketmq5_stores(tmp_path_factory) / "5.5.0-propcrc" / "store"
-
-
 @pytest.fixture
-def root(stored: Path, tmp_path: Path) -> Path:
+def root(rocketmq5: Path, tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("timerwheel")
-    return copy_store(stored, tmp_path / "store", ignore=ignored)
+    return copy_store(rocketmq5 / "5.5.0-propcrc" / "store", tmp_path / "store", ignore=ignored)
 
 
 def frames(root: Path) -> Iterator[bytes]:
@@ -45,6 +42,11 @@ def frames(root: Path) -> Iterator[bytes]:
             with (root / file.path).open("rb") as log:
                 log.seek(at)
                 yield log.read(message.size)
+
+
+def are_sound(root: Path) -> list[bool | None]:
+    """Whether the property CRC of each frame is right; None for a frame without one."""
+    return [property_crc.is_sound(frame) for frame in frames(root)]
 
 
 def messages() -> list[lq.Message]:
@@ -97,13 +99,13 @@ def test_a_new_store_by_its_configuration(tmp_path: Path) -> None:
     # Later the configuration is not needed: the frames show the setting.
     with lq.MessageStore.open(tmp_path / "new", mode="rw") as store:
         store.put(lq.Message("Orders", b"more"))
-    assert all(property_crc.is_sound(frame) for frame in frames(tmp_path / "new"))
+    assert all(are_sound(tmp_path / "new"))
 
 
 def test_other_stores_get_none(tmp_path: Path) -> None:
     with lq.MessageStore.open(tmp_path / "new", mode="rw") as store:
         store.put(lq.Message("Orders", b"plain", tags="t"))
-    assert [property_crc.is_sound(frame) for frame in frames(tmp_path / "new")] == [None]
+    assert are_sound(tmp_path / "new") == [None]
 
 
 def test_too_long_with_the_crc(root: Path) -> None:
@@ -119,3 +121,32 @@ def test_too_long_with_the_crc(root: Path) -> None:
 def test_loads_of_spark_are_refused(root: Path) -> None:
     with pytest.raises(UnsupportedStore, match="logquarry import"):
         plan_load(LoadPlan(path=str(root)))
+
+
+def test_property_crcs_of_frames_that_moved_are_renewed(copied: Copied, tmp_path: Path) -> None:
+    root, into = copied("5.5.0-propcrc"), tmp_path / "new"
+    assert set(are_sound(root)) == {True}
+    with lq.MessageStore.open(root) as store:
+        second = list(store.scan())[1].physical_offset
+    zero(root / "commitlog" / ("0" * 20), 0, second)
+    salvage(StoreLayout.open(root), into)
+    assert set(are_sound(into)) == {True}
+
+
+def test_a_rotten_property_crc_is_found_and_stays_visible(copied: Copied, tmp_path: Path) -> None:
+    root, into = copied("5.5.0-propcrc"), tmp_path / "new"
+    log = root / "commitlog" / ("0" * 20)
+    with lq.MessageStore.open(root) as store:
+        first, rotten, *_ = [message for message in store.scan() if message.tags]
+    # The damage is one letter of the topic: the body and its CRC stay right.
+    topic = rotten.topic.encode()
+    flip(log, log.read_bytes().index(topic, rotten.physical_offset + len(rotten.body)))
+    report = verify_store(StoreLayout.open(root))
+    found = {f.offset: f.severity for f in report.findings if f.kind == "bad_property_crc"}
+    assert found == {rotten.physical_offset: "damage"}
+    # All frames move. The new store's verify still finds the frame.
+    zero(log, 0, first.physical_offset + first.size)
+    plan = salvage(StoreLayout.open(root), into).plan
+    assert plan.wrong_crcs == [rotten.physical_offset]
+    assert are_sound(into).count(False) == 1
+    assert verify_store(StoreLayout.open(into)).by_kind["bad_property_crc"] == 1

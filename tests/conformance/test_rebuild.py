@@ -12,7 +12,8 @@ from logquarry.format.index import ENTRY, IndexShape
 from logquarry.read.queue import UNIT_DTYPE
 from logquarry.repair.rebuild.rebuild import rebuild
 from tests.conformance.golden_facts import SOUND, Scenario
-from tests.conformance.test_replay import files_below, index_parts
+from tests.conformance.test_replay import index_parts
+from tests.helpers.files import bytes_of
 
 V3 = (
     "v3-blank/max-message-size",
@@ -39,13 +40,13 @@ def in_the_log(files: dict[str, bytes], log_start: int) -> dict[str, bytes]:
 
 
 def test_queues_have_the_same_bytes(scenario: Scenario, tmp_path: Path) -> None:
-    before = files_below(scenario.store)
+    before = bytes_of(scenario.store)
     report = rebuild(scenario.store, into=tmp_path / "new", config=scenario.config)
-    assert files_below(scenario.store) == before
+    assert bytes_of(scenario.store) == before
     assert not report.damage and not report.left_out
     assert report.messages == len(scenario.expected)
-    ours = files_below(tmp_path / "new" / "consumequeue")
-    theirs = files_below(scenario.store / "consumequeue")
+    ours = bytes_of(tmp_path / "new" / "consumequeue")
+    theirs = bytes_of(scenario.store / "consumequeue")
     log_start = min(int(path.name) for path in (scenario.store / "commitlog").iterdir())
     if log_start:
         ours, theirs = in_the_log(ours, log_start), in_the_log(theirs, log_start)
@@ -58,8 +59,8 @@ def test_the_index_has_the_same_content(scenario: Scenario, tmp_path: Path) -> N
     assert not (tmp_path / "new" / "consumequeue").exists()
     shape = scenario.config.index_shape
     assert shape is not None
-    ours = files_below(tmp_path / "new" / "index")
-    theirs = files_below(scenario.store / "index")
+    ours = bytes_of(tmp_path / "new" / "index")
+    theirs = bytes_of(scenario.store / "index")
     if scenario.folder.match(RETENTION):
         # Files begin elsewhere: the first files had entries of messages that are deleted.
         start = min(int(path.name) for path in (scenario.store / "commitlog").iterdir())
@@ -86,8 +87,8 @@ def test_queues_of_3x_have_the_same_bytes(name: str, golden: Path, tmp_path: Pat
     """Except those of delayed messages: 3.x took their time from its clock, not from them."""
     scenario = Scenario(golden / name)
     rebuild(scenario.store, into=tmp_path / "new", config=scenario.config, index=False)
-    ours = files_below(tmp_path / "new" / "consumequeue")
-    theirs = files_below(scenario.store / "consumequeue")
+    ours = bytes_of(tmp_path / "new" / "consumequeue")
+    theirs = bytes_of(scenario.store / "consumequeue")
     assert ours.keys() == theirs.keys()
     differing = [name for name in ours if ours[name] != theirs[name]]
     assert [name for name in differing if not name.startswith("SCHEDULE_TOPIC_XXXX")] == []
@@ -100,5 +101,5 @@ def test_queues_of_harmed_stores_are_those_before_the_harm(
     scenario = Scenario(golden / "unclean" / name)
     rebuild(scenario.store, into=tmp_path / "new", config=scenario.config)
     sound = Scenario(golden / "unclean" / "abort-only")
-    ours = files_below(tmp_path / "new" / "consumequeue")
-    assert ours == files_below(sound.store / "consumequeue")
+    ours = bytes_of(tmp_path / "new" / "consumequeue")
+    assert ours == bytes_of(sound.store / "consumequeue")

@@ -25,8 +25,8 @@ from tests.conformance.golden_facts import (
     WITH_LOG,
     Scenario,
 )
-from tests.conformance.test_replay import files_below
 from tests.helpers.command import run
+from tests.helpers.files import bytes_of
 
 REFUSED = ("cq-wrong-size", "log-wrong-size")
 """RocketMQ does not start on these."""
@@ -35,10 +35,10 @@ REFUSED = ("cq-wrong-size", "log-wrong-size")
 @pytest.mark.parametrize("name", SOUND)
 def test_sound_stores_need_nothing(name: str, golden: Path) -> None:
     scenario = Scenario(golden / name)
-    before = files_below(scenario.store)
+    before = bytes_of(scenario.store)
     plan = lq.recover(scenario.store, config=scenario.config)
     assert not plan.is_needed, list(plan.lines())
-    assert files_below(scenario.store) == before
+    assert bytes_of(scenario.store) == before
 
 
 @pytest.mark.parametrize("mode", ["safe", "rocketmq"])
@@ -48,7 +48,7 @@ def test_a_store_without_its_log_is_refused(
     scenario = Scenario(golden / "unclean" / LOG_GONE)
     root = tmp_path / "store"
     shutil.copytree(scenario.store, root)
-    before = files_below(root)
+    before = bytes_of(root)
     planned = lq.recover(root, mode=mode, config=scenario.config)
     assert planned.refused is not None and "is a disk not mounted?" in planned.refused
     assert not planned.steps
@@ -57,7 +57,7 @@ def test_a_store_without_its_log_is_refused(
     config = dataclasses.replace(scenario.config, recovery=mode)
     with pytest.raises(lq.errors.UnsupportedStore, match="is a disk not mounted"):
         lq.MessageStore.open(root, mode="rw", config=config)
-    assert files_below(root) == before
+    assert bytes_of(root) == before
 
 
 @pytest.mark.parametrize("name", WITH_LOG)
@@ -66,14 +66,14 @@ def test_harmed_stores(name: str, golden: Path, tmp_path: Path) -> None:
     root, opened = tmp_path / "store", tmp_path / "opened"
     shutil.copytree(scenario.store, root)
     shutil.copytree(scenario.store, opened)
-    before = files_below(root)
+    before = bytes_of(root)
     accept_loss = None
     if name in LOST_FILES:
         assert lq.recover(root, config=scenario.config).refused is not None
         accept_loss = ANY_LOSS
     planned = lq.recover(root, config=scenario.config, accept_loss=accept_loss)
     assert planned.is_needed
-    assert files_below(root) == before
+    assert bytes_of(root) == before
     done = lq.recover(root, config=scenario.config, apply=True, accept_loss=accept_loss)
     assert done == planned
     assert not (root / "abort").exists()
@@ -83,7 +83,7 @@ def test_harmed_stores(name: str, golden: Path, tmp_path: Path) -> None:
     # A writer that opens the store leaves the same files.
     lq.MessageStore.open(opened, mode="rw", config=scenario.config, accept_loss=accept_loss).close()
     for folder in ("commitlog", "consumequeue"):
-        assert files_below(root / folder) == files_below(opened / folder)
+        assert bytes_of(root / folder) == bytes_of(opened / folder)
 
 
 WITH_GAPS = ("noabort-cq-behind", "noabort-one-topic-gone")
@@ -95,20 +95,20 @@ def test_as_rocketmq_does(name: str, golden: Path, tmp_path: Path) -> None:
     scenario = Scenario(golden / "unclean" / name)
     root = tmp_path / "store"
     shutil.copytree(scenario.store, root)
-    before = files_below(root)
+    before = bytes_of(root)
     refused = lq.recover(root, mode="rocketmq", config=scenario.config).refused
     assert (refused is not None) == (name in CUT_FILES)
     accept_loss = ANY_LOSS if refused else None
     settings: dict[str, Any] = {"config": scenario.config, "accept_loss": accept_loss}
     planned = lq.recover(root, mode="rocketmq", **settings)
-    assert planned.mode == "rocketmq" and files_below(root) == before
+    assert planned.mode == "rocketmq" and bytes_of(root) == before
     done = lq.recover(root, mode="rocketmq", apply=True, **settings)
     assert done == planned
     assert not (root / "abort").exists()
     # test_rocketmq_recovery.py shows that apply_rocketmq leaves these files too.
     theirs = scenario.folder / "store-recovered" if planned.is_needed else scenario.store
     for folder in ("commitlog", "consumequeue"):
-        assert files_below(root / folder) == files_below(theirs / folder)
+        assert bytes_of(root / folder) == bytes_of(theirs / folder)
     _check_readers_agree(root, done.log_end, scenario)
 
 
@@ -148,12 +148,12 @@ def test_what_rocketmq_refuses(name: str, golden: Path, tmp_path: Path) -> None:
     scenario = Scenario(golden / "unclean" / name)
     root = tmp_path / "store"
     shutil.copytree(scenario.store, root)
-    before = files_below(root)
+    before = bytes_of(root)
     plan = lq.recover(root, mode="rocketmq", config=scenario.config)
     assert plan.refused is not None
     with pytest.raises(StoreUnavailable):
         lq.recover(root, mode="rocketmq", config=scenario.config, apply=True)
-    assert files_below(root) == before
+    assert bytes_of(root) == before
     params = scenario.folder / "params.json"
     result = run("recover", root, "--mode", "rocketmq", "--config", params, code=4)
     assert result.stdout.splitlines()[0].startswith(f"{root}: refused: ")

@@ -13,6 +13,7 @@ from logquarry.format import index
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexShape
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.replay import OurLog, append_facts
+from tests.helpers.files import bytes_of
 
 SCENARIOS = (
     "single",
@@ -44,18 +45,10 @@ def replayed(
     log.close()
 
 
-def files_below(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 @pytest.mark.parametrize("folder", ["commitlog", "consumequeue"])
 def test_files_have_the_same_bytes(replayed: tuple[Scenario, OurLog], folder: str) -> None:
     scenario, log = replayed
-    ours, theirs = files_below(log.root / folder), files_below(scenario.store / folder)
+    ours, theirs = bytes_of(log.root / folder), bytes_of(scenario.store / folder)
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
@@ -69,7 +62,7 @@ def test_index_files_have_the_same_content(replayed: tuple[Scenario, OurLog]) ->
     scenario, log = replayed
     shape = scenario.config.index_shape
     assert shape is not None
-    ours, theirs = files_below(log.root / "index"), files_below(scenario.store / "index")
+    ours, theirs = bytes_of(log.root / "index"), bytes_of(scenario.store / "index")
     assert len(ours) == len(theirs)
     for our_name, their_name in zip(sorted(ours), sorted(theirs), strict=True):
         ours_header, *our_parts = index_parts(ours[our_name], shape)

@@ -24,7 +24,8 @@ from logquarry.replication import HaMaster
 from tests.conformance.oracle import RUN, Master, require_oracle, started
 from tests.conformance.test_live import free_port
 from tests.conformance.test_store_java import write_random
-from tests.helpers.replication import eventually, log_bytes
+from tests.helpers.replication import log_bytes
+from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.java
 

@@ -15,6 +15,7 @@ from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq
 from tests.conformance import test_store_facts as read_side
 from tests.conformance.golden_facts import ANY_LOSS, LOG_GONE, UNCLEAN, WITH_LOG, Scenario
 from tests.conformance.java_recovery import differences
+from tests.helpers.files import bytes_of
 
 
 @pytest.fixture(params=[*(f"unclean/{name}" for name in WITH_LOG), "clean-restart/prepad"])
@@ -91,11 +92,7 @@ def test_what_java_destroys_is_in_quarantine(golden: Path, tmp_path: Path) -> No
     scenario = Scenario(golden / "unclean" / "crc-third-last-file")
     store = Path(shutil.copytree(scenario.store, tmp_path / "store"))
     config = dataclasses.replace(scenario.config, recovery="rocketmq")
-    before = {
-        str(path.relative_to(store)): path.read_bytes()
-        for path in store.rglob("*")
-        if path.is_file()
-    }
+    before = bytes_of(store)
     plan = plan_rocketmq(store, config)
     aside = {step.file for step in plan.steps if step.kind is StepKind.SET_ASIDE}
     assert "commitlog/00000000000000049152" in aside

@@ -16,6 +16,7 @@ import pytest
 import logquarry as lq
 from logquarry.repair.verify.verify import verify_store
 from tests.conformance.golden_facts import ANY_LOSS, WITH_LOG, Scenario
+from tests.helpers.files import bytes_of
 
 LOST_BY_THE_HARM = {
     "frame-head-only": 1,
@@ -149,12 +150,12 @@ def test_what_was_there_is_there_still(recovered: Recovered) -> None:
 
 def test_it_is_recovered_once(recovered: Recovered, caplog: pytest.LogCaptureFixture) -> None:
     root = recovered.root
-    first = {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    first = bytes_of(root)
     caplog.clear()
     lq.MessageStore.open(root, config=recovered.scenario.config, mode="rw").close()
     assert not [record for record in caplog.records if "recovered" in record.message]
-    again = {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-    assert {name for name in first if first[name] != again.get(name)} <= {Path("lock")}
+    again = bytes_of(root)
+    assert {name for name in first if first[name] != again.get(name)} <= {"lock"}
 
 
 def test_verify_finds_only_what_cannot_be_mended(recovered: Recovered) -> None:

@@ -16,19 +16,20 @@ from logquarry.format import frame
 from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.transaction.half import HALF_TOPIC, OP_TOPIC
+from logquarry.testing.clock import FakeClock
 from tests.conformance.golden_facts import Scenario
-from tests.conformance.replay import Clock, message_of
-from tests.conformance.test_replay import files_below
+from tests.conformance.replay import message_of
+from tests.helpers.files import bytes_of
 
 
-def opened(root: Path, config: lq.StoreConfig, clock: Clock) -> StoreWriter:
+def opened(root: Path, config: lq.StoreConfig, clock: FakeClock) -> StoreWriter:
     return StoreWriter.start(root, config=config, clock=clock)
 
 
 def test_delivery_has_the_same_bytes(golden: Path, tmp_path: Path) -> None:
     scenario = Scenario(golden / "delay-deliver")
     root = tmp_path / "store"
-    clock = Clock()
+    clock = FakeClock()
     delivered = [m for m in scenario.expected if m["topic"] != SCHEDULE_TOPIC]
     assert len(delivered) == 30
     with opened(root, scenario.config, clock) as store:
@@ -46,7 +47,7 @@ def test_delivery_has_the_same_bytes(golden: Path, tmp_path: Path) -> None:
         assert delivery.offsets == {1: 10, 2: 20}
         assert store.deliver_due() == 0
     for folder in ("commitlog", "consumequeue"):
-        ours, theirs = files_below(root / folder), files_below(scenario.store / folder)
+        ours, theirs = bytes_of(root / folder), bytes_of(scenario.store / folder)
         assert ours.keys() == theirs.keys()
         assert [name for name in ours if ours[name] != theirs[name]] == []
     theirs_text = (scenario.store / "config" / "delayOffset.json").read_text()
@@ -72,7 +73,7 @@ def test_delayed_messages_of_a_broker_are_delivered(golden: Path, tmp_path: Path
     shutil.copytree(scenario.store, root)
     waiting = [m for m in scenario.expected if m["topic"] == SCHEDULE_TOPIC]
     assert len(waiting) > 30
-    clock = Clock(max(m["storeTimestamp"] for m in waiting))
+    clock = FakeClock(max(m["storeTimestamp"] for m in waiting))
     with opened(root, scenario.config, clock) as store:
         assert store.deliver_due() == 0
         clock.now += 86_400_000
@@ -139,7 +140,7 @@ def test_transactions_have_the_frames_of_a_broker(
     answers = {
         m.keys: "commit" if m.physical_offset in commits else "rollback" for m in halves[30:]
     }
-    clock = Clock(first[0].store_timestamp)
+    clock = FakeClock(first[0].store_timestamp)
     config = lq.StoreConfig(
         mapped_file_size_commit_log=131_072,
         transaction_time_out=2_000,
@@ -194,7 +195,7 @@ def test_a_brokers_transactions_are_all_ended_for_ours(golden: Path, tmp_path: P
             # Without the broker's offsets, the halves that it put back are known by their UNIQ_KEY.
             for path in (root / "config").glob("consumerOffset.json*"):
                 path.unlink()
-        clock = Clock(1_795_175_900_000)
+        clock = FakeClock(1_795_175_900_000)
         with opened(root, scenario.config, clock) as store:
             report = store.check_transactions(lambda t: pytest.fail(f"asked for {t}"))
             assert report == lq.CheckReport()

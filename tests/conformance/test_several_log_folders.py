@@ -1,4 +1,4 @@
-"""Logs in several folders, or in one other folder: written, recovered, rebuilt and expired."""
+"""Logs in several folders, or in one other folder: read, written, recovered, rebuilt, expired."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ from logquarry.config import StoreConfig
 from logquarry.errors import StoreUnavailable, UnsupportedStore
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify.verify import verify_store
 from logquarry.store.retention.rules import RetentionRules
-from tests.conformance.rocketmq5 import rocketmq5_stores, state_of
+from tests.conformance.rocketmq5 import Copied, expected_offsets, state_of
+from tests.helpers.command import run
+from tests.helpers.files import zero
 from tests.helpers.golden_data import copy_store
 
 FILE_SIZE = 16_384
 FOLDERS = ("clA", "clB")
 
 
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return rocketmq5_stores(tmp_path_factory)
-
-
 @pytest.fixture
-def scenario(stores: Path, tmp_path: Path) -> Path:
+def scenario(rocketmq5: Path, tmp_path: Path) -> Path:
     """A copy of a store, with the files of its log in two folders in turn."""
-    source = stores / "5.5.0-multipath"
+    source = rocketmq5 / "5.5.0-multipath"
     ignored = shutil.ignore_patterns("timerwheel*")
     copy_store(source / "store", tmp_path / "store", ignore=ignored)
     shutil.copy(source / "broker.conf", tmp_path)
@@ -126,9 +124,7 @@ def test_damage_and_a_torn_tail_are_recovered(scenario: Path) -> None:
     (root / "abort").touch()
     last = max(before)
     folder = _files(root)[last - last % FILE_SIZE]
-    with (root / folder / f"{last - last % FILE_SIZE:020d}").open("r+b") as file:
-        file.seek(last % FILE_SIZE + 40)
-        file.write(bytes(FILE_SIZE - last % FILE_SIZE - 40))
+    zero(root / folder / f"{last - last % FILE_SIZE:020d}", last % FILE_SIZE + 40)
     shutil.rmtree(root / "consumequeue" / "Orders")
     plan = lq.recover(root, apply=True, accept_loss=1 << 20)
     assert plan.log_end == last
@@ -161,10 +157,10 @@ def test_retention_deletes_the_oldest_files_of_both_folders(scenario: Path) -> N
     assert _has_no_damage(root)
 
 
-def test_a_log_in_one_other_folder(scenario: Path, stores: Path) -> None:
+def test_a_log_in_one_other_folder(scenario: Path, rocketmq5: Path) -> None:
     root = scenario / "plain" / "store"
     ignored = shutil.ignore_patterns("timerwheel*")
-    copy_store(stores / "5.5.0-plain" / "store", root, ignore=ignored)
+    copy_store(rocketmq5 / "5.5.0-plain" / "store", root, ignore=ignored)
     (root / "commitlog").rename(scenario / "plain" / "log")
     config = StoreConfig.from_mapping({"storePathCommitLog": "log"})
     before = _offsets(root, config)
@@ -204,9 +200,7 @@ def test_a_folder_that_a_recovery_emptied_is_used_again(is_stated: bool, scenari
     kept = [at for at in _offsets(root) if at < FILE_SIZE // 2][:-1]
     for base, folder in _files(root).items():
         start = max(0, FILE_SIZE // 2 - base)
-        with (root / folder / f"{base:020d}").open("r+b") as file:
-            file.seek(start)
-            file.write(bytes(FILE_SIZE - start))
+        zero(root / folder / f"{base:020d}", start)
     (root / "abort").touch()
     lq.recover(root, config=config, apply=True, accept_loss=1 << 20)
     assert set(_files(root).values()) == {"clA"}
@@ -226,3 +220,69 @@ def test_two_folders_with_the_same_file_are_refused(scenario: Path) -> None:
         with pytest.raises(UnsupportedStore, match="two folders of its log have the same file"):
             lq.MessageStore.open(root, mode=mode, config=config)
     assert state_of(root) == before
+
+
+def test_several_log_folders_are_one_log(copied: Copied, rocketmq5: Path) -> None:
+    root = copied("5.5.0-multipath")
+    stated = StoreConfig.from_mapping({"storePathCommitLog": "store/clA,store/clB"})
+    expected = expected_offsets(rocketmq5 / "5.5.0-multipath")
+    for config in (None, stated):
+        assert _offsets(root, config) == expected
+        assert not verify_store(StoreLayout.open(root, config)).findings
+    # The log is in commitlog/ and two other folders, as after a change of the setting.
+    (root / "commitlog").mkdir()
+    shutil.move(root / "clA" / ("0" * 20), root / "commitlog")
+    assert _offsets(root) == expected
+    # A disk that is not mounted is an error, not a shorter log.
+    shutil.rmtree(root / "clB")
+    path = root.parent / "broker.conf"
+    path.write_text("storePathCommitLog=store/clA,store/clB\n")
+    for command in ("messages", "info", "stats", "verify", "salvage"):
+        assert "is a disk not mounted?" in run(command, root, "--config", path, code=4).stderr
+
+
+def test_log_folders_outside_of_the_store(copied: Copied, rocketmq5: Path, tmp_path: Path) -> None:
+    root = copied("5.5.0-multipath")
+    paths = []
+    for name in ("clA", "clB"):
+        (root / name).rename(tmp_path / f"disk-{name}")
+        paths.append(str(tmp_path / f"disk-{name}"))
+    config = StoreConfig.from_mapping({"storePathCommitLog": ",".join(paths)})
+    expected = expected_offsets(rocketmq5 / "5.5.0-multipath")
+    assert _offsets(root, config) == expected
+    assert not verify_store(StoreLayout.open(root, config)).findings
+    with pytest.raises(UnsupportedStore, match="is a disk not mounted"):
+        lq.MessageStore.open(root)
+
+
+def test_a_log_on_another_disk(copied: Copied, rocketmq5: Path, tmp_path: Path) -> None:
+    root = copied("5.3.3-plain")
+    (root / "commitlog").rename(tmp_path / "other-disk")
+    before = state_of(root)
+    config = StoreConfig.from_mapping({"storePathCommitLog": str(tmp_path / "other-disk")})
+    with pytest.raises(UnsupportedStore, match="is a disk not mounted") as raised:
+        lq.MessageStore.open(root, mode="rw")
+    assert raised.value.feature == "log_elsewhere"
+    with pytest.raises(UnsupportedStore, match="is a disk not mounted"):
+        lq.recover(root, apply=True)
+    # Salvage says what is lost, and its exit code is not 0.
+    assert not salvage(StoreLayout.open(root)).plan.is_whole
+    # With the configuration the log is read and written there.
+    expected = expected_offsets(rocketmq5 / "5.3.3-plain")
+    assert _offsets(root, config) == expected
+    assert salvage(StoreLayout.open(root, config)).plan.is_whole
+    assert state_of(root) == before
+    with lq.MessageStore.open(root, mode="rw", config=config) as store:
+        put = store.put(lq.Message("Orders", b"new"))
+    assert not (root / "commitlog").exists()
+    (root / "commitlog").symlink_to(tmp_path / "other-disk")
+    assert _offsets(root) == [*expected, put.physical_offset]
+
+
+def test_a_new_store_has_no_log_elsewhere(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    lq.MessageStore.open(root, mode="rw").close()
+    for path in (root / "commitlog").iterdir():
+        path.unlink()
+    with lq.MessageStore.open(root) as store:
+        assert not list(store.scan())

@@ -11,9 +11,11 @@ import pytest
 
 import logquarry as lq
 from logquarry.repair.verify import verify_store
+from logquarry.testing.clock import FakeClock
 from tests.conformance.golden_facts import ANY_LOSS, CUT_FILES, LOG_GONE, Scenario
-from tests.conformance.replay import Clock, append_facts, message_of, wire_of
-from tests.conformance.test_replay import SCENARIOS, files_below, index_parts
+from tests.conformance.replay import append_facts, message_of, wire_of
+from tests.conformance.test_replay import SCENARIOS, index_parts
+from tests.helpers.files import bytes_of
 
 
 @pytest.fixture(scope="module", params=SCENARIOS)
@@ -23,7 +25,7 @@ def replayed(
     scenario = Scenario(golden / request.param)
     root = tmp_path_factory.mktemp("replay") / "store"
     puts = (scenario.folder / "puts.jsonl").read_text("utf-8").splitlines()
-    clock = Clock()
+    clock = FakeClock()
     # Reopened in between: earlier messages are still there.
     for part in (puts[: len(puts) // 2], puts[len(puts) // 2 :]):
         with lq.MessageStore.open(root, mode="rw", config=scenario.config, clock=clock) as store:
@@ -44,7 +46,7 @@ def replayed(
 @pytest.mark.parametrize("folder", ["commitlog", "consumequeue"])
 def test_files_have_the_same_bytes(replayed: tuple[Scenario, Path], folder: str) -> None:
     scenario, root = replayed
-    ours, theirs = files_below(root / folder), files_below(scenario.store / folder)
+    ours, theirs = bytes_of(root / folder), bytes_of(scenario.store / folder)
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
@@ -53,7 +55,7 @@ def test_index_files_have_the_same_content(replayed: tuple[Scenario, Path]) -> N
     scenario, root = replayed
     shape = scenario.config.index_shape
     assert shape is not None
-    ours, theirs = files_below(root / "index"), files_below(scenario.store / "index")
+    ours, theirs = bytes_of(root / "index"), bytes_of(scenario.store / "index")
     assert len(ours) == len(theirs)
     for our_name, their_name in zip(sorted(ours), sorted(theirs), strict=True):
         assert index_parts(ours[our_name], shape) == index_parts(theirs[their_name], shape)
@@ -77,7 +79,7 @@ def all_stores(golden: Path) -> Iterator[Scenario]:
 
 def contents(root: Path) -> dict[str, bytes]:
     # A reader may create or write the lock file.
-    return {name: data for name, data in files_below(root).items() if name != "lock"}
+    return {name: data for name, data in bytes_of(root).items() if name != "lock"}
 
 
 PARTS = 6

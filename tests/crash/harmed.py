@@ -26,6 +26,7 @@ from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
 from logquarry.testing.model_store import Seen
 from tests.crash.workload import START, STORE
+from tests.helpers.files import overwrite
 
 LOG_SIZE: Final = 2_048
 UNITS: Final = 5
@@ -181,7 +182,7 @@ class Harmed:
         at = self.end - self._last_base()
         token = self._token()
         if at + len(token) <= path.stat().st_size:
-            _overwrite(path, at, token)
+            overwrite(path, at, token)
         else:
             self.tokens.pop()
 
@@ -230,7 +231,7 @@ class Harmed:
         if path.exists():
             data = path.read_bytes()
             at = data.index(message.body)
-            _overwrite(path, at, bytes([data[at] ^ 1]))
+            overwrite(path, at, bytes([data[at] ^ 1]))
             self.hit.add(message.body)
 
     def _queue_file(self) -> Path | None:
@@ -245,13 +246,13 @@ class Harmed:
         if (path := self._queue_file()) is not None:
             # A recovery overwrites these bytes and does not keep them: it has the right ones from
             # the log.
-            _overwrite(path, 20 * self.rng.randrange(UNITS), self.rng.randbytes(20))
+            overwrite(path, 20 * self.rng.randrange(UNITS), self.rng.randbytes(20))
 
     def _change_tags(self) -> None:
         if (path := self._queue_file()) is not None and any(path.read_bytes()[:20]):
             token = b"\xee" + self.rng.randbytes(7)
             self.tokens.append(token)
-            _overwrite(path, 12, token)
+            overwrite(path, 12, token)
 
     def _lose_a_queue(self) -> None:
         if (path := self._queue_file()) is not None:
@@ -437,9 +438,3 @@ def recovery_of(
     is_told = mode == "safe" and any(step.kind is not StepKind.REMOVE for step in plan.steps)
     moments.append(Moment(disk.faults.total, "the end", True, disk.state()))
     return Recovery(harmed, wanted, moments, dict(disk.sites), is_told)
-
-
-def _overwrite(path: Path, position: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        file.write(data)

@@ -84,7 +84,7 @@ NOT_MISSED: Final[Mapping[str, str]] = {
     "sync_folder index * sync_files": "likewise",
     "sync_folder consumequeue * Applied._keep": "sync_files comes before anything says so",
     "sync_folder .logquarry/quarantine * disk_json": "the report only tells; it is written "
-    "anew by who begins again",
+    "again by the next run",
 }
 """Places that nothing misses, and why that is right: words that stand in their names in order."""
 

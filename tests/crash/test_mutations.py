@@ -22,10 +22,10 @@ NEEDED = [
 ]
 """Beginnings of the names of some places, looked at with each commit."""
 NEEDED_TO_RECOVER = [
-    "fdatasync commitlog: Disk.sync < _sync_file < sync_files < _Work._mend",
-    "fdatasync .logquarry/quarantine/commitlog: Disk.sync < Disk.copy < _Work._save",
-    "sync_folder .logquarry/quarantine/commitlog: Disk.make_file < Disk.copy < _Work._save",
-    "fdatasync index: Disk.sync < _sync_file < sync_files < apply_rocketmq",
+    "fdatasync commitlog: Disk.sync < Disk.writing < _sync_file < sync_files < _Work._mend",
+    "fdatasync .logquarry/quarantine/commitlog: Disk.sync < Disk.writing < Disk.copy < _Work._save",
+    "sync_folder .logquarry/quarantine/commitlog: Disk.make_file < Disk.writing < Disk.copy",
+    "fdatasync index: Disk.sync < Disk.writing < _sync_file < sync_files < apply_rocketmq",
 ]
 """Likewise of places that recoveries pass."""
 

@@ -32,12 +32,12 @@ from tests.crash.services_writer import (
     read_offsets,
 )
 from tests.crash.writer import writer
+from tests.helpers.waiting import eventually
 
 EACH: Final = 10
 """Kills of one process' children, over one store."""
 QUIET: Final = SERVICES | {"deliver_delayed": False}
 KINDS: Final = ("put", "put", "committed", "undone", "left", "sent", "got", "expired")
-_PATIENCE: Final = 60.0
 
 
 def check_files(root: Path) -> None:
@@ -128,11 +128,8 @@ def check_outcome(root: Path, known: ServicesOrder) -> None:
         for _ in range(6):
             store.check_transactions(decide)
             time.sleep(0.005)
-        deadline = time.monotonic() + _PATIENCE
         # The last messages are delayed by a second.
-        while store.deliver_due() or is_waiting(store):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(lambda: not (store.deliver_due() or is_waiting(store)))
         with store.consumer(GROUP, [DELAYED, TOLD], timeout=0) as consumer:
             known.got += (
                 Got(number_of(one.body), one.topic, one.queue_id, one.queue_offset)

@@ -169,6 +169,24 @@ def gets(store: lq.MessageStore) -> tuple[set[int], set[int]]:
     return found, refused
 
 
+@pytest.mark.parametrize(
+    "name", ["rocksdbstore/CURRENT", "compaction/position-checkpoint", "config/rocksdb/OPTIONS-7"]
+)
+def test_verify_reads_files_that_it_does_not_interpret(
+    made: tuple[Path, Frames], tmp_path: Path, name: str
+) -> None:
+    copy = tmp_path / "store"
+    shutil.copytree(made[0], copy)
+    path = copy / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"MANIFEST-000005\n")
+    assert UNREADABLE not in {f.kind for f in verify_store(StoreLayout.open(copy, CONFIG)).findings}
+    with probed_by(BadBlocks([(f"store/{name}", 0)])):
+        report = verify_store(StoreLayout.open(copy, CONFIG))
+    assert [(f.file, f.offset) for f in report.findings if f.kind == UNREADABLE] == [(name, 0)]
+    assert report.has_damage
+
+
 @pytest.mark.parametrize("part", ["consumequeue/topic1/0", "index", "config", "checkpoint"])
 def test_unreadable_blocks_of_other_files_are_findings(
     made: tuple[Path, Frames], tmp_path: Path, part: str

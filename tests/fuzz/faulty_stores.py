@@ -1,4 +1,4 @@
-"""Small stores of several layouts, and the faults that an operator meets, chosen by a seed."""
+"""Copies of small stores with the faults that an operator meets, chosen by a seed."""
 
 from __future__ import annotations
 
@@ -10,104 +10,16 @@ import shutil
 import subprocess
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
-import logquarry as lq
 from logquarry.disk.disk import LocalDisk
-from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import BLOCK, Probe, probed_by
-from logquarry.log.walk import LogReader, Run
-from tests.conformance.rocketmq5 import content_of, unpack_rocketmq5
-from tests.helpers import operator_faults
-
-GOLDEN = (
-    *("single", "rollover", "multidispatch", "delay", "real-broker", "v3-transactions"),
-    *("batch", "unclean/abort-only", "unclean/garbage-tail", "unclean/cq-behind"),
-)
-ROCKETMQ5 = (
-    *("5.1.4-plain", "5.5.0-plain", "5.5.0-kill", "5.5.0-lmq", "5.5.0-pop-kv", "5.5.0-timer"),
-    *("5.5.0-cqext", "5.5.0-rocksdb", "5.5.0-dledger", "5.5.0-multipath", "5.5.0-batchcq"),
-)
-OURS = ("ours", "ours", "ours-crashed", "ours-no-mark")
-Messages = dict[int, tuple[str, bytes]]
-"""Physical offset -> topic and body of a message."""
-
-
-@dataclass(frozen=True)
-class Template:
-    """A sound or unclean store, before any fault.
-
-    Attributes:
-        name: its name.
-        root: its folder, which is copied.
-        frames: physical offset -> bytes of each frame.
-    """
-
-    name: str
-    root: Path
-    frames: dict[int, bytes]
-
-
-class Templates:
-    """All stores by name; each is prepared at its first use.
-
-    Args:
-        golden: folder of the golden stores.
-        folder: for the other ones.
-    """
-
-    def __init__(self, golden: Path, folder: Path) -> None:
-        self._golden = golden
-        self._folder = folder
-        self._made: dict[str, Template] = {}
-
-    def choose(self, rng: random.Random) -> Template:
-        """One store."""
-        name = rng.choice(rng.choice((OURS, GOLDEN, ROCKETMQ5)))
-        if name not in self._made:
-            root = self._root(name)
-            self._made[name] = Template(name, root, _frames(root))
-        return self._made[name]
-
-    def exported(self) -> Path:
-        """Some messages as JSON lines, for imports."""
-        path = self._folder / "exported.jsonl"
-        if not path.exists():
-            from tests.helpers.command import run
-
-            root = self._folder / "to-export"
-            operator_faults.make_store(root)
-            run("export", root, "--to", path, "--format", "jsonl", "--limit", 5)
-        return path
-
-    def _root(self, name: str) -> Path:
-        if name in GOLDEN:
-            return self._golden / name / "store"
-        if name in ROCKETMQ5:
-            folder = self._folder / "rocketmq5"
-            if not folder.exists():
-                unpack_rocketmq5(self._folder)
-            return folder / name / "store"
-        root = operator_faults.make_store(self._folder / name / "store")
-        if name != "ours":
-            operator_faults.crash(root)
-        if name == "ours-no-mark":
-            shutil.rmtree(root / ".logquarry")
-        return root
-
-
-def _frames(root: Path) -> dict[int, bytes]:
-    found = {}
-    with suppress(lq.errors.LogquarryError):
-        for event in LogReader(StoreLayout.open(root)).events():
-            if isinstance(event, Run):
-                for position, size, *_ in event.rows.tolist():
-                    data = event.window.data[position : position + size].tobytes()
-                    found[event.window.base + position] = data
-    return found
+from tests.conformance.rocketmq5 import content_of
+from tests.fuzz.templates import Template
+from tests.helpers.files import flip, overwrite
 
 
 class BadFiles(Probe):
@@ -445,21 +357,15 @@ def _rotten(store: FaultyStore, rng: random.Random, path: Path) -> str:
     if not used:
         return "empty already"
     places = sorted(rng.randrange(used) for _ in range(rng.choice((1, 1, 3, 20))))
-    with path.open("r+b") as file:
-        for place in places:
-            file.seek(place)
-            byte = file.read(1)[0]
-            file.seek(place)
-            file.write(bytes([byte ^ (1 << rng.randrange(8))]))
+    for place in places:
+        flip(path, place, 1 << rng.randrange(8))
     return f"rotten at {places}"
 
 
 def _zeroed(store: FaultyStore, rng: random.Random, path: Path) -> str:
     at = rng.randrange(_used(path) // BLOCK + 1) * BLOCK
     length = min(BLOCK, path.stat().st_size - at)
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(bytes(max(0, length)))
+    overwrite(path, at, bytes(max(0, length)))
     return f"{length} zeros at {at}"
 
 

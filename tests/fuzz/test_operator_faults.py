@@ -25,7 +25,9 @@ from logquarry.cli.exit_codes import ExitCode
 from logquarry.cli.main import app
 from logquarry.errors import LogquarryError
 from logquarry.repair.recover.plan import RecoveryMode
-from tests.fuzz.faulty_stores import FaultyStore, Messages, Templates
+from tests.conformance.rocketmq5 import rocketmq5_stores
+from tests.fuzz.faulty_stores import FaultyStore
+from tests.fuzz.templates import Templates
 
 CODES = {ExitCode.CLEAN, ExitCode.FINDINGS, ExitCode.USAGE, ExitCode.UNREADABLE, ExitCode.REFUSED}
 WORDS = (
@@ -82,7 +84,8 @@ def seeds(default: str) -> range:
 
 @pytest.fixture(scope="module")
 def templates(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Templates:
-    return Templates(golden, tmp_path_factory.mktemp("templates"))
+    rocketmq5 = rocketmq5_stores(tmp_path_factory)
+    return Templates(golden, rocketmq5, tmp_path_factory.mktemp("templates"))
 
 
 # ------------------------------------------------------------------------------------------ calls
@@ -156,6 +159,10 @@ def open_and_write(root: Path, rng: random.Random) -> None:
 
 
 # ----------------------------------------------------------------------------------------- checks
+Messages = dict[int, tuple[str, bytes]]
+"""Physical offset -> topic and body of a message."""
+
+
 def readable(root: Path) -> Messages | None:
     """What a reader gets that skips damage; None if the store does not open."""
     try:
@@ -313,7 +320,7 @@ def test_faults_and_a_command(templates: Templates, tmp_path: Path, seed: int) -
 FOUND = (
     *(15, 20, 40, 49, 61, 82, 155, 172, 240, 280, 473, 487),
     *(216, 309, 549, 555, 612, 880, 1307, 1317, 1550, 1797, 1811, 1965),
-    *(20052, 30076, 50339, 61196, 61409, 71103, 71957, 72281),
+    *(20052, 30076, 50339, 61196, 61409, 71103, 71957, 72281, 80287, 90079, 90145),
 )
 """Seeds that found faults: queues, a log's end or files in unreadable blocks; an empty index
 file; offset 0 of a DLedger log; a lost tail that salvage did not report; a file for a folder; lost
@@ -321,7 +328,9 @@ last files after a crash; unreadable pages that were written in place; a link in
 first file; a read without end beside a writer; a last file lost together with the queues;
 a lost first file; an unreadable queue file in mode rocketmq;
 sizes that the index does not have; the number of a transaction; a field that no CRC covers;
-a misnamed file after a lost one; retention up to a missing file."""
+a misnamed file after a lost one; retention up to a missing file; new
+queues that ended the log at its first damage; a log without files; a file in place of a
+queue's folder, in mode rocketmq."""
 
 
 @pytest.mark.timeout(120)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from logquarry.protocol.remoting_codes import RequestCode
 from logquarry.stored_message import StoredMessage
 
 PATIENCE_SECONDS = 60.0
+SUSPENDS = {"sysFlag": 2 | 4, "suspendTimeoutMillis": 30_000}
+"""The fields of a pull that the broker may hold."""
 SMALL = lq.StoreConfig(
     mapped_file_size_commit_log=1 << 22,
     mapped_file_size_consume_queue=20 * 1000,
@@ -204,3 +206,35 @@ async def serving(
             yield broker, client
         finally:
             await client.close()
+
+
+Scenario = Callable[[Broker, Client], Awaitable[None]]
+
+
+def play(scenario: Scenario, path: Path | None, **options: Any) -> None:
+    """Run a scenario with a broker and a client of it, within a limit of time."""
+
+    async def whole() -> None:
+        async with serving(path, **options) as (broker, client):
+            await scenario(broker, client)
+
+    asyncio.run(asyncio.wait_for(whole(), PATIENCE_SECONDS))
+
+
+async def arrived(client: Client, topic: str, count: int = 1) -> Any:
+    """Pull until the dispatcher has some messages in the queue."""
+    while True:
+        answer = await client.pull(topic)
+        if len(messages_of(answer)) >= count:
+            return answer
+        await asyncio.sleep(0.01)
+
+
+async def held_pull(client: Client, **fields: Any) -> asyncio.Future[RemotingCommand]:
+    """Pull from offset 1 of queue 0 of topic t, and wait until the broker holds the pull."""
+    pull = client.post(RequestCode.PULL_MESSAGE, pull_fields("t", 1, **(SUSPENDS | fields)))
+    # The broker answers a later request of the same connection.
+    where = {"topic": "t", "queueId": 0}
+    assert (await client.ask(RequestCode.GET_MAX_OFFSET, where)).code == 0
+    assert not pull.done()
+    return pull

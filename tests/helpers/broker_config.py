@@ -11,7 +11,7 @@ from logquarry.protocol import remoting
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader
 from logquarry.protocol.remoting_codes import RequestCode
 from logquarry.replication import ConfigServer
-from tests.helpers.replication import PATIENCE_SECONDS
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 def real_config(golden: Path, root: Path) -> Path:

@@ -14,6 +14,15 @@ from logquarry.spark.parquet import write_task
 from logquarry.spark.tasks import plan_tasks
 from tests.helpers.command import run
 
+DDL = (
+    "broker string, topic string, queue_id int, queue_offset bigint, physical_offset bigint, "
+    "size int, message_id string, store_timestamp timestamp, born_timestamp timestamp, "
+    "born_host string, store_host string, sys_flag int, flag int, body_crc int, "
+    "reconsume_times int, prepared_transaction_offset bigint, tags string, keys string, "
+    "uniq_key string, tags_code bigint, properties map<string,string>, body binary"
+)
+"""The columns with their Spark types."""
+
 Message = dict[str, Any]
 
 

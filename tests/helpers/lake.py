@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+import logquarry as lq
 from logquarry.spark.lakehouse.advance import Work
 from logquarry.spark.lakehouse.export import TableExport, TableSummary, delta_export, iceberg_export
 from logquarry.spark.lakehouse.write import TableResult
 from logquarry.spark.tasks import ReadTask
 
 KINDS = ("delta", "iceberg")
+SMALL = lq.StoreConfig(mapped_file_size_commit_log=1 << 14, mapped_file_size_consume_queue=2_000)
+
+
+def put(store: Path, *bodies: bytes, topic: str = "orders", **fields: Any) -> list[int]:
+    """Put bodies into queue 0 of a small store, and return their physical offsets."""
+    with lq.MessageStore.open(store, config=SMALL, mode="rw") as opened:
+        made = [lq.Message(topic=topic, body=body, queue_id=0, **fields) for body in bodies]
+        results = [opened.put(message) for message in made]
+    assert all(result.ok for result in results)
+    return [result.physical_offset for result in results]
+
+
+def numbers(first: int, stop: int) -> list[bytes]:
+    """Bodies with the numbers of a range."""
+    return [f"body {number}".encode() for number in range(first, stop)]
 
 
 def run_here(tasks: Sequence[ReadTask], work: Work) -> list[TableResult]:
@@ -60,14 +77,26 @@ class Lake:
 
             place = f"{self.dest}_dead_letters" if dead else self.dest
             return DeltaTable(place).to_pyarrow_table()
+        with self.catalog() as catalog:
+            return catalog.load_table(_name(dead)).scan().to_arrow()
+
+    @contextmanager
+    def catalog(self) -> Iterator[Any]:
+        """The catalog of an Iceberg table."""
+        # Imported late: SQLAlchemy would cost each process that collects tests a second.
         from pyiceberg.catalog import load_catalog
 
         catalog = load_catalog("logquarry", type="sql", uri=f"sqlite:///{self.dest}/catalog.db")
         try:
-            name = "messages_dead_letters" if dead else "messages"
-            return catalog.load_table(("logquarry", name)).scan().to_arrow()
+            yield catalog
         finally:
             catalog.close()
+
+    @contextmanager
+    def iceberg(self) -> Iterator[Any]:
+        """The Iceberg table with the messages, as its catalog has it now."""
+        with self.catalog() as catalog:
+            yield catalog.load_table(_name(dead=False))
 
     def rows(self, *names: str, dead: bool = False) -> list[tuple[Any, ...]]:
         """Some columns, in physical order by broker."""
@@ -76,6 +105,10 @@ class Lake:
         table = self.table(dead=dead).select(list(dict.fromkeys([*keys, *wanted])))
         table = table.sort_by([(key, "ascending") for key in keys]).select(wanted)
         return [tuple(row[name] for name in wanted) for row in table.to_pylist()]
+
+    def bodies(self) -> list[bytes]:
+        """The bodies in physical order by broker."""
+        return [body for (body,) in self.rows("body")]
 
     def parquet_files(self) -> set[str]:
         """All data files on the disk, also those that the table does not name."""
@@ -98,14 +131,12 @@ class Lake:
                 if DeltaTable.is_deltatable(str(place)):
                     found |= {u.removeprefix("file://") for u in DeltaTable(place).file_uris()}
                 continue
-            from pyiceberg.catalog import load_catalog
-
-            catalog = load_catalog("logquarry", type="sql", uri=f"sqlite:///{self.dest}/catalog.db")
-            try:
-                name = ("logquarry", "messages_dead_letters" if dead else "messages")
-                if catalog.table_exists(name):
-                    plan = catalog.load_table(name).scan().plan_files()
+            with self.catalog() as catalog:
+                if catalog.table_exists(_name(dead)):
+                    plan = catalog.load_table(_name(dead)).scan().plan_files()
                     found |= {task.file.file_path.removeprefix("file://") for task in plan}
-            finally:
-                catalog.close()
         return found
+
+
+def _name(dead: bool) -> tuple[str, str]:
+    return "logquarry", "messages_dead_letters" if dead else "messages"

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -17,6 +18,10 @@ from unittest.mock import patch
 
 import logquarry as lq
 from logquarry.disk.disk import LocalDisk
+from logquarry.store.message_store import StoreWriter
+from logquarry.testing.clock import FakeClock
+from logquarry.units import now_ms
+from tests.helpers.files import overwrite
 from tests.helpers.small_store import config
 
 COUNT = 80
@@ -28,7 +33,9 @@ Fault = Callable[[Path], AbstractContextManager[object]]
 
 def make_store(root: Path) -> Path:
     """80 messages with keys in four log files, as a writer leaves them after a clean shutdown."""
-    with lq.MessageStore.open(root, mode="rw", config=config()) as store:
+    # No two messages have the same store time, however fast the machine is.
+    clock = FakeClock(now_ms() - 60_000, step=1)
+    with StoreWriter.start(root, config=config(), clock=clock) as store:
         for number in range(COUNT):
             body = b"body %02d " % number * 75
             store.put(lq.Message(TOPIC, body, keys=f"key{number}", queue_id=number % 2))
@@ -66,6 +73,10 @@ def torn_tail(root: Path) -> None:
     data = file.read_bytes()
     end = len(data.rstrip(b"\0"))
     file.write_bytes(data[: end - 300] + bytes(len(data) - end + 300))
+    # The last flush was before this message.
+    checkpoint = root / "checkpoint"
+    times = struct.unpack_from(">3q", checkpoint.read_bytes())
+    overwrite(checkpoint, 0, struct.pack(">3q", *(time - 1_000 for time in times)))
     (root / "abort").touch()
     shutil.rmtree(root / ".logquarry")
 
@@ -208,7 +219,7 @@ def _once(harm: Callable[[Path], None]) -> Fault:
 
 FAULTS: dict[str, Fault] = {
     "a wrong byte in a message's body (bit rot)": _once(bit_rot),
-    "the same, and a recovery has recorded it": _once(recorded),
+    "a wrong byte in a message's body, and a recovery has recorded this damage": _once(recorded),
     "the broker or the machine crashed": _once(crash),
     "a crash in the middle of a write (torn tail)": _once(torn_tail),
     "the first log file is missing": _once(lost_file(0)),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.protocol.ha.messages import HaTimes
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 SIZES = lq.StoreConfig(
     mapped_file_size_commit_log=1 << 16,
@@ -21,7 +20,6 @@ SIZES = lq.StoreConfig(
     max_index_num=2_000,
 )
 QUICK = HaTimes(heartbeat_ms=100, housekeeping_ms=2_000)
-PATIENCE_SECONDS = 60.0
 
 
 def opened(path: Path, role: str = "ASYNC_MASTER", **settings: object) -> lq.StoreWriter:
@@ -46,13 +44,6 @@ def fill(store: lq.StoreWriter, count: int, *, first: int = 0, body: int = 700) 
             store.put(message)
     assert store.wait_dispatched(timeout=PATIENCE_SECONDS)
     return store.max_offset
-
-
-def eventually(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not is_so():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.002)
 
 
 def log_bytes(path: Path, end: int, start: int = 0) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logquarry.format import compression, frame, message_id, sys_flag
+from logquarry.format import frame, message_id, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.testing import strategies
@@ -51,7 +51,7 @@ FRAMES = (
         store_host=V4,
     ),
 )
-assert not any(compression.is_compressed(item.sys_flag) for item in FRAMES)
+assert not any(sys_flag.is_compressed(item.sys_flag) for item in FRAMES)
 
 
 def small_log(*, start: int = 0) -> strategies.Log:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +63,19 @@ def message_files(root: Path) -> dict[str, bytes]:
 
 def bodies(store: lq.MessageStore) -> list[bytes]:
     return [message.body for message in store.scan()]
+
+
+@contextmanager
+def held_by_a_broker(store: Path) -> Iterator[None]:
+    """Hold the store's lock, as a process that writes it does.
+
+    The lock belongs to an open file description, so this process sees it, too.
+    """
+    (store / "abort").touch()
+    descriptor = os.open(store / "lock", os.O_RDWR | os.O_CREAT)
+    request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
+    try:
+        yield
+    finally:
+        os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from logquarry.log.batches import DamageLog
 from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.stream.planner import Limits, StreamPlanner
-from logquarry.spark.tasks import read_batches
+from logquarry.spark.tasks import plan_tasks, read_batches
+from tests.helpers.store_maker import StoreMaker
 
 Document = dict[str, Any]
 
@@ -87,3 +89,23 @@ class Stream:
 def _through_json(document: Document) -> Document:
     found: Document = json.loads(json.dumps(document))
     return found
+
+
+def batch_places(stream: Stream) -> list[tuple[str, int]]:
+    """Return what a batch read with the same options returns."""
+    return sorted(
+        (row["broker"], row["physical_offset"])
+        for task in plan_tasks(stream.options)
+        for batch in read_batches(task)
+        for row in batch.to_pylist()
+    )
+
+
+def made(root: Path, count: int = 60) -> StoreMaker:
+    """Write a store of three topics with log files of 3,000 bytes."""
+    maker = StoreMaker(log_file_size=3000)
+    rng = random.Random(count)
+    for n in range(count):
+        maker.put(["a", "b", "c"][n % 3], n % 2, rng.randbytes(rng.randrange(500)), keys=f"k{n}")
+    maker.write(root)
+    return maker

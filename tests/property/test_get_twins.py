@@ -16,7 +16,7 @@ from logquarry.format import java
 from logquarry.format.frame import Damage
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log import codec
-from logquarry.log.file_sequence import FileSequence, StoreFile
+from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.read import get_kernel
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.get_kernel import KernelGet

@@ -15,7 +15,7 @@ from tests.helpers.twins import both, sound_rows
 
 
 def _lines(window: Window, rows: Rows, decoding: Decoding) -> list[str]:
-    return list(json_lines.lines(window, rows, decoding))
+    return [line for _, found in json_lines.line_parts(window, rows, decoding) for line in found]
 
 
 @given(strategies.logs())

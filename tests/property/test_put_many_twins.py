@@ -21,7 +21,7 @@ from logquarry.format import frame, sys_flag
 from logquarry.format import properties as props
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
-from logquarry.write import outgoing_messages, put_many
+from logquarry.write import put_many
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.encode import MessageEncoder
 from logquarry.write.put_many import ManyWriter
@@ -197,17 +197,6 @@ def test_messages(found: list[dict[str, Any]], copies: bool) -> None:
     messages = [Message(**fields) for fields in found]
     for many in (lambda: iter(messages), lambda: messages):
         same(messages, many, enable_multi_dispatch=copies, enable_lmq=copies)
-
-
-@given(st.lists(fields(tame=True), max_size=12), st.integers(1, 4))
-def test_messages_of_an_iterable_are_taken_as_they_are(
-    found: list[dict[str, Any]], at_once: int
-) -> None:
-    messages = [Message(**fields) for fields in found]
-    with mock.patch.object(outgoing_messages, "_AT_ONCE", at_once):
-        taken = outgoing_messages.Taken(iter(messages))
-    assert list(taken) == messages
-    assert taken[1:-1] == messages[1:-1]
 
 
 @given(st.lists(fields(tame=False), min_size=1, max_size=6))

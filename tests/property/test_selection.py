@@ -23,6 +23,7 @@ from logquarry.read import selection
 from logquarry.read.log_end import log_bound
 from logquarry.read.selection import Selection, filter_of, plan_read, read_in_order, read_part
 from logquarry.stored_message import StoredMessage
+from tests.helpers.files import bytes_of
 from tests.helpers.memory_stores import MemoryFileSystem
 
 STORES = [
@@ -179,7 +180,7 @@ def test_what_recovery_left_behind_is_no_message_in_any_part(golden: Path, name:
 
 @cache
 def files_of(path: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    return bytes_of(path)
 
 
 @given(st.data())

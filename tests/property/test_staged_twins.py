@@ -59,8 +59,12 @@ def test_they_are_what_single_puts_write(before: list[Message], messages: list[M
                 put(each, first)
             put(reference, taken)
             counted: list[tuple[str, int, int]] = []
-            writer = StagedWriter(log.writer, lambda *told: counted.append(told))
+            grown: list[None] = []
+            writer = StagedWriter(
+                log.writer, lambda: grown.append(None), lambda *told: counted.append(told)
+            )
             assert writer.append(frames) == len(taken)
+            assert bool(grown) == bool(taken)
             assert sum(messages for _, messages, _ in counted) == len(taken)
             assert sum(size for _, _, size in counted) == len(frames.data)
             # A message without a place also makes its queue known: in one call, not one by one.

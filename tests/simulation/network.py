@@ -1,4 +1,4 @@
-"""Simulated sockets: delay, loss, cuts that one side sees late or never, connections that overtake.
+"""Simulated sockets: delays, loss, cuts that an end notices late or never, overtaking connections.
 
 As with TCP, the bytes of one connection arrive in order and complete, but possibly late. A cut may
 be visible to both sides, or to neither. A connection attempt may reach the master late, after a
@@ -27,7 +27,7 @@ class Watched(Protocol):
 
 
 class Selector(selectors.BaseSelector):
-    """Tells which sockets are ready, and never waits."""
+    """Finds the sockets that are ready; it never waits."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -117,17 +117,17 @@ class SimSocket:
         self.other: SimSocket | None = None
         self.listeners: list[Callable[[bytes], None]] = []
         self._room = room
-        # Sent by the other end and not read here: on its way or waiting. It limits the other end.
+        # Bytes that the other end sent and this end has not read. They limit what it may send.
         self.unread = 0
         self._inbox: deque[bytes] = deque()
         self._has_ended = False
         self._is_broken = False
         self._is_closed = False
-        # Bytes arrive no earlier than those that left before them.
+        # Bytes arrive in the order in which they were sent.
         self._last_arrival = 0
         self.is_lost = False
 
-    # ----------------------------------------------------------------- what a socket can do
+    # ------------------------------------------------------------------ the calls of a socket
     def fileno(self) -> int:
         return self.number
 
@@ -184,7 +184,7 @@ class SimSocket:
         if not self.is_lost:
             self._later(self._ended)
 
-    # ------------------------------------------------------------------------- what happens
+    # -------------------------------------------------------------------------------- events
     @property
     def is_open(self) -> bool:
         """Whether it was neither closed nor cut."""
@@ -230,7 +230,7 @@ class SimSocket:
 
 
 class SimListener:
-    """Where a master listens."""
+    """The listening socket of a master."""
 
     def __init__(self, network: Network, poke: Callable[[], None]) -> None:
         self._network = network
@@ -284,13 +284,13 @@ class Network:
         self._typical = world.rng.choice((100, 1_000, 20 * MS, 200 * MS))
 
     def watch(self, thing: Watched) -> int:
-        """A number for something that selectors watch."""
+        """A new descriptor number, for a socket or a wake-up."""
         self._numbers += 1
         self.watched[self._numbers] = thing
         return self._numbers
 
     def forget(self, end: SimSocket) -> None:
-        """An end was closed."""
+        """Forget an end that was closed."""
         self.watched.pop(end.number, None)
         self.connections = [pair for pair in self.connections if end not in pair]
 
@@ -349,7 +349,7 @@ class Network:
         self.world.after(self.world.rng.randint(MS, 5 * SECOND), ghost.close)
 
     def cut(self, near: SimSocket, far: SimSocket, *, silently: bool) -> None:
-        """Cut a connection; if silently, no end is told."""
+        """Cut a connection: most ends soon get an error, but none if ``silently``."""
         rng = self.world.rng
         near.is_lost = far.is_lost = True
         if silently:

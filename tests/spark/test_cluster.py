@@ -14,6 +14,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.verify import verify_store
 from tests.conformance.golden_facts import Scenario
+from tests.helpers.files import bytes_of
 from tests.spark.golden_rows import golden_messages, sound_stores
 from tests.spark.standalone import Cluster, Driver
 
@@ -113,8 +114,5 @@ def test_rebuilding(driver: Driver, golden: Path, tmp_path: Path) -> None:
     count = driver.do("rebuild", store=str(scenario.store), into=str(many), settings=settings)
     report = rebuild(scenario.store, into=alone, config=scenario.config)
     assert count == report.messages == len(scenario.expected)
-    queues = [
-        {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-        for root in (many / "consumequeue", alone / "consumequeue")
-    ]
+    queues = [bytes_of(root) for root in (many / "consumequeue", alone / "consumequeue")]
     assert queues[0] == queues[1] != {}

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from logquarry.errors import CorruptFrame, StoreNotFound, UsageError
-from logquarry.log.schema import spark_ddl
 from logquarry.spark.export import ExportSummary, export_parquet, summarize
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import INTENT, MANIFEST, SUCCESS
+from tests.helpers.exports import DDL
+from tests.helpers.files import bytes_of
 from tests.spark.golden_rows import (
     MIDDLE,
     OLD,
@@ -29,12 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def tree(dest: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(dest)): p.read_bytes() for p in dest.rglob("*") if p.is_file()}
-
-
 def parquet_files(dest: Path) -> set[str]:
-    return {name for name in tree(dest) if name.endswith(".parquet")}
+    return {name for name in bytes_of(dest) if name.endswith(".parquet")}
 
 
 def test_sound_stores(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
@@ -47,7 +44,7 @@ def test_sound_stores(spark: SparkSession, golden: Path, tmp_path: Path) -> None
         progress=lambda done, total: told.append((done, total)),
     )
     df = spark.read.parquet(str(tmp_path / "out"))
-    assert df.schema == spark.createDataFrame([], spark_ddl()).schema
+    assert df.schema == spark.createDataFrame([], DDL).schema
     found = rows_by_broker(df)
     assert found.keys() == stores.keys()
     for broker, path in stores.items():
@@ -67,11 +64,11 @@ def test_a_rerun_replaces(spark: SparkSession, golden: Path, tmp_path: Path) -> 
     store = golden / "single" / "store"
     options = {"splitSize": "30k"}
     first = export_parquet(spark, store, dest, options)
-    before = tree(dest)
+    before = bytes_of(dest)
     assert len(first.files) > 3
     second = export_parquet(spark, store, dest, options)
     assert [file.path for file in second.files] == [file.path for file in first.files]
-    after = tree(dest)
+    after = bytes_of(dest)
     assert after.keys() == before.keys()
     assert all(after[name] == before[name] for name in parquet_files(dest))
     # The second export has other files and removes those of the first.
@@ -84,7 +81,7 @@ def test_partitions(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
     stores = [golden / "real-broker" / "store", golden / "single" / "store"]
     export_parquet(spark, stores, tmp_path / "out", partition_by=["topic", "day"])
     df = spark.read.parquet(str(tmp_path / "out"))
-    assert df.drop("day").schema == spark.createDataFrame([], spark_ddl()).schema
+    assert df.drop("day").schema == spark.createDataFrame([], DDL).schema
     assert df.schema["day"].dataType.simpleString() == "date"
     assert df.where("day <> to_date(store_timestamp)").count() == 0
     found = rows_by_broker(df.drop("day"))
@@ -113,7 +110,7 @@ def test_nothing_to_export(spark: SparkSession, golden: Path, tmp_path: Path) ->
     )
     assert result.messages == 0
     df = spark.read.parquet(str(tmp_path / "out"))
-    assert df.schema == spark.createDataFrame([], spark_ddl()).schema
+    assert df.schema == spark.createDataFrame([], DDL).schema
     assert df.count() == 0
     (tmp_path / "empty" / "commitlog").mkdir(parents=True)
     assert export_parquet(spark, tmp_path / "empty", tmp_path / "out").messages == 0
@@ -140,11 +137,11 @@ def test_damage_fails_and_leaves_everything_as_it_was(
 ) -> None:
     dest = tmp_path / "out"
     export_parquet(spark, golden / "single" / "store", dest)
-    before = tree(dest)
+    before = bytes_of(dest)
     with pytest.raises(CorruptFrame) as caught:
         export_parquet(spark, golden / "unclean" / "crc-third-last-file" / "store", dest)
     assert (caught.value.offset, caught.value.kind) == (OLD, "bad_body_crc")
-    assert tree(dest) == before
+    assert bytes_of(dest) == before
 
 
 @pytest.mark.parametrize("split_size", [None, 3_000])
@@ -176,10 +173,10 @@ def test_a_torn_tail(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- refusals
 def test_foreign_files(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
     spark.range(3).write.parquet(str(tmp_path / "out"))
-    before = tree(tmp_path / "out")
+    before = bytes_of(tmp_path / "out")
     with pytest.raises(UsageError, match="no export wrote"):
         export_parquet(spark, golden / "single" / "store", tmp_path / "out")
-    assert tree(tmp_path / "out") == before
+    assert bytes_of(tmp_path / "out") == before
 
 
 def test_places_that_make_no_sense(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
@@ -234,7 +231,7 @@ def test_an_interrupt_leaves_everything_as_it_was(
     dest = tmp_path / "out"
     store = golden / "single" / "store"
     export_parquet(spark, store, dest)
-    before = tree(dest)
+    before = bytes_of(dest)
     interrupted: list[int] = []
 
     def interrupt(done: int, total: int) -> None:
@@ -248,7 +245,7 @@ def test_an_interrupt_leaves_everything_as_it_was(
             export_parquet(spark, store, dest, {"splitSize": "4k"}, progress=interrupt)
     finally:
         signal.signal(signal.SIGINT, handler)
-    assert tree(dest) == before
+    assert bytes_of(dest) == before
     assert not spark.sparkContext.statusTracker().getActiveJobsIds()
     assert threading.active_count() < 30
     assert export_parquet(spark, store, dest).messages == 400

@@ -133,10 +133,10 @@ def test_error_where_there_is_nothing(tmp_path: Path, environ: dict[str, str]) -
         (["--add-modules=jdk.incubator.vector"], []),
         (["--add-modules", "jdk.incubator.vector"], []),
         (["-a", "--add-modules", "jdk.incubator.vector", "-b"], ["-a", "-b"]),
-        (["--add-modules=jdk.incubator.vector,session.sql"], ["--add-modules=session.sql"]),
+        (["--add-modules=jdk.incubator.vector,java.sql"], ["--add-modules=java.sql"]),
         (
-            ["--add-modules", "java.sql,jdk.incubator.vector,session.xml", "Main"],
-            ["--add-modules", "java.sql,session.xml", "Main"],
+            ["--add-modules", "java.sql,jdk.incubator.vector,java.xml", "Main"],
+            ["--add-modules", "java.sql,java.xml", "Main"],
         ),
         (["--add-modules=jdk.incubator.vectors"], ["--add-modules=jdk.incubator.vectors"]),
         (["--add-modules=ALL-SYSTEM"], ["--add-modules=ALL-SYSTEM"]),

@@ -18,10 +18,11 @@ from logquarry.errors import (
     StoreNotFound,
     UsageError,
 )
-from logquarry.log.schema import NAMES, spark_ddl
+from logquarry.log.schema import NAMES
 from logquarry.spark.jobs import explain
 from logquarry.spark.source import RocketMQDataSource
 from tests.conformance.golden_facts import LOG_GONE
+from tests.helpers.exports import DDL
 from tests.spark.golden_rows import (
     LAST_FILE,
     MIDDLE,
@@ -243,15 +244,15 @@ def test_nothing_to_read(load: Load, tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- columns
 def test_schema(load: Load, spark: SparkSession, real: Path) -> None:
     found = load(real).schema
-    empty = spark.createDataFrame([], spark_ddl())
+    empty = spark.createDataFrame([], DDL)
     assert [(f.name, f.dataType.simpleString()) for f in found] == empty.dtypes
     assert [field.name for field in found if field.nullable] == ["tags", "keys", "uniq_key"]
     assert found["properties"].dataType == MapType(StringType(), StringType(), False)
 
 
 def test_a_schema_may_let_everything_be_null(spark: SparkSession, load: Load, real: Path) -> None:
-    nullable = spark.read.format("rocketmq").schema(spark_ddl()).load(str(real))
-    assert nullable.schema == spark.createDataFrame([], spark_ddl()).schema
+    nullable = spark.read.format("rocketmq").schema(DDL).load(str(real))
+    assert nullable.schema == spark.createDataFrame([], DDL).schema
     assert nullable.collect() == load(real).collect()
 
 

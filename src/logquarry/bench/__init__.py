@@ -1,1 +1,1 @@
-"""What ``logquarry bench`` measures: writing, reading, checking and recovering stores."""
+"""The benchmarks of ``logquarry bench``: writing, reading, checking and recovering stores."""

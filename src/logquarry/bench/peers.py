@@ -7,10 +7,10 @@ sqlite3    a transaction for each call, WAL, ``synchronous=OFF``; ``executemany`
            messages
 =========  =====================================================================================
 
-A call has as many messages as a call in the benchmark of logquarry.
+A call stores as many messages as a call in the benchmark of logquarry.
 
-A message is stored under its number. The stores keep no topics, queues, times or checksums, so they
-do less than a put of logquarry.
+A message is stored under its number as its key. The stores keep no topics, queues, times or
+checksums, so they do less work than a put of logquarry.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ def bench_peer(
     Args:
         name: one of :data:`PEERS`.
         folder: folder in which to make the store.
-        n: messages to measure.
+        n: number of messages to measure.
         body: the body of each message.
-        warmup: messages before the measurement.
-        each: messages in one call.
+        warmup: number of messages to write before the measurement.
+        each: number of messages in one call.
 
     Raises:
         UsageError: if the store's package is not installed.

@@ -11,7 +11,7 @@ cache. The clock stops when all messages are dispatched.
 =========  ==================================================================================
 normal     open after a clean shutdown
 abnormal   open with an abort file and without a checkpoint
-rebuild    likewise, also without queues and index
+rebuild    like ``abnormal``, and without queues and index
 verify     verify after a clean shutdown
 =========  ==================================================================================
 """
@@ -109,8 +109,8 @@ def bench_scan(
 
     Args:
         store: the store.
-        warmup: rounds before the measurement, which load kernels and the page cache.
-        rounds: rounds to measure. The kinds alternate, so that a slow moment affects all of them.
+        warmup: rounds before the measurement, to load the kernels and the page cache.
+        rounds: rounds to measure. The kinds take turns, so that a slow moment affects all of them.
         progress: called after each pass with (passes done, all passes).
     """
     layout = StoreLayout.open(store)

@@ -63,20 +63,20 @@ class Load:
     """The messages of a benchmark, and how to put them.
 
     Attributes:
-        n: messages to measure.
+        n: number of messages to measure.
         body: bytes of a body.
         topics: number of topics, used in turn.
         queues: queues of each topic, used in turn.
-        keys: index keys of a message: 0, 1 (KEYS) or 2 (also UNIQ_KEY).
-        threads: threads that put.
+        keys: number of index keys of a message: 0, 1 (KEYS) or 2 (also UNIQ_KEY).
+        threads: number of threads that put.
         outstanding: for ``put``: pending ``put_async`` calls of each thread; 0: ``put`` waits for
             each message.
         batch: messages in one call.
         is_sync: whether a put waits until its message is on the disk (SYNC_FLUSH).
         is_transient: whether to write through a pool of buffers (``transientStorePoolEnable``).
-        as_messages: for ``put-many``: put Message objects, not record batches.
-        warmup: messages before the measurement; None for a quarter of ``n``, at least 200,000; with
-            ``is_sync`` at most 2,000.
+        as_messages: for ``put-many``: whether to put Message objects instead of record batches.
+        warmup: number of messages before the measurement; None for a quarter of ``n``, at least
+            200,000, but at most 2,000 with ``is_sync``.
     """
 
     n: int = 1_000_000
@@ -94,7 +94,7 @@ class Load:
 
     @property
     def warmup_count(self) -> int:
-        """Messages before the measurement."""
+        """Number of messages before the measurement."""
         if self.warmup is not None:
             return self.warmup
         return min(self.n, _SYNC_WARMUP) if self.is_sync else max(_LEAST_WARMUP, self.n // 4)
@@ -124,7 +124,7 @@ class Bench:
         topics = [f"BenchTopic{topic}" for topic in range(self._load.topics)]
         count, queues, body = len(topics), self._load.queues, self._body
         if self._load.keys == 1:
-            # The same call as in a user's program.
+            # Make the message with the same call as a user's program.
             for i in range(start, stop, step):
                 yield Message(
                     topics[i % count],
@@ -252,8 +252,8 @@ class Bench:
             "seconds": seconds,
             "messages_per_s": count / seconds,
             "bytes_per_s": size / seconds,
-            # Processor time of the putting thread: other programs do not count, unlike in wall
-            # time.
+            # Measure the processor time of the thread that puts: unlike wall time, it does not
+            # include other programs.
             **({"cpu_us_per_message": used / count * 1e6} if load.threads == 1 else {}),
             "seconds_until_dispatched": dispatched,
             "messages_per_s_until_dispatched": count / dispatched,
@@ -390,6 +390,6 @@ def bench_store(
 
 
 def _require(result: Any) -> None:
-    # A result with this status is in the log.
+    # A message whose result has this status is in the log.
     if result.status is not _PUT_OK:
         raise RuntimeError(f"a put failed: {result}")

@@ -25,7 +25,7 @@ from logquarry.store.consumer.subscription import DEAD_PREFIX, RETRY_PREFIX
 _SIGNATURE: Final = "Signature"
 _ACCESS_KEY: Final = "AccessKey"
 CREDENTIALS: Final = frozenset({_SIGNATURE, _ACCESS_KEY, "SecurityToken"})
-"""Fields that the broker removes from a request that it forwards to another client."""
+"""The broker removes these fields from a request before it forwards it to another client."""
 _UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """A field that Java's client adds after it has signed the request."""
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
@@ -119,7 +119,7 @@ class Account:
             self.refuse(f"the permission SUB for the group {group[:200]}")
 
     def require_producer(self, group: str) -> None:
-        """Raise Refused for a producer group if the account may not send.
+        """Raise Refused if the account may not send for a producer group.
 
         If the account lists the producer group, that entry decides. Otherwise PUB for any topic is
         enough, because RocketMQ's accounts list consumer groups only.
@@ -181,7 +181,7 @@ class AccessControl:
         fields = command.ext_fields
         account = self._accounts.get(fields.get(_ACCESS_KEY, ""))
         signature = fields.get(_SIGNATURE, "")
-        # An unknown key takes as long as a wrong signature, and gets the same answer.
+        # An unknown key and a wrong signature take the same time and get the same answer.
         secret = account.secret_key if account is not None else "unknown"
         is_valid = any(
             hmac.compare_digest(
@@ -234,7 +234,7 @@ def sign(fields: Mapping[str, str], body: bytes, secret: str, leave: tuple[str, 
         fields: its header fields.
         body: its body.
         secret: the secret key.
-        leave: fields that the client did not sign.
+        leave: fields to leave out, because the client did not sign them.
     """
     text = "".join(
         fields[name] for name in sorted(fields) if name != _SIGNATURE and name not in leave
@@ -245,7 +245,7 @@ def sign(fields: Mapping[str, str], body: bytes, secret: str, leave: tuple[str, 
 
 
 def _named(body: bytes) -> Iterator[tuple[str, str]]:
-    """The topics (SUB), producer groups (PUB) and groups that the body of a request names."""
+    """The topics (SUB), producer groups (PUB) and consumer groups in the body of a request."""
     document = parse_body(body)
     try:
         for one in document.get("producerDataSet") or ():

@@ -93,7 +93,7 @@ class Admin:
             for fields in topics:
                 core.tables.set_topic(_topic_of(fields))
         finally:
-            # The topics before an illegal topic stay.
+            # If a topic of the list is illegal, the topics before it stay.
             await core.slow(core.tables.save)
 
     async def delete_topic(self, request: Request) -> None:
@@ -164,7 +164,7 @@ class Admin:
             await core.slow(core.tables.save)
 
     async def delete_group(self, request: Request) -> None:
-        """Remove a subscription group, and its offsets if the request wants that."""
+        """Remove a subscription group, and its offsets if the request asks for that."""
         core, fields = self._core, request.fields
         core.tables.remove_group(fields["groupName"], with_offsets=fields["removeOffset"])
         await core.slow(core.tables.save)
@@ -216,7 +216,7 @@ class Admin:
     def all_producers(self, request: Request) -> None:
         """The producers of all groups (``ProducerTableInfo``)."""
         core = self._core
-        # The time of a client's last heartbeat is by the monotonic clock: shift it to the broker's.
+        # Convert the times of last heartbeats from the monotonic clock to the broker's clock.
         shift = core.clock() - round(time.monotonic() * 1_000)
         data = {
             group: [
@@ -328,7 +328,7 @@ def _queue_stats(core: Core, topic: TopicConfig) -> list[tuple[dict[str, Any], d
 
 
 def _offsets_at(core: Core, topic: TopicConfig, timestamp: int) -> dict[int, int]:
-    """Find the queue offset of a time in each queue; for -1 the end of each queue."""
+    """Find the queue offset of a time in each queue; for the time -1 the end of each queue."""
     store = core.store
     return {
         queue_id: store.queue_offsets(topic.name, queue_id).max

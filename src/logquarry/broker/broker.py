@@ -64,11 +64,11 @@ _SMALL: Final = StoreConfig(
     max_hash_slot_num=10_000,
     max_index_num=40_000,
 )
-"""Sizes of a temporary store."""
+"""The file sizes of a temporary store."""
 _SHM: Final = "/dev/shm"
 _LEAST_MEMORY: Final = 1 << 30
-"""Minimum free bytes. Docker gives a container 64 MiB of tmpfs: a store there would soon refuse
-messages."""
+"""Free bytes that a tmpfs must have for a temporary store. In a Docker container tmpfs has 64 MiB:
+a store there would soon refuse messages."""
 
 
 class Broker:
@@ -83,7 +83,7 @@ class Broker:
             :class:`logquarry.testing.clock.ShiftedClock`.
 
     Attributes:
-        store: the open store, between start and end.
+        store: the open store, while the broker runs.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Broker:
 
         Raises:
             StoreError: if the store cannot be opened.
-            UsageError: if the broker runs already, or cannot listen on an address.
+            UsageError: if the broker is already running, or cannot listen on an address.
         """
         if self._starting is not None:
             raise UsageError("the broker runs already; start another Broker for another store")
@@ -253,7 +253,7 @@ class Broker:
 
         The store of a read-only broker is a reader: the methods that write raise StoreUnavailable.
         """
-        # Its type is that of a writer, so that type checkers know all methods.
+        # The declared type is that of a writer, so that type checkers know all methods.
         return cast(StoreWriter, self.core.store)
 
     @property
@@ -278,7 +278,7 @@ class Broker:
         return [connection for port in self._ports for connection in port.connections]
 
     def lags(self) -> dict[str, int]:
-        """Lag of each connected group, in messages, over the queues that were pulled."""
+        """Lag of each connected group, in messages. Only queues that were pulled count."""
         core = self.core
         found: dict[str, int] = {}
         for name, group in core.clients.consumers.items():
@@ -324,7 +324,7 @@ class Broker:
                 for key, end in (await core.slow(partial(_ends, core.store, keys))).items():
                     self._pulling.grown(key, end)
             except Exception as error:
-                # After any error the task continues: without it consumers get no new messages.
+                # Continue after any error: if this task ended, consumers would get no new messages.
                 is_known = isinstance(error, StoreError | OSError)
                 reason = str(error) if is_known else line_of(error)
                 _problems.warning("%s: %s", core.store.root, reason)
@@ -374,7 +374,7 @@ class Broker:
 
 
 async def _to_its_end(task: asyncio.Task[None]) -> None:
-    """Wait for a task that must not end halfway; a cancellation is raised only after it."""
+    """Wait for a task that must not stop halfway. A cancellation is raised after the task ends."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -387,7 +387,7 @@ async def _to_its_end(task: asyncio.Task[None]) -> None:
 
 
 def _memory() -> str | None:
-    """The folder of a tmpfs with space for a temporary store; None without one."""
+    """The folder of a tmpfs with space for a temporary store; None if there is none."""
     try:
         found = os.statvfs(_SHM)
     except (OSError, AttributeError):  # Windows has no statvfs.
@@ -411,7 +411,7 @@ def _host_bytes(host: str, port: int) -> bytes:
 
 
 async def _save_tables(core: Core) -> None:
-    """Write the tables; a failure must end neither housekeeping nor the stop."""
+    """Write the tables; after a failure housekeeping, or the broker's stop, continues."""
     for what, save in (
         ("the offsets of the groups", core.tables.save_offsets),
         ("topics and groups", core.tables.save),
@@ -443,7 +443,7 @@ def _ends(store: MessageStore, keys: list[tuple[str, int]]) -> dict[tuple[str, i
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """The fastest event loop that is installed: uvloop's, or asyncio's without it."""
+    """The fastest installed event loop: uvloop's, or else asyncio's."""
     try:
         import uvloop
     except ImportError:
@@ -461,14 +461,14 @@ def background(
 ) -> Iterator[Broker]:
     """Run a broker in a thread while the block runs.
 
-    Other threads may use the broker's ``name_server``, ``address`` and ``store``, and nothing else
-    of it. In a forked child the broker does not run, and the end of the block does nothing.
+    Other threads may use only the broker's ``name_server``, ``address`` and ``store``. In a forked
+    child the broker does not run, and the end of the block does nothing.
 
     Args:
         path: as for :class:`Broker`.
-        options: likewise.
-        config: likewise.
-        clock: likewise.
+        options: as for :class:`Broker`.
+        config: as for :class:`Broker`.
+        clock: as for :class:`Broker`.
     """
     process = os.getpid()
     loop = new_event_loop()
@@ -480,8 +480,8 @@ def background(
             asyncio.run_coroutine_threadsafe(broker.start(), loop).result()
             yield broker
         finally:
-            # A forked child has no thread that would run the loop, and shares the parent's sockets
-            # and store.
+            # In a forked child no thread runs the loop, and the sockets and the store belong to the
+            # parent too: leave them alone.
             if os.getpid() == process:
                 asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
     finally:

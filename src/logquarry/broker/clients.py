@@ -27,14 +27,14 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 BROADCASTING: Final = "BROADCASTING"
 _MOST_GROUPS: Final = 10_000
-"""Maximum number of producer groups of one connection, and of consumer groups."""
+"""Maximum number of producer groups of a connection, and of its consumer groups."""
 _MOST_IDS: Final = 100
 """Maximum number of client ids of one connection. Clients of RocketMQ have one."""
 _LONGEST_FILTER: Final = 8_192
 """Maximum characters of a tag expression or SQL92 filter: the event loop parses it."""
 _CACHED_FILTERS: Final = 256
 _LONGEST_NAME: Final = 512
-"""Characters of a client id, or of the name of a group."""
+"""Maximum characters of a client id, or of the name of a group."""
 _NO_GROUPS: Final = set[str](), set[str]()
 
 
@@ -50,7 +50,7 @@ class TopicFilter:
 
     @property
     def version(self) -> int:
-        """Its version; a later one replaces it."""
+        """The version of the subscription; a higher version replaces it."""
         version = self.document.get("subVersion")
         return version if isinstance(version, int) else 0
 
@@ -58,7 +58,7 @@ class TopicFilter:
     def expression(self) -> tuple[str | None, SqlFilter | None]:
         """The result of :func:`parse_expression`, parsed at its first use.
 
-        A heartbeat may have thousands of subscriptions, and parses none of them.
+        A heartbeat may have thousands of subscriptions; they are not parsed when it arrives.
         """
         return parse_expression(
             str(self.document.get("subString") or ""), self.document.get("expressionType")
@@ -93,7 +93,7 @@ _TOO_LONG: Final = f"a filter has at most {_LONGEST_FILTER} characters"
 
 @lru_cache(_CACHED_FILTERS)
 def _compiled(text: str) -> SqlFilter | str:
-    """A filter, or why it is invalid: the cache keeps both, because clients repeat both."""
+    """A filter, or why it is invalid. The cache keeps invalid filters too: clients repeat them."""
     try:
         return parse(text)
     except BadFilter as error:
@@ -107,10 +107,10 @@ class Client:
     Attributes:
         client_id: its id.
         connection: its connection.
-        language: of the client.
+        language: the language of the client.
         version: number of its RocketMQ version.
-        seen: time of that heartbeat, by ``time.monotonic``.
-        account: its account; None without accounts.
+        seen: time of the heartbeat, by ``time.monotonic``.
+        account: its account; None if the broker has no accounts.
     """
 
     client_id: str
@@ -213,7 +213,7 @@ class Clients:
                 self._changed(name)
 
     def _claim(self, client: Client, account: Account) -> None:
-        """Keep a client id for the account of the client until its connections end.
+        """Reserve a client id for the client's account until its connections end.
 
         The broker forwards replies, and some requests of mqadmin, to the client with an id. So no
         other account may take that id.
@@ -251,7 +251,7 @@ class Clients:
         return has_changed
 
     def unregister(self, connection: Connection, producer: str, consumer: str) -> None:
-        """Remove a client from a producer group and a consumer group; an empty name means none."""
+        """Remove a client from a producer group and a consumer group (no group if it is empty)."""
         self._leave_producers(connection, producer)
         self._leave_consumers(connection, consumer)
 
@@ -322,7 +322,7 @@ class Clients:
         return None
 
     def producer_of(self, group: str, topic: str) -> Client | None:
-        """The next producer of a group, in turn, that may send to a topic; None without one."""
+        """The next producer of a group that may send to a topic, in turn; None if there is none."""
         found = self.producers.get(group, {}).values()
         members = [client for client in found if client.may_publish(topic)]
         if not members:

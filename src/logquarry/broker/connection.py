@@ -1,4 +1,4 @@
-"""One connection of a client: frames in, answers out, requests of the broker to the client.
+"""One connection of a client: reads its requests, and sends answers and the broker's requests.
 
 A client that does not read its answers delays only itself: its connection then reads and starts no
 further request. The connection sends the answers of one loop iteration in one write.
@@ -34,7 +34,7 @@ _failures, _violations = SparingLog(logger), SparingLog(logger)
 _WRITE_LIMIT: Final = 1 << 20
 """Unsent bytes above which a connection stops reading."""
 _MOST_PENDING: Final = 2_048
-"""Requests of one connection that are being answered; long polls do not count."""
+"""Maximum number of requests of one connection that are answered at a time, without long polls."""
 _NO_HOST: Final = bytes(8)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _HANDSHAKE_SECONDS: Final = 10.0
@@ -48,8 +48,8 @@ class Request:
     Attributes:
         command: the request as received.
         fields: its parsed header fields.
-        connection: where it came from.
-        account: the client's account; None without accounts.
+        connection: the connection that it came from.
+        account: the client's account; None if the broker has no accounts.
     """
 
     command: RemotingCommand
@@ -114,9 +114,9 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         address: host:port of the client.
-        host: the same address, in the bytes that a frame has for a host.
-        heard: time of the last bytes, by ``time.monotonic``.
-        is_open: whether it can still take answers.
+        host: the same address, as the bytes that a frame has for a host.
+        heard: time when the last bytes arrived, by ``time.monotonic``.
+        is_open: whether answers can still be sent.
         is_writable: whether the client reads its answers in time.
     """
 
@@ -198,7 +198,7 @@ class Connection(asyncio.Protocol):
             call()
 
     def close(self) -> None:
-        """Send the bytes that wait, and end the connection."""
+        """Send the waiting bytes, and end the connection."""
         self._flush()
         self.is_open = False
         if self._transport is not None:
@@ -210,7 +210,7 @@ class Connection(asyncio.Protocol):
         return self._pending
 
     def drain(self) -> None:
-        """Start no further requests. Those under way may still need answers of the client."""
+        """Start no further requests. Started requests may still need answers from the client."""
         self._is_stopped = True
 
     def abort(self) -> None:
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------ requests
     def _work(self) -> None:
-        """Start waiting requests, until the connection has as many under way as it may have."""
+        """Start waiting requests, until the connection has the maximum number of started ones."""
         if self._is_working:
             # A request was answered at once: the loop below continues with the next one.
             return
@@ -317,9 +317,9 @@ class Connection(asyncio.Protocol):
 
     # -------------------------------------------------------------------- requests of the broker
     async def until_writable(self) -> None:
-        """Wait until the client has read what it got, or is gone.
+        """Wait until the client has read the bytes sent to it, or is gone.
 
-        Bytes that it does not read would stay in memory.
+        Bytes that it does not read stay in memory.
         """
         while self.is_open and not self.is_writable:
             resumed = asyncio.Event()
@@ -331,8 +331,8 @@ class Connection(asyncio.Protocol):
     ) -> None:
         """Send a one-way request to the client; drop it if the client does not read its bytes.
 
-        A dropped request only costs time: clients rebalance at intervals, and the broker repeats
-        the check of a transaction.
+        A dropped request is only a delay: clients rebalance at intervals anyway, and the broker
+        repeats the check of a transaction.
         """
         if not self.is_writable:
             return
@@ -386,8 +386,8 @@ class Connection(asyncio.Protocol):
 class Handshake(asyncio.Protocol):
     """A TLS handshake; :class:`Connection` follows it.
 
-    The broker limits the number of handshakes. If asyncio handled TLS, the broker would learn of a
-    client only after its handshake.
+    The broker limits the number of handshakes. Therefore it starts them itself: if asyncio did, the
+    broker would learn of a client only after the handshake.
 
     Args:
         server: the server that accepted the connection.
@@ -405,8 +405,8 @@ class Handshake(asyncio.Protocol):
             _violations.warning("too many TLS handshakes: a client is disconnected")
             transport.abort()
             return
-        # The handshake must get the first bytes. uvloop reads on after a pause_reading here, and
-        # start_tls would then miss them. So another transport takes the socket.
+        # The handshake must get the client's first bytes. uvloop reads on even after pause_reading,
+        # and start_tls would then miss them. So another transport takes the socket.
         found = transport.get_extra_info("socket")
         taken = socket.fromfd(found.fileno(), found.family, found.type)
         taken.setblocking(False)

@@ -1,7 +1,7 @@
 """Consumer groups: heartbeats, offsets and locks, and the progress of each group.
 
 Follows ``ClientManageProcessor``, ``ConsumerManageProcessor`` and ``RebalanceLockManager``.
-The progress of a group is its offsets beside the ends of the queues.
+The progress of a group is its offsets compared with the ends of the queues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from logquarry.store.consumer.subscription import retry_topic
 
 _MOST_LOCKS: Final = 100_000
 _LONGEST_NAMES: Final = 512
-"""Maximum characters of the group, the topic and the client of a lock."""
+"""Maximum characters of each of a lock's names: group, topic and client."""
 _LOCK_SECONDS: Final = 60.0
 """How long a queue stays locked without a renewal (``REBALANCE_LOCK_MAX_LIVE_TIME``)."""
 
@@ -118,8 +118,8 @@ class Consuming:
         if not ids:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group[:200]}")
         body = fastjson.compact({"consumerIdList": ids})
-        # As Java encodes it: otherwise an id with half of a surrogate pair would raise here, and
-        # the group would get no list.
+        # Encode it as Java does: otherwise an id with half of a surrogate pair would raise an error
+        # here, and the group would get no list.
         request.reply(body=body.encode("utf-8", "replace"))
 
     # ------------------------------------------------------------------------------------- offsets
@@ -137,9 +137,9 @@ class Consuming:
         request.reply(fields={"offset": str(offset)})
 
     def _start_of(self, topic: str, queue_id: int) -> int | None:
-        """The start of a new group if the broker decides: 0 if the queue is young.
+        """Where a new group starts, if the broker decides this: at 0 if the queue is young.
 
-        It is young if it has its first message, and that message counts as in memory
+        A queue is young if it still has its first message, and that message counts as in memory
         (``checkInDiskByConsumeOffset``). Otherwise the client decides, by its ConsumeFromWhere.
         """
         store = self._core.store
@@ -157,7 +157,7 @@ class Consuming:
         """Commit the offset of a group in a queue, in memory.
 
         Raises:
-            Refused: if there is no such queue, or the group is not created.
+            Refused: if there is no such queue, or no such group and the broker may not create it.
         """
         core, fields = self._core, request.fields
         group, queue_id = fields["consumerGroup"], fields["queueId"]
@@ -169,7 +169,7 @@ class Consuming:
 
     # --------------------------------------------------------------------------------------- locks
     def lock(self, request: Request) -> None:
-        """Lock queues for one client of a group; answer with the queues that it has locked."""
+        """Lock queues for one client of a group; answer with the queues that the client has now."""
         client, keys = self._queues_of(request)
         now = time.monotonic()
         had: list[Mapping[str, Any]] = []
@@ -192,7 +192,7 @@ class Consuming:
         request.reply()
 
     def _queues_of(self, request: Request) -> tuple[str, list[tuple[str, str, int]]]:
-        """The client and the queues of a request for locks."""
+        """The client and the queues of a request that locks or unlocks."""
         document = parse_body(request.command.body)
         group, client = str(document.get("consumerGroup")), str(document.get("clientId"))
         self._core.clients.require_owner(client, request.account)
@@ -237,7 +237,7 @@ class Progress:
         }
 
     def _topics(self, group: str, wanted: str = "") -> list[TopicConfig]:
-        """The topics of a group, or one of them, to which its consumers still subscribe."""
+        """The topics of a group to which its consumers still subscribe; all, or the given one."""
         core, offsets = self._core, self._core.tables.offsets.groups()
         topics = {wanted} if wanted else {name for name, other in offsets if other == group}
         online = core.clients.consumers.get(group)

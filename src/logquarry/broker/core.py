@@ -28,7 +28,7 @@ _PAUSE_SECONDS: Final = 1.0
 
 
 def log_failure(_: Any, error: BaseException | None) -> None:
-    """Log that a table was not written: it is in memory, and the next change writes it."""
+    """Log that a table was not written. It stays in memory, and the next change writes it."""
     if error is not None:
         logger.error("%s", error)
 
@@ -55,7 +55,7 @@ class Lanes:
             self.slow = Lane(loop, "broker-slow", capacity)
 
     async def close(self) -> None:
-        """Run the jobs that wait, and end the threads."""
+        """Run the waiting jobs, and end the threads."""
         for lane in dict.fromkeys((self.puts, self.slow, self.gets)):
             await lane.close()
 
@@ -65,13 +65,13 @@ class Counts:
     """Numbers since the start, for metrics and mqadmin.
 
     Attributes:
-        put: topic -> messages put.
-        put_bytes: topic -> bytes of bodies put.
-        got: (topic, group) -> messages sent to consumers.
-        got_bytes: (topic, group) -> bytes of frames sent to consumers.
-        sent_back: (topic, group) -> messages that consumers sent back for a retry.
-        requests: request code -> requests.
-        refused: sends that got SYSTEM_BUSY.
+        put: topic -> number of put messages.
+        put_bytes: topic -> bytes of their bodies.
+        got: (topic, group) -> number of messages sent to consumers.
+        got_bytes: (topic, group) -> bytes of their frames.
+        sent_back: (topic, group) -> number of messages that consumers sent back for a retry.
+        requests: request code -> number of requests.
+        refused: number of sends that got SYSTEM_BUSY.
     """
 
     put: Counter[str] = field(default_factory=Counter)
@@ -91,15 +91,15 @@ class Core:
         loop: the event loop.
         options: the settings.
         store: the store.
-        writer: the same, if it is open for writing.
+        writer: the same store if it is open for writing; else None.
         lanes: the threads that use the store.
         tables: topics, groups and offsets.
-        clients: who is connected.
+        clients: the connected clients.
         clock: time in milliseconds.
         spawn: runs a coroutine until the broker ends.
         address: host:port that clients get from the name server.
         host: the same address, in the bytes that a frame has for a host.
-        counts: numbers since the start.
+        counts: the broker's counts since its start.
         is_saving: whether a write of the tables is planned.
     """
 
@@ -121,7 +121,7 @@ class Core:
         """A topic that a client uses.
 
         Raises:
-            Refused: if there is no such topic, or it lacks the permission.
+            Refused: if there is no such topic, or its settings do not permit the use.
         """
         topic = self.tables.topic(name)
         if topic is None:
@@ -137,7 +137,7 @@ class Core:
         """The topic of a queue that a client uses.
 
         Raises:
-            Refused: if there is no such queue, or the topic lacks the permission.
+            Refused: if there is no such queue, or the topic's settings do not permit the use.
         """
         topic = self.require_topic(name, permission)
         # Queues that are no longer written to can still have messages, and offsets.
@@ -157,7 +157,7 @@ class Core:
         """
         found = self.tables.group(name)
         if found is None:
-            # A read-only store serves every group that asks.
+            # A read-only broker serves every group.
             if self.writer is not None and not self.options.create_groups:
                 raise Refused(
                     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -177,7 +177,7 @@ class Core:
         self.save_soon()
 
     def save_soon(self) -> None:
-        """Plan a write of the tables; one write has all changes of this loop iteration."""
+        """Plan a write of the tables; one write saves all changes of this loop iteration."""
         if not self.is_saving:
             self.is_saving = True
             self.loop.call_soon(self._save)

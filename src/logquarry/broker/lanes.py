@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
-"""Gets the result of a job, or its exception; called in the event loop."""
+"""A callback for the result of a job, or its exception; called in the event loop."""
 
 _AT_ONCE: Final = 128
 """After this many jobs a lane passes their results to the loop."""
@@ -60,15 +60,15 @@ class Mailbox(Generic[T]):
             try:
                 self._take(item)
             except Exception:
-                # The items after it are answers to other clients.
+                # Go on: the next items are answers to other clients.
                 logger.exception("an item of another thread was not taken")
 
 
 class Lane:
-    """One thread that carries out jobs in order.
+    """One thread that runs jobs in order.
 
     Args:
-        loop: the loop that gives jobs and gets results.
+        loop: the loop that submits jobs and receives results.
         name: the thread's name.
         capacity: maximum number of jobs that wait or run.
     """
@@ -118,7 +118,7 @@ class Lane:
         return await future
 
     async def close(self) -> None:
-        """Carry out all jobs, and end the thread."""
+        """Run all waiting jobs, and end the thread."""
         self._push()
         self._jobs.put(None)
         while self._thread.is_alive():

@@ -2,9 +2,9 @@
 
 It has routes to one broker only, the one in the same process. Clients cannot register a broker.
 
-Tools keep settings here: values by namespace and key (``KVConfigManager``). mqadmin keeps the order
-of topics there. The broker keeps them in ``config/kvConfig.json`` of the
-store, with RocketMQ's format.
+Tools keep settings here: values by namespace and key (``KVConfigManager``). mqadmin, for example,
+keeps the order of topics. The broker writes the settings to ``config/kvConfig.json`` of the store,
+in RocketMQ's format.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Names:
         self._core = core
         self._port = port
         self._is_wiped = False
-        """Whether mqadmin has taken the topics' write permission from the routes."""
+        """Whether mqadmin has removed the topics' write permission from the routes."""
 
     def handlers(self) -> Mapping[int, Handler]:
         """The requests that this part answers."""
@@ -103,16 +103,16 @@ class Names:
         _reply_topics(request, sorted(self._core.tables.topics) if is_ours else [])
 
     def system_topics(self, request: Request) -> None:
-        """The cluster's and the broker's name, which are topics too."""
+        """The names of the cluster and the broker. Each is also the name of a topic."""
         core = self._core
         names = [core.options.cluster, core.options.name]
         document = {"brokerAddr": core.address, "topicList": names}
         request.reply(body=fastjson.compact(document).encode())
 
     def write_permission(self, request: Request) -> None:
-        """Take the write permission from all routes, or give it back, until the broker ends.
+        """Remove the write permission from all routes, or restore it, until the broker ends.
 
-        Producers then stop sending when they ask for the routes again.
+        Without the permission, producers stop sending when they request the routes again.
         """
         is_wipe = request.command.code == RequestCode.WIPE_WRITE_PERM_OF_BROKER
         count = 0
@@ -128,7 +128,7 @@ class Names:
         request.reply(body=f"listenPort={port}\norderMessageEnable=false\n".encode())
 
     def delete_topic(self, request: Request) -> None:
-        """Answer mqadmin's deleteTopic, which has deleted the topic at the broker before."""
+        """Answer mqadmin's deleteTopic. mqadmin has already deleted the topic at the broker."""
         request.reply()
 
 
@@ -138,7 +138,7 @@ def _reply_topics(request: Request, names: list[str]) -> None:
 
 _TABLE: Final = "configTable"
 _MOST_CHARACTERS: Final = 4 << 20
-"""Maximum characters of all namespaces, keys and values: each change writes the whole file."""
+"""Maximum characters of all values with their names. A limit, as each change writes the file."""
 
 Namespaces = dict[str, dict[str, str]]
 
@@ -217,7 +217,7 @@ class KeyValues:
         request.reply()
 
     async def _save(self) -> None:
-        # A copy: the loop may change the table while the thread encodes it.
+        # Copy the table: the loop may change it while the thread encodes it.
         copy = {name: dict(values) for name, values in (await self._namespaces()).items()}
         await self._core.slow(lambda: self._file.save(copy))
 

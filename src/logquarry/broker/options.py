@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from logquarry.broker.acl import AccessControl
 
 _LONGEST_NAME: Final = 127
-"""Characters of a topic's name in RocketMQ."""
+"""Maximum characters of a topic's name in RocketMQ."""
 _AT_LEAST_0: Final = (
     *("poll_ms", "max_connections", "idle_s", "expire_s"),
     *("most_created", "most_waiting", "most_waiting_bytes"),
@@ -35,30 +35,30 @@ class BrokerOptions:
         port: port of the broker (``listenPort``); 0: the system chooses.
         name_port: port of the name server; 0: the system chooses.
         advertise: host that the name server gives to clients; None for ``host``, or for the
-            address of this machine if ``host`` stands for all its addresses (0.0.0.0).
+            address of this machine if ``host`` means all its addresses (0.0.0.0).
         name: the broker's name (``brokerName``).
         cluster: the cluster's name (``brokerClusterName``).
         create_topics: whether the first send to a topic creates it (``autoCreateTopicEnable``).
         create_groups: whether a consumer's first heartbeat creates its group
             (``autoCreateSubscriptionGroup``).
         queues: largest number of queues of a topic that a send creates (``defaultTopicQueueNums``).
-        read_only: whether to open the store for reading: sends are refused, and offsets stay out of
-            the store.
-        offsets: with ``read_only``, the folder that keeps the groups' offsets; None for memory.
+        read_only: whether to open the store for reading: the broker refuses sends, and does not
+            write offsets to the store.
+        offsets: with ``read_only``: the folder for the groups' offsets; None: keep them in memory.
         poll_ms: with ``read_only``, milliseconds between two checks for new messages.
-        tls: serves TLS with this context; None for plain TCP.
+        tls: the context for TLS; None to serve plain TCP.
         acl: the accounts; None to serve every client.
-        insecure: whether to listen on an address that is not loopback without TLS and ACL.
+        insecure: whether the broker may listen on more than loopback without TLS and ACL.
         max_connections: maximum number of connections at each port.
         idle_s: seconds without a byte after which a connection is closed
             (``serverChannelMaxIdleTimeSeconds``).
         expire_s: seconds without a heartbeat after which a client counts as gone.
-        most_created: if this many topics exist, clients can create no other; likewise groups. Retry
-            topics count too. mqadmin can create more.
+        most_created: clients cannot create topics if there are this many, nor groups if there are
+            this many groups. Retry topics count too. mqadmin can always create more.
         most_waiting: maximum number of sends that wait for the disk
             (``sendThreadPoolQueueCapacity``).
-        most_waiting_bytes: maximum bytes of bodies that wait for the disk; also of replies that
-            wait for their producers.
+        most_waiting_bytes: maximum bytes of bodies that wait for the disk, and separately of
+            replies that wait for their producers.
     """
 
     host: str = "127.0.0.1"
@@ -92,8 +92,8 @@ class BrokerOptions:
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be at least 0")
         for name in ("name", "cluster"):
-            # Each of the two is also the name of a topic. Each message has the cluster's name as
-            # a property.
+            # The broker's name and the cluster's name are also names of topics, and each message
+            # has the cluster's name as a property.
             given = getattr(self, name)
             if not given.isprintable() or not given.strip() or len(given) > _LONGEST_NAME:
                 option = "--cluster" if name == "cluster" else "--broker-name"
@@ -161,7 +161,7 @@ def make_offsets_folder(offsets: Path, store: str | Path) -> None:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether a host stands for all addresses of the machine."""
+    """Whether a host means all addresses of the machine."""
     try:
         return not host or ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -174,8 +174,8 @@ def _address_of_machine(wildcard: str) -> str | None:
     family = socket.AF_INET6 if is_six else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # The address is reserved for documentation. connect() of a datagram socket sends no
-            # packet.
+            # No packet is sent: connect() of a datagram socket sends none, and the address is
+            # reserved for documentation.
             probe.connect(("2001:db8::1" if is_six else "192.0.2.1", 9))
             found = str(probe.getsockname()[0])
     except OSError:

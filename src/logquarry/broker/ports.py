@@ -1,4 +1,4 @@
-"""The ports of a broker: its own, that of older clients, and that of the name server."""
+"""The ports of a broker: the main port, the port for older clients, the name server's port."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from logquarry.errors import UsageError
 logger = logging.getLogger(__name__)
 
 OLDER_CLIENTS: Final = 2
-"""How far the port of older clients is below the broker's (``MixAll.brokerVIPChannel``)."""
+"""The port for older clients is this much below the broker's (``MixAll.brokerVIPChannel``)."""
 _TRIES: Final = 20
 _BACKLOG: Final = 1_024
 
@@ -26,13 +26,13 @@ class Port:
 
     Args:
         core: the broker's parts.
-        handlers: what answers the requests at this port.
+        handlers: the functions that answer the requests at this port, by request code.
         disconnected: called when a connection has ended.
 
     Attributes:
         port: its number; 0 if the broker does not listen there.
         connections: the open connections.
-        handshakes: the TLS handshakes under way.
+        handshakes: the unfinished TLS handshakes.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Port:
         """Listen at a port; 0: the system chooses.
 
         Raises:
-            UsageError: if that is impossible; the text names the option of ``logquarry broker``.
+            UsageError: if that is impossible; the text gives the option of ``logquarry broker``.
         """
         options = self._core.options
         try:
@@ -100,8 +100,8 @@ class Port:
 def _bound(host: str, port: int) -> list[socket.socket]:
     """A socket for each address of a host.
 
-    If the loop resolved the host, libuv would start threads, and a forked child would crash when it
-    ends them.
+    The loop must not resolve the host: libuv would start threads for it, and a forked child would
+    crash when it ends them.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
@@ -116,10 +116,10 @@ def _bound(host: str, port: int) -> list[socket.socket]:
 
 
 async def listen_at_both(broker: Port, older: Port, options: BrokerOptions) -> None:
-    """Listen at the broker's port, and two below it: there Java clients before 4.6 send.
+    """Listen at the broker's port, and at the port two below it, for Java clients before 4.6.
 
-    If the system chooses the broker's port, both must be free. If you choose it, the broker logs
-    that the lower port is taken, and goes on: newer clients do not use it.
+    If the system chooses the broker's port, both ports must be free. If you choose it and the lower
+    port is in use, the broker logs this and continues: newer clients do not need that port.
 
     Raises:
         UsageError: if the broker cannot listen at its port.

@@ -1,12 +1,12 @@
 """Pulls: messages for consumers, with long polling (``PullMessageProcessor``).
 
 If a pull finds no message, the broker holds it, as an object without a thread. New messages in its
-queue start it again. If its time ends first, the answer is PULL_NOT_FOUND. The pulls of a client
-that does not read its answers stay held.
+queue restart it. If its time ends first, the answer is PULL_NOT_FOUND. If a client does not
+read its answers, its pulls stay held.
 
-New messages that the filter of a held pull excludes do not end it, as in RocketMQ
-(``PullRequestHoldService``): their tags codes suffice for tags, and an SQL92 filter reads them. At
-most five seconds later, the client gets the offset after them.
+As in RocketMQ (``PullRequestHoldService``), new messages do not end a held pull if its filter
+excludes them. For a tag filter the broker compares their tags codes; for an SQL92 filter it reads
+them. At most five seconds later, the client gets the offset after them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Any, Final, TypeVar
 
 from logquarry.broker.clients import BROADCASTING, parse_expression
@@ -37,14 +38,13 @@ _COMMITS, _SUSPENDS, _HAS_SUBSCRIPTION = 1, 2, 4
 _MOST_MESSAGES: Final = 32
 _MOST_HELD: Final = 200_000
 _MOST_HELD_OF_ONE: Final = 8_192
-"""Maximum number of pulls that are held for one client; it has one for each of its queues."""
+"""Maximum number of held pulls of one client. A client has one pull for each of its queues."""
 _PAUSE_SECONDS: Final = 0.001
-_TICK_SECONDS: Final = 0.5
 _MOST_READS: Final = 8
-"""Maximum number of answers of one client under way: each has up to 256 KiB."""
+"""Maximum number of a client's pulls that are answered at a time: an answer has up to 256 KiB."""
 _LONGEST_HOLD_MS: Final = 120_000
 _EXCLUDED_SECONDS: Final = 5.0
-"""How long a pull stays held after messages that its filter excludes."""
+"""Seconds for which a pull stays held after new messages that its filter excludes."""
 _FILTERED_READS: Final = 8
 """Maximum number of reads for one pull with an SQL92 filter. Then the client pulls again."""
 
@@ -75,7 +75,7 @@ class Pull:
         count: largest number of messages.
         tags: the tag expression, None for all.
         sql: the filter, None for none.
-        deadline: until when it may be held, by the loop's time; 0 if it is not held.
+        deadline: time until which it may be held, by the loop's clock; 0 if it may not be held.
         group: the consumer group.
         was_held: whether it was held before.
         has_moved: whether ``offset`` is after messages that the filter excludes.
@@ -93,6 +93,14 @@ class Pull:
     has_moved: bool = False
     _codes: frozenset[int] | None = None
 
+    @property
+    def end(self) -> int:
+        """The second at which a held pull is answered, at most a second after its deadline.
+
+        Whole seconds, because answering many pulls together costs less time.
+        """
+        return ceil(self.deadline)
+
     def excludes(self, codes: frozenset[int]) -> bool:
         """Whether the filter excludes all messages with these tags codes."""
         if self.tags is None:
@@ -104,7 +112,7 @@ class Pull:
         return not any(may_match(code, self._codes) for code in codes)
 
     def skip(self, after: int, now: float) -> None:
-        """Go on after messages that the filter excludes."""
+        """Move the pull's offset past messages that the filter excludes."""
         self.offset = after
         self.has_moved = True
         self.deadline = min(self.deadline, now + _EXCLUDED_SECONDS)
@@ -125,11 +133,12 @@ class Pulling:
         self._held_of: dict[Connection, set[Pull]] = {}
         self._held_count = 0
         self._ending: dict[int, set[Pull]] = {}
-        """The pulls that are held, by the second after which they are answered."""
+        """The pulls that are held, by the second at which they are answered."""
+        self._next_end = 0
         self._timer: asyncio.TimerHandle | None = None
         self._reads: Counter[Connection] = Counter()
         self._waiting: dict[Connection, deque[Pull]] = {}
-        """Pulls of clients that have too many answers under way, or do not read their answers."""
+        """Waiting pulls: their client has too many unfinished answers, or does not read them."""
         self._arrivals: Mailbox[MessageArrival] = Mailbox(core.loop, self._take_arrival)
         self._is_closing = False
         if core.writer is not None:
@@ -173,7 +182,7 @@ class Pulling:
         pull = Pull(request, key, offset, count, tags, sql, deadline, group)
         known = self._ends.get(key)
         if known is not None and offset == known[1] and deadline:
-            # Nothing is new: most pulls of an idle consumer end here.
+            # There is no new message: most pulls of an idle consumer end here.
             self._hold(pull)
         else:
             self._start(pull)
@@ -211,7 +220,7 @@ class Pulling:
             self._next(connection)
 
     def _next(self, connection: Connection) -> None:
-        """Start waiting pulls of a client, until it has as many under way as it may have."""
+        """Start waiting pulls of a client, until it has the maximum number of started pulls."""
         waiting = self._waiting.get(connection, deque())
         while waiting and connection.is_writable and self._reads[connection] < _MOST_READS:
             pull = waiting.popleft()
@@ -246,11 +255,9 @@ class Pulling:
             return
         result: GetResult
         result, body = got
-        if pull.key in self._ends or result.max_offset:
-            # An arrival may have been faster than this result.
-            _, known = self._ends.get(pull.key, (0, 0))
-            self._ends[pull.key] = result.min_offset, max(known, result.max_offset)
-        _, end = self._ends.get(pull.key, (0, 0))
+        # An arrival may have reported a later end than this result.
+        end = max(self.end_of(pull.key), result.max_offset)
+        self._ends[pull.key] = result.min_offset, end
         now = self._core.loop.time()
         is_patient = pull.deadline > now and not self._is_closing
         if result.status is _S.NO_MATCHED_MESSAGE and pull.was_held and is_patient:
@@ -315,32 +322,42 @@ class Pulling:
         connection.hold()
         if not pull.was_held:
             pull.was_held = True
-            # Fields and body of the request, which may have megabytes, would stay in memory.
+            # Drop fields and body of the request: while it is held, megabytes would stay in memory.
             command = pull.request.command
             pull.request.command = command._replace(remark=None, ext_fields={}, body=b"")
             pull.request.fields = {}
         self._held_count += 1
         held.add(pull)
         self._held.setdefault(pull.key, set()).add(pull)
-        self._ending.setdefault(int(pull.deadline), set()).add(pull)
-        if self._timer is None:
-            self._timer = self._core.loop.call_later(_TICK_SECONDS, self._expire)
+        self._set_end(pull)
+
+    def _set_end(self, pull: Pull) -> None:
+        self._ending.setdefault(pull.end, set()).add(pull)
+        if self._timer is None or pull.end < self._next_end:
+            self._expire_at(pull.end)
+
+    def _expire_at(self, second: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next_end = second
+        self._timer = self._core.loop.call_at(second, self._expire)
 
     def _expire(self) -> None:
-        """Answer the held pulls whose deadline is in this second, so at most a second early."""
-        now = int(self._core.loop.time())
+        """Answer the held pulls whose second is over."""
+        self._timer = None
+        # The loop may call this a little early.
+        now = self._core.loop.time() + _PAUSE_SECONDS
         for second in [second for second in self._ending if second <= now]:
             for pull in list(self._ending.pop(second)):
                 self._release(pull)
                 self._not_found(pull)
-        self._timer = None
         if self._ending:
-            self._timer = self._core.loop.call_later(_TICK_SECONDS, self._expire)
+            self._expire_at(min(self._ending))
 
     def _release(self, pull: Pull) -> None:
         """Stop holding a pull."""
         _discard(self._held, pull.key, pull)
-        _discard(self._ending, int(pull.deadline), pull)
+        _discard(self._ending, pull.end, pull)
         _discard(self._held_of, pull.request.connection, pull)
         self._held_count -= 1
         pull.request.connection.unhold()
@@ -353,18 +370,18 @@ class Pulling:
         self.arrived(key, arrival.next_offset)
 
     def _skip(self, key: QueueKey, arrival: MessageArrival, codes: frozenset[int]) -> None:
-        """Move the held pulls whose tags exclude all messages of an arrival to its end."""
+        """Move held pulls to the end of an arrival, if their tags exclude all its messages."""
         now, after = self._core.loop.time(), arrival.next_offset
         for pull in self._held[key]:
-            # Otherwise messages are between the pull and the arrival.
+            # Otherwise there are other messages between the pull's offset and the arrival.
             is_next = after - arrival.messages <= pull.offset < after
             if is_next and pull.excludes(codes):
-                _discard(self._ending, int(pull.deadline), pull)
+                _discard(self._ending, pull.end, pull)
                 pull.skip(after, now)
-                self._ending.setdefault(int(pull.deadline), set()).add(pull)
+                self._set_end(pull)
 
     def arrived(self, key: QueueKey, next_offset: int) -> None:
-        """Start the pulls of a queue that has grown, unless they have moved to its end."""
+        """Start the held pulls of a queue that has grown, except those that moved to its end."""
         first, known = self._ends.get(key, (0, 0))
         end = max(known, next_offset)
         self._ends[key] = first, end
@@ -374,7 +391,7 @@ class Pulling:
                 self._start(pull)
 
     def grown(self, key: QueueKey, end: int) -> None:
-        """Record the end of a queue, which a poll has read."""
+        """Record the end of a queue that a poll has read."""
         if end > self._ends.get(key, (0, 0))[1]:
             self.arrived(key, end)
 

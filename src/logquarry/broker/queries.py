@@ -94,7 +94,7 @@ class Queries:
         request.reply(fields={"offset": str(end if is_max else first)})
 
     async def earliest_time(self, request: Request) -> None:
-        """The store time of a queue's first message; -1 without one."""
+        """The store time of a queue's first message; -1 if it has none."""
         fields = request.fields
         job = partial(_earliest, self._core, fields["topic"], fields["queueId"])
         request.reply(fields={"timestamp": str(await self._core.slow(job))})

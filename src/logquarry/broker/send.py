@@ -39,7 +39,7 @@ _CODES: Final = {
     PutStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
     PutStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
 }
-# Constants, because looking up a member of an enum takes longer than comparing with it.
+# These are constants because looking up a member of an enum takes longer than comparing with it.
 _PUT_OK: Final = PutStatus.PUT_OK
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _WAITS: Final = f"{props.WAIT}{props.NAME_VALUE_SEPARATOR}true"
@@ -116,7 +116,7 @@ class Sending:
             self.append(request, message, writer.put_async)
 
     def append(self, request: Request, message: Message, put: Put) -> None:
-        """Carry out a put in the thread of the puts, and answer the request with its result.
+        """Run a put in the thread for puts, and answer the request with its result.
 
         Raises:
             Refused: if too many sends wait.
@@ -138,7 +138,7 @@ class Sending:
     def _push(self) -> None:
         """Give the puts of this loop iteration to their thread, as one job."""
         puts, self._new = self._new, []
-        # submit accepts every job here, because append limits the puts that wait.
+        # submit() accepts this job: the method above limits the number of waiting puts.
         self._core.lanes.puts.submit(partial(_put_all, puts), partial(self._appended, puts))
 
     def _appended(self, puts: list[_Put], results: Any, error: BaseException | None) -> None:
@@ -192,7 +192,7 @@ class Sending:
 
     # --------------------------------------------------------------------------------- the message
     def topic_of(self, fields: Mapping[str, Any]) -> TopicConfig:
-        """The topic of a send; created if the broker may create it.
+        """The topic of a send. It is created if it is new and the broker may create topics.
 
         Raises:
             Refused: if there is no such topic, or clients cannot send to it.
@@ -222,7 +222,7 @@ class Sending:
             self._core.create_topic(name, max(1, min(queues, model.write_queues)))
 
     def _retry_topic(self, request: Request, name: str, queue_id: int) -> tuple[str, int]:
-        """The retry topic; after too many retries the dead letter topic (``handleRetryAndDLQ``)."""
+        """The retry topic, or after too many retries the dead letter topic (handleRetryAndDLQ)."""
         group = name.removeprefix(RETRY_PREFIX)
         settings = self._core.require_group(group)
         if request.fields["reconsumeTimes"] < most_retries(request, settings):
@@ -240,8 +240,8 @@ class Sending:
         """
         text = text.removesuffix(_SEPARATOR)
         if _WAITS in text:
-            # RocketMQ's clients write it once, between other properties. The regular expression,
-            # for all other cases, is slower.
+            # RocketMQ's clients write WAIT=true once, between other properties. For other cases
+            # there is a regular expression, which is slower.
             text = text.replace(_WAITS_AMID, _SEPARATOR, 1)
             if _WAITS in text:
                 text = _WAITS_PROPERTY.sub("", text)
@@ -252,7 +252,7 @@ class Sending:
     ) -> Message:
         """The message of a send; ``body`` is None unless the send is a batch."""
         fields = request.fields
-        # In the order of Message's fields. They have the right types, so they need no check.
+        # The order is that of Message's fields. The values have the right types and need no check.
         return Message.of_checked(
             (
                 topic,
@@ -277,7 +277,7 @@ class Sending:
 
 
 def _put_all(puts: list[_Put]) -> list[PutFuture | BaseException]:
-    """Carry out puts in order; return the future or the exception of each put."""
+    """Run puts in order; return the future or the exception of each put."""
     results: list[PutFuture | BaseException] = []
     for _, message, put in puts:
         try:

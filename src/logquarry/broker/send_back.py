@@ -1,8 +1,7 @@
-"""Messages that go back: to a group's retry topic or dead letters, or as a reply to their producer.
+"""Messages that go back: to a group's retry topic or dead letters, or as a reply to a producer.
 
-Messages that a consumer sends back (``asyncConsumerSendMsgBack``): a retry, or a dead letter.
-
-Sends a reply message to the producer that waits for it (``ReplyMessageProcessor``).
+:class:`Retrying` puts messages that a consumer sends back (``asyncConsumerSendMsgBack``).
+:class:`Replies` sends a reply to the producer that waits for it (``ReplyMessageProcessor``).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Retrying:
         group = fields["group"]
         settings = core.require_group(group)
         if int(settings.get("retryQueueNums", 1)) <= 0:
-            # The group wants no retries: RocketMQ drops the message too.
+            # By its settings the group has no retry queue. RocketMQ drops the message too.
             request.reply()
             return
         most = most_retries(request, settings)
@@ -69,7 +68,7 @@ class Retrying:
             await future
         except LogquarryError as error:
             raise refusal_of(error) from error
-        # A message that was retried before names the topic of its first delivery.
+        # A message that was retried before has the topic of its first delivery as a property.
         topic = message.properties.get(props.RETRY_TOPIC, message.topic)
         core.counts.sent_back[topic, group] += 1
         request.reply()
@@ -101,7 +100,7 @@ class Replies:
         """Forward a reply to the producer that sent the request, and wait until it has the reply.
 
         Raises:
-            Refused: if that producer is not connected, or does not take the reply; also if too many
+            Refused: if that producer is not connected or does not accept the reply, or if too many
                 bytes of replies wait.
         """
         core, fields = self._core, request.fields

@@ -1,4 +1,4 @@
-"""Logs events that a client can cause as often as it likes."""
+"""Limits the log lines for events that a client can cause as often as it likes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_LINES: Final = 5
 
 
 class SparingLog:
-    """Logs at most five lines in ten seconds, then how many it left out. Thread-safe.
+    """Logs at most five lines in ten seconds, then the number of lines left out. Thread-safe.
 
     Args:
         logger: gets the lines.

@@ -27,7 +27,7 @@ from logquarry.store.stats import StoreStats
 from logquarry.text import size_text
 
 _WINDOWS: Final = {"statsMinute": (10.0, 5), "statsHour": (600.0, 5), "statsDay": (3_600.0, 23)}
-"""Seconds between two samples of a window, and how many ended intervals it keeps."""
+"""Seconds between two samples of a window, and the number of past intervals that it keeps."""
 _LEAST_SECONDS: Final = 1.0
 _SIZES: Final = {"TOPIC_PUT_SIZE": "TOPIC_PUT_NUMS", "GROUP_GET_SIZE": "GROUP_GET_NUMS"}
 _OF_BROKER: Final = {"BROKER_PUT_NUMS": "TOPIC_PUT_NUMS", "BROKER_GET_NUMS": "GROUP_GET_NUMS"}
@@ -40,7 +40,7 @@ class _Window:
 
     Args:
         seconds: length of an interval.
-        count: how many ended intervals it keeps.
+        count: number of past intervals that it keeps.
         now: when the first interval begins.
     """
 
@@ -83,8 +83,8 @@ class Statistics:
         core: the broker's parts.
 
     Attributes:
-        mornings: messages put and messages sent to consumers, from the start to the last midnight.
-        mornings_before: the same, to the midnight before.
+        mornings: number of put messages, and of messages sent to consumers, up to last midnight.
+        mornings_before: the same two numbers, up to the midnight before that.
     """
 
     def __init__(self, core: Core) -> None:
@@ -102,7 +102,7 @@ class Statistics:
         return tuple(time.localtime(self._core.clock() / 1_000)[:3])
 
     def totals(self) -> tuple[int, int]:
-        """Messages put, and messages sent to consumers, since the start."""
+        """Number of put messages, and of messages sent to consumers, since the broker's start."""
         counts = self._core.counts
         return sum(counts.put.values()), sum(counts.got.values())
 
@@ -130,7 +130,7 @@ class Statistics:
             self.mornings_before, self.mornings = self.mornings, self.totals()
 
     def rate(self, name: str, key: Hashable) -> float:
-        """How much a count grows in a second, over the last minute."""
+        """The average growth of a count per second over the last minute."""
         total = self._counts()[name].get(key, 0)
         grown, seconds = self._windows["statsMinute"].growth(name, key, total, time.monotonic())
         return grown / seconds
@@ -164,7 +164,7 @@ class Statistics:
 
 
 def _key(name: str, text: str) -> Hashable:
-    """The key of a count, as :class:`Counts` has it: topic@group is a pair there."""
+    """The key of a count in :class:`Counts`, where topic@group is a pair."""
     if name.startswith(("GROUP_", "SNDBCK_")):
         topic, _, group = text.rpartition("@")
         return topic, group
@@ -181,7 +181,7 @@ _TIMER: Final = (
     *("timerReadBehind", "timerOffsetBehind", "timerCongestNum"),
     *("timerEnqueueTps", "timerDequeueTps"),
 )
-"""Numbers that mqadmin's clusterList of RocketMQ 5 parses; this broker does not count them."""
+"""Numbers that RocketMQ 5's mqadmin clusterList parses. This broker has no counts for them."""
 
 
 class Runtime:
@@ -229,7 +229,7 @@ class Runtime:
             "getMissTps": _rates(found.get_missed_rates),
             "getTotalTps": _rates(total),
             "getTransferedTps": _rates(found.get_rates),
-            # RocketMQ 5 has corrected the name.
+            # In RocketMQ 5 the spelling of this name is corrected: send both.
             "getTransferredTps": _rates(found.get_rates),
             "putMessageAverageSize": found.put_average_size,
             "putMessageDistributeTime": " ".join(f"[{name}]:{count}" for name, count in times),

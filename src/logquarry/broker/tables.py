@@ -48,7 +48,7 @@ class Tables:
 
     Args:
         store: the store.
-        options: of the broker.
+        options: the broker's options.
     """
 
     def __init__(self, store: MessageStore, options: BrokerOptions) -> None:
@@ -68,12 +68,12 @@ class Tables:
             if options.offsets is not None:
                 self.offsets = ConsumerOffsets(disk, options.offsets)
                 kept = self.offsets.groups()
-                # A group that never consumed here continues where the store's own broker stopped.
+                # If a group has no offset in that folder, it continues from the store's offset.
                 self.offsets.update({k: v for k, v in theirs.groups().items() if k not in kept})
             document = config_file(disk, root, TOPICS).load().value
             self._stored = broker_config.topics_of_document(document) if document else {}
             groups = config_file(disk, root, SUBSCRIPTION_GROUPS).load().value
-            # Not for a writer: it keeps the list itself, and deleted topics must not return.
+            # A writer keeps the list itself, and deleted topics must not return: skip this there.
             self.add_queues(store.queues())
         self._group_document: dict[str, Any] = groups or {
             "dataVersion": _COUNTERS,
@@ -84,7 +84,7 @@ class Tables:
         self._removed: set[str] = set()
         """Topics that clients have removed."""
         self._version = self._saved_version = 0
-        """Number of changes of groups, and how many of them :meth:`save` has written."""
+        """Number of changes of groups, and number of these changes that are saved."""
         self.groups: dict[str, dict[str, Any]] = dict(
             self._group_document["subscriptionGroupTable"]
         )
@@ -168,7 +168,7 @@ class Tables:
         """Create a topic for a client in memory; :meth:`save` writes it.
 
         Raises:
-            Refused: if the name is illegal, or clients have created enough topics.
+            Refused: if the name is illegal, or clients must not create more topics.
         """
         self._require_room(len(self._stored), f"topic {name[:200]!r}")
         self.set_topic(TopicConfig(name, queues, queues, READ | WRITE, 0, False))
@@ -199,7 +199,7 @@ class Tables:
         """Create a group for a client in memory; :meth:`save` writes it.
 
         Raises:
-            Refused: if the name is illegal, or clients have created enough groups.
+            Refused: if the name is illegal, or clients must not create more groups.
         """
         self._require_room(len(self.groups), f"group {name[:200]!r}")
         return self.set_group({"groupName": name})
@@ -214,7 +214,7 @@ class Tables:
             Refused: if the name or a setting is illegal.
         """
         try:
-            # Python reads NaN and 1e999: in the file such a number would prevent each later save.
+            # Python parses NaN and 1e999. With such a number in the file, later saves would fail.
             json.dumps(settings, allow_nan=False)
         except ValueError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the group is illegal: {error}") from error

@@ -1,4 +1,4 @@
-"""Transactions of producers: their end, and the check of open ones (``EndTransactionProcessor``).
+"""Ends and checks the transactions of producers (``EndTransactionProcessor``).
 
 A check sends the half message to a producer of its group; the producer answers with the end of the
 transaction. As in RocketMQ, the store's check service decides when to check.
@@ -27,7 +27,7 @@ from logquarry.store.transaction.checks import OpenTransaction
 _lonely = SparingLog(logging.getLogger(__name__))
 
 _STATES: Final = {8: "commit", 12: "rollback"}
-"""``MessageSysFlag``: other values leave the transaction open."""
+"""Values of ``MessageSysFlag``. All other values leave the transaction open."""
 
 
 class Transactions:
@@ -86,7 +86,7 @@ class Transactions:
                 *(group, message.physical_offset),
             )
             return
-        # Send the message as it will be after a commit.
+        # The producer gets the message as it will be after a commit.
         shown = dataclasses.replace(
             message.frame, topic=transaction.topic.encode(), queue_id=transaction.queue_id
         )

@@ -81,7 +81,7 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
         type=click.IntRange(min=1),
         default=1,
         show_default=True,
-        help="Threads that put.",
+        help="Threads that put messages.",
     ),
     click.option(
         "--flush",
@@ -143,7 +143,7 @@ def _run(kind: str, **given: Any) -> None:
     )
     beside = given.get("beside", ())
     if beside and (load.threads > 1 or load.outstanding or load.is_sync):
-        raise UsageError("--beside compares puts of one thread that wait for nothing")
+        raise UsageError("--beside needs --threads 1, and no --outstanding or --flush sync")
     found = bench_store(kind, given["folder"], load, beside)
     if given["as_json"]:
         stated = {name: getattr(load, name) for name in ("body", "topics", "queues", "keys")}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS: Final = 0.5
 _OTHER_LINES: Final = 7
-"""Lines of the terminal that show no group: title, heads, borders, the number of further groups,
+"""Number of terminal lines that show no group: title, heads, borders, number of further groups,
 and the cursor."""
 _GARBAGE: Final = 100_000
 """New objects after which Python collects garbage."""
@@ -216,9 +216,10 @@ async def _serve(
             )
         if server is not None:
             out.line(f"metrics at http://{server.address}/metrics")
-        # A script may wait for these lines.
+        # A script possibly waits for these lines.
         sys.stdout.flush()
-        # Requests leave no cycles. Without this, collections take a third of the time of a send.
+        # Requests leave no reference cycles, and frequent garbage collections would take a third of
+        # the time of a send.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GARBAGE)
@@ -233,7 +234,7 @@ async def _show(out: Output, waiting: Held, running: Broker) -> None:
     """Show who is connected, until an interrupt."""
     is_shown = not out.quiet and sys.stderr.isatty()
     if not is_shown:
-        # No timer: an idle broker should not use the processor.
+        # Use no timer, because an idle broker should not use the processor.
         noted, loop = asyncio.Event(), asyncio.get_running_loop()
         waiting.when_noted = partial(loop.call_soon_threadsafe, noted.set)
         try:
@@ -250,7 +251,7 @@ async def _show(out: Output, waiting: Held, running: Broker) -> None:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             table = view.table(max(1, console.height - _OTHER_LINES))
-            # A thread, because a terminal that was stopped with Ctrl-S blocks the write.
+            # Write in a thread, because a terminal that was stopped with Ctrl-S blocks the write.
             await asyncio.to_thread(live.update, table, refresh=True)
             await asyncio.sleep(_STATUS_SECONDS)
             waiting.check()
@@ -267,7 +268,7 @@ class _View:
         """Connections, rates, and the groups that are connected: first those with the most lag.
 
         Args:
-            most: the number of rows. More would be cut, and take long to draw.
+            most: maximum number of rows. More rows would be cut off, and take long to draw.
         """
         from rich.table import Table
 

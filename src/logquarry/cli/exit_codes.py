@@ -34,12 +34,13 @@ class ExitCode(IntEnum):
 
 MEANINGS: Final[Mapping[ExitCode, tuple[str, str]]] = {
     ExitCode.CLEAN: (
-        "nothing wrong was found, and everything was done",
+        "the command did everything, and found nothing wrong",
         "-",
     ),
     ExitCode.FINDINGS: (
-        "the command ran and found something: damage, lost messages, a needed recovery, a "
-        "divergence, no message at the given place, or a row that cannot be imported",
+        "the command ran and reports one of these: damage, lost messages, a store that needs a "
+        "recovery, stores that diverge, no message at the given place, or a row that cannot be "
+        "imported",
         "read the output; its last line has the next command",
     ),
     ExitCode.USAGE: (
@@ -47,13 +48,14 @@ MEANINGS: Final[Mapping[ExitCode, tuple[str, str]]] = {
         "`logquarry COMMAND --help`",
     ),
     ExitCode.UNREADABLE: (
-        "unreadable: no store at this path, no permission, or the disk fails",
+        "unreadable: there is no store at this path, you have no permission to read it, or the "
+        "disk fails",
         "give the folder that contains `commitlog/`, or run the command as the store's owner",
     ),
     ExitCode.REFUSED: (
         "refused: a process has the store open, the store has a feature that the command would "
         "harm ([rocketmq-5.md](rocketmq-5.md)), the command cannot change the store safely, the "
-        "disk is full, or master and slave cannot continue",
+        "disk is full, or the replication between master and slave cannot continue",
         "do what the error says, and type the same command again",
     ),
     ExitCode.FAULT: (
@@ -87,7 +89,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether the cause of an error is a disk or a quota without room."""
+    """Whether the cause of an error is a full disk or an exhausted quota."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 

@@ -43,7 +43,7 @@ _OPTIONS = (
     click.option(
         "--max-bytes",
         metavar="SIZE",
-        help="Tables: most bytes of log in one commit: 4g.  [default: no limit]",
+        help="Tables: maximum bytes of log in one commit: 4g.  [default: no limit]",
     ),
     click.option(
         "--decode",
@@ -143,7 +143,7 @@ def prepared(
     partition_by: Sequence[str],
     flags: TableFlags,
 ) -> TableExport:
-    """Make the export of the options, and check it before Spark starts.
+    """Make the export that the options describe, and check it before Spark starts.
 
     Raises:
         UsageError: if an option is invalid, or a package is missing.

@@ -57,7 +57,7 @@ def import_(
         _run(out, found, store, imported, settings, keep_times=keep_times)
     except BaseException:
         if imported.messages:
-            # Also with --quiet: the user must know how many messages are in the store.
+            # Print it even with --quiet: the user must know how many messages are in the store.
             count = text.plural(imported.messages, "message")
             which, others = f"the first {count}", ", the others are not"
             if imported.is_complete:
@@ -95,8 +95,8 @@ def _run(
     from logquarry.store.message_store import StoreWriter
     from logquarry.systems import held
 
-    # An interrupt waits until the current piece is in the store, so that the count of messages is
-    # right.
+    # An interrupt waits until the current part of SRC is in the store, so that the count of
+    # messages is right.
     with held() as waiting, StoreWriter.start(store, config=settings) as opened:
         opened.free_room_at_close()
         with out.progress("checking", in_bytes=True) as progress:

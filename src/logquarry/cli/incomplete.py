@@ -1,4 +1,4 @@
-"""Reads a store for ``info`` and ``stats``, without the queues that are unreadable."""
+"""Reads a store for ``info`` and ``stats``, and leaves out queues that are unreadable."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def queue_list(queues: Mapping[QueueKey, str]) -> list[dict[str, Any]]:
 
 
 def end_incomplete(out: Output, left_out: Mapping[QueueKey, str]) -> None:
-    """Name the queues that were left out, and end with the exit code for findings."""
+    """List the queues that were left out, and end with the exit code for findings."""
     for (topic, queue_id), reason in sorted(left_out.items()):
         out.warn(f"left out: {text.printable(topic)} queue {queue_id}: {text.printable(reason)}")
     if left_out:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import Overview, TopicOverview
 
+_QUEUE_MEMBERS: Final = ("queue_id", "min_offset", "max_offset", "messages", "bytes")
 STATES: Final = {
     "closed": "shut down cleanly",
     "live": "open: a process holds its lock",
@@ -190,16 +191,7 @@ def _topic(topic: TopicOverview) -> dict[str, Any]:
         "topic": topic.topic,
         "messages": topic.messages,
         "bytes": topic.bytes,
-        "queues": [
-            {
-                "queue_id": queue.queue_id,
-                "min_offset": queue.min_offset,
-                "max_offset": queue.max_offset,
-                "messages": queue.messages,
-                "bytes": queue.bytes,
-            }
-            for queue in topic.queues
-        ],
+        "queues": [text.document(queue, _QUEUE_MEMBERS) for queue in topic.queues],
     }
 
 
@@ -220,9 +212,7 @@ def _transactions(halves: Transactions) -> dict[str, Any]:
         "put_back": halves.put_back,
         "open": len(halves.open),
         "unreadable": halves.unreadable,
-        "open_messages": [
-            {name: getattr(half, name) for name in half.__slots__} for half in halves.open
-        ],
+        "open_messages": text.json_value(halves.open),
     }
 
 

@@ -1,10 +1,9 @@
 """Ctrl-C: one line on stderr and exit code 130, at any moment of the process.
 
-Before a command runs there is nothing to clean up, so the first handler ends the process at once.
-That includes the imports, in which a KeyboardInterrupt would print a traceback. While a command
-runs, Ctrl-C raises KeyboardInterrupt, so that the command removes its unfinished output.
-
-Python's own start, and the import of the package, still print a traceback. So they import little.
+Before a command runs there is nothing to clean up, so the first handler ends the process at once,
+even during imports, where a KeyboardInterrupt would print a traceback. While a command runs, Ctrl-C
+raises KeyboardInterrupt, so that the command removes its unfinished output. During Python's own
+start and the import of the package, Ctrl-C still prints a traceback, so the package imports little.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 def _unraisable(unraisable: Any, /) -> None:
     """Repeat an interrupt that arrived where Python cannot raise, for example in a destructor."""
     if unraisable.exc_type is KeyboardInterrupt:
-        # Raise it from another thread: raised here, Python would ignore it again.
+        # Raise it from another thread, because Python would ignore it again here.
         _thread.start_new_thread(_again, ())
         return
     sys.__unraisablehook__(unraisable)

@@ -2,8 +2,8 @@
 
 :mod:`logquarry.cli.exit_codes` has the table of the codes.
 
-The commands use click. typer 0.29 imports pydantic for its first converted argument, which would
-add 0.15 s to the start of every command.
+The commands use click, not typer: typer 0.29 imports pydantic for its first converted argument,
+which would add 0.15 s to the start of every command.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Commands(click.Group):
                     output.step(step)
                 ctx.exit(exit_code(error))
             except Exception as error:
-                # An extension module may turn the interrupt into another exception.
+                # An extension module can turn the interrupt into another exception.
                 if not interrupts.has_arrived() or isinstance(error, click.exceptions.Exit):
                     raise
                 _interrupted(ctx)
@@ -130,13 +130,13 @@ def app(verbose: bool) -> None:
 
 def main() -> None:
     """Run the command line of this process."""
-    # No command multiplies matrices; NumPy's threads for that would cost 60 ms at the start.
+    # No command multiplies matrices. NumPy's threads for that would delay the start by 60 ms.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # The caller may have closed the streams; then Python sets them to None.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        # A file name may have bytes that the encoding cannot write: escape them, do not fail.
+        # A file name can have bytes that the encoding cannot write: escape them, do not fail.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     # SIGTERM becomes an exception, so that commands remove half-written files.
@@ -166,7 +166,7 @@ def _message(error: BaseException) -> str:
 
 
 def _close_stdout() -> None:
-    """Send the rest of stdout to /dev/null: a closed pipe would raise when Python ends."""
+    """Send the rest of stdout to /dev/null, as a closed pipe would raise when Python ends."""
     try:
         descriptor = sys.stdout.fileno()
     except OSError:

@@ -78,7 +78,7 @@ def messages(
     if one and (
         not wanted.is_empty or filters.limit is not None or None not in (offset, message_id)
     ):
-        raise UsageError("--offset and --id name one message: pass one of them, and no filter")
+        raise UsageError("--offset and --id select one message: pass one of them, and no filter")
     settings = options.store_config(config)
     write = out.jsonl if jsonl else out.lines
 
@@ -179,9 +179,9 @@ def _kind(flag: int) -> str:
 
 
 def _body_text(message: StoredMessage, body: bytes) -> str:
-    from logquarry.format import compression
+    from logquarry.format import sys_flag
 
-    if compression.is_compressed(message.sys_flag) and body is message.body:
+    if sys_flag.is_compressed(message.sys_flag) and body is message.body:
         return f"({text.plural(len(body), 'compressed byte')}: --decompress shows the content)"
     return text.preview(body)
 
@@ -231,7 +231,7 @@ class MessageReader:
         return json_lines.line_parts(run.window, run.rows, self.decoding, hidden)
 
     def _likely_end(self) -> int:
-        """The log's end according to the queues: the files may have much empty space after it."""
+        """The log's end according to the queues: the files can have much empty space after it."""
         from logquarry.read.log_end import last_entries
 
         entries = last_entries(self.layout)

@@ -37,7 +37,7 @@ def remember_words(ctx: click.Context, words: Sequence[str]) -> None:
 
 
 def line(*words: str, before: str = "", config: str | None = None) -> str:
-    """The line that names a command, and what to do before it."""
+    """The line with a command, and with what to do before it."""
     command = options.command_line(*words, config=config)
     return f"next: {before}, then: {command}" if before else f"next: {command}"
 
@@ -131,7 +131,7 @@ def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | No
 
 
 def is_convertible(store: str, config: str | None) -> bool:
-    """Whether ``convert`` makes a plain store: the log is read, and is not in ``commitlog/``."""
+    """Whether ``convert`` can copy the log: it is readable, and is not in ``commitlog/``."""
     from logquarry.log.layout import StoreLayout
 
     try:
@@ -142,7 +142,7 @@ def is_convertible(store: str, config: str | None) -> bool:
 
 
 def is_log_place(error: UnsupportedStore) -> bool:
-    """Whether the error is about a log outside of ``commitlog/``: its text has the next step."""
+    """Whether an error is about a log outside of ``commitlog/`` (its text has the next step)."""
     from logquarry.log import log_place
 
     places = (log_place.DLEDGER, log_place.SEVERAL_LOG_PATHS, log_place.LOG_ELSEWHERE)

@@ -31,7 +31,7 @@ _LEAST_PLAUSIBLE_MS: Final = 10**11
 
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Keep a value for the next step that an error names (:mod:`logquarry.cli.next_step`)."""
+    """Keep a value for the next step after an error (:mod:`logquarry.cli.next_step`)."""
     ctx.meta[f"logquarry.{parameter.name}"] = value
     return value
 
@@ -107,7 +107,7 @@ def into(text: str) -> Callable[[_Command], _Command]:
 
 
 class LocalFolder(click.ParamType):  # type: ignore[type-arg]
-    """The type of an option that names a local folder to write."""
+    """The type of an option whose value is a local folder to write."""
 
     name = "folder"
 

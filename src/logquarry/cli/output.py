@@ -34,7 +34,7 @@ _LINES_AT_ONCE = 512
 _BYTES_AT_ONCE = 1 << 20
 _PROGRESS_AFTER_SECONDS = 0.4
 MOST_LISTED = 40
-"""Lines of a list that a command prints; ``--json`` has all."""
+"""Maximum number of lines of a list that a command prints; ``--json`` prints all."""
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -89,7 +89,7 @@ def staged(target: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes a file that only its owner can read; the result follows the umask.
+        # mkstemp makes a file that only its owner can read, so set the mode that the umask allows.
         umask = os.umask(0)
         os.umask(umask)
         draft.chmod(0o666 & ~umask)
@@ -133,7 +133,7 @@ class Output:
         self.jsonl([json.dumps(json.loads(whole), indent=2)])
 
     def jsonl(self, lines: Iterable[str]) -> None:
-        """Write lines of JSON as bytes: the locale's encoding may lack some characters."""
+        """Write lines of JSON as bytes: the locale's encoding can lack some characters."""
         sys.stdout.flush()
         for data in encoded(lines):
             sys.stdout.buffer.write(data)
@@ -236,7 +236,7 @@ class StatusLine:
 
 
 class _ProgressBar:
-    """A progress bar that appears after 0.4 s: short work shows none."""
+    """A progress bar that appears after 0.4 s, so that short work shows none."""
 
     def __init__(self, what: str, *, in_bytes: bool) -> None:
         self._what = what
@@ -299,7 +299,7 @@ def _joined(lines: list[str]) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        # A file name may have bytes that are not UTF-8; JSON can escape them.
+        # A file name can have bytes that are not UTF-8; JSON can escape them.
         return _with_names(text).encode("utf-8", "backslashreplace")
 
 
@@ -328,7 +328,7 @@ def _styled(words: str, style: str, stream: TextIO) -> str:
 
 
 class _Handler(logging.Handler):
-    """Writes log records to stderr, escaped: a name from a store may be hostile."""
+    """Writes log records to stderr, escaped: a name from a store can be hostile."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelname.lower()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ from logquarry.errors import UsageError
 from logquarry.log.store_names import has_wildcard
 
 if TYPE_CHECKING:
+    from logquarry.log.walk import DamagedSpan
     from logquarry.repair.rebuild.build import RebuildReport
     from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan
 
@@ -129,21 +131,23 @@ def _show_recovery(out: Output, plan: RecoveryPlan, store: str, *, is_applied: b
         verdict, colour = f"needs recovery, {count}; nothing was changed", "yellow"
     out.line(f"{text.printable(store)}: {out.style(text.printable(verdict), colour)}")
     if plan.loss is not None and plan.refused is None:
-        loss = str(plan.loss)
-        if is_applied:
-            loss = loss.replace(" would be lost", " lost", 1)
+        loss = plan.loss.words(is_applied=is_applied)
         out.line(out.style(text.printable(loss), "red"))
     length = text.size_text(plan.log_end - plan.log_start)
     ends = "ends" if is_applied or not plan.is_needed else "will end"
     log = f"the log begins at {plan.log_start} and {ends} at {plan.log_end}, {length}"
     _section(out, "found", [*plan.looked_at, log])
-    damage = [
-        f"{s.path} at {s.offset}, {text.plural(s.length, 'byte')}: {s.reason}" for s in plan.damage
-    ]
-    _section(out, "damage, which stays in the log; readers skip it", damage)
+    _section(out, "damage, which stays in the log; readers skip it", _damage_lines(plan.damage))
     steps = [f"{number}. {step}" for number, step in enumerate(plan.steps, 1)]
     title = "done" if is_applied else "to do" if plan.refused is None else "not done"
     _section(out, title, steps)
+
+
+def _damage_lines(damage: Sequence[DamagedSpan]) -> list[str]:
+    return [
+        f"{span.path} at {span.offset}, {text.plural(span.length, 'byte')}: {span.reason}"
+        for span in damage
+    ]
 
 
 def _section(out: Output, title: str, lines: list[str]) -> None:
@@ -322,21 +326,13 @@ def _show_queues(out: Output, report: RebuildReport) -> None:
 
 
 def _show_left_damage(out: Output, report: RebuildReport) -> None:
-    lines = [
-        f"{s.path} at {s.offset}, {text.plural(s.length, 'byte')}: {s.reason}"
-        for s in report.damage
-    ]
+    lines = _damage_lines(report.damage)
     lines += [
         f"the message at physical offset {m.physical_offset} is in no queue: {m.topic}, queue "
         f"{m.queue_id} offset {m.queue_offset}: {m.reason}"
         for m in report.left_out
     ]
-    if not lines:
-        return
-    out.line()
-    out.line(out.style("damage in the log, which stays unchanged", "bold"))
-    out.lines(f"  {text.printable(line)}" for line in lines[:MOST_LISTED])
-    out.more(len(lines) - MOST_LISTED, indent="  ")
+    _section(out, "damage in the log, which stays unchanged", lines)
 
 
 def _show_next(out: Output, what: str, *words: str, config: str | None) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS: Final = 0.2
 _TRIES: Final = 5
-"""Attempts without a byte of the log after which ``replicate --once`` ends: about 3 s."""
+"""Number of attempts (about 3 s) without a byte of the log, after which ``--once`` ends."""
 
 
 # ------------------------------------------------------------------------- addresses, TLS, status
@@ -49,7 +49,7 @@ def host_port(text: str, *, option: str) -> tuple[str, int]:
 
 def _is_host(name: str) -> bool:
     try:
-        # The resolver encodes the name like this, and raises UnicodeError if that fails.
+        # The resolver uses this encoding, which raises UnicodeError for an impossible name.
         return bool(name.encode("idna"))
     except UnicodeError:
         return False
@@ -428,7 +428,7 @@ def serve_master(
             )
             server = besides.enter_context(ConfigServer(opened.root, *asked_at, options=answers))
             out.line(f"serving its config/ at {server.address}")
-        # A script may wait for these lines.
+        # A script possibly waits for these lines.
         sys.stdout.flush()
         parts = [part for part in (master, server) if part is not None]
 

@@ -168,7 +168,7 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
     loss = "nothing is lost"
     if plan.unproved_start is not None:
         # Whether the messages before the log's start have expired is unknown.
-        loss = "nothing of the present files is lost"
+        loss = "nothing in the existing files is lost"
     if found.left_behind:
         loss = f"{text.plural(len(found.left_behind), 'part')} of the store left behind"
     if plan.lost:
@@ -184,7 +184,7 @@ def _notes(found: Salvaged) -> list[str]:
     lines = [] if plan.unproved_start is None else [plan.unproved_start]
     if plan.lowered_times:
         count = plural(len(plan.lowered_times), "store time")
-        lines.append(f"{count} after that of the next message: lowered to it")
+        lines.append(f"{count} lowered to the store time of the next message")
     if plan.raised_times:
         count = plural(plan.raised_times, "store time")
         lines.append(f"{count} raised to the store time of the message before")

@@ -1,4 +1,4 @@
-"""``logquarry stats``: the numbers that monitoring needs, also beside a running writer."""
+"""``logquarry stats``: the numbers that monitoring needs, even while a writer runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, quiet
     from logquarry.read.pops import Pops, unacknowledged_pops
 
     def read(opened: MessageStore) -> tuple[StoreState, str, str, str, Pops]:
-        # Metrics of a store that cannot be read are empty: find the error first.
+        # Metrics of an unreadable store would be empty, so read its state first, which raises.
         state = opened.stats().state
         if prometheus:
             from logquarry.metrics.collector import prometheus_text

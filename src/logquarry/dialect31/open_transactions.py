@@ -1,11 +1,11 @@
 """Open transactions of 3.x, from the log's frames or from the entries of state table and redo log.
 
 The QUEUEOFFSET of a PREPARED message is the number of its state table entry, if that number is
-plausible: producers send the number when they end the transaction. A COMMIT or ROLLBACK names a
-PREPARED message by its physical offset and ends its transaction if the producer group is the same;
-only the first COMMIT or ROLLBACK counts. (RocketMQ checks only the entry whose number the COMMIT or
-ROLLBACK names. If RocketMQ has renumbered the entry of a transaction, it ignores the end of that
-transaction.)
+plausible: producers send the number when they end the transaction. A COMMIT or ROLLBACK has the
+physical offset of a PREPARED message, and ends its transaction if the producer group is the same;
+only the first COMMIT or ROLLBACK counts. (RocketMQ checks only the entry with the number in the
+COMMIT or ROLLBACK. If RocketMQ has renumbered the entry of a transaction, it ignores the end of
+that transaction.)
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from logquarry.format.rows import POSITION, SIZE
 from logquarry.format.state_table import FILLER_SIZE, StateUnit
 from logquarry.format.sys_flag import TRANSACTION_PREPARED
 from logquarry.log.codec import Rows, Window
-from logquarry.log.file_sequence import FileSequence
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import REDO_LOG, STATE_TABLE
+from logquarry.log.store_files import REDO_LOG, STATE_TABLE, FileSequence
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 
@@ -122,7 +121,7 @@ def _files_fault(sequence: FileSequence) -> str | None:
 # Transaction frames of the log
 
 PREPARED_TAG: Final = -1
-"""The value that redo log entries of PREPARED messages have in the field of the tags code."""
+"""The value in the tags code field of redo log entries for PREPARED messages."""
 _GROUP: Final = props.PRODUCER_GROUP.encode()
 _MS: Final = 1_000
 
@@ -137,7 +136,7 @@ class TransactionFrame(NamedTuple):
         number: its QUEUEOFFSET.
         prepared_offset: physical offset of the PREPARED message that it ends.
         store_timestamp: in milliseconds.
-        group_hash: hash of its producer group, 0 without one.
+        group_hash: hash of its producer group; 0 if it has none.
     """
 
     kind: int
@@ -150,14 +149,14 @@ class TransactionFrame(NamedTuple):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether it begins a transaction."""
-        return self.kind == sys_flag.TRANSACTION_PREPARED
+        """Whether the frame begins a transaction."""
+        return self.kind == TRANSACTION_PREPARED
 
-    def unit(self, state: int = sys_flag.TRANSACTION_PREPARED) -> StateUnit:
-        """Its entry in the state table."""
-        # Java, too, truncates times after 2038; no CRC covers the time.
+    def unit(self) -> StateUnit:
+        """The entry of a PREPARED message in the state table."""
+        # Times after 2038 are truncated, as in Java. (No CRC covers the time.)
         seconds = java.to_int(self.store_timestamp // _MS)
-        return StateUnit(self.physical_offset, self.size, seconds, self.group_hash, state)
+        return StateUnit(self.physical_offset, self.size, seconds, self.group_hash, self.kind)
 
     def redo_unit(self) -> QueueEntry:
         """Its entry in the redo log."""
@@ -169,7 +168,7 @@ def transaction_frames(window: Window, rows: Rows) -> list[TransactionFrame]:
     """The transaction frames among some frames, in their order."""
     if not len(rows):
         return []
-    # Imported here: it loads pyarrow, which a store of 4.x does not need.
+    # Import here: this module loads pyarrow, which a store of 4.x does not need.
     from logquarry.log import columns
 
     flags = columns.fixed_fields(window, rows, ["sys_flag"])["sys_flag"]
@@ -211,8 +210,8 @@ def frames_between(reader: LogReader, start: int, stop: int) -> Iterator[Transac
 
 
 MOST_LOST: Final = 1 << 20
-"""Maximum number of PREPARED messages that may be missing before one message. No CRC covers the
-number, so it may be wrong, and each missing message takes an entry."""
+"""Maximum number of PREPARED messages that may be missing before one message. There is a limit
+because the number may be wrong (no CRC covers it), and each missing message takes an entry."""
 
 
 class OpenTransaction(NamedTuple):
@@ -252,7 +251,7 @@ class TransactionBook:
 
     Args:
         next_number: the number of the next entry; None if any number is valid.
-        known_until: physical offset after the last known PREPARED message.
+        known_until: physical offset after the last PREPARED message that has an entry already.
 
     Attributes:
         open: open transactions by the physical offset of their PREPARED messages.
@@ -268,7 +267,7 @@ class TransactionBook:
         return iter(sorted(self.open.values()))
 
     def take(self, frame: TransactionFrame) -> Change | None:
-        """Take the next frame of the log; returns the change to the table, or None."""
+        """Take the next frame of the log; return the change that it makes to the table, or None."""
         if not frame.is_prepared:
             return self._end(frame)
         number = self._number_of(frame)
@@ -283,7 +282,7 @@ class TransactionBook:
     def _number_of(self, frame: TransactionFrame) -> int:
         """The number of a PREPARED message: from its frame if plausible, else the next number."""
         expected = self.next_number
-        # Each missing number belongs to a message, which takes at least these bytes.
+        # Each missing number belongs to a lost message, which took at least this many bytes.
         room = (frame.physical_offset - self._known_until) // FIXED_SIZE_V1
         if expected is None:
             return frame.number if 0 <= frame.number <= room else 0
@@ -325,7 +324,7 @@ class TransactionsFound:
 
     Attributes:
         table_end: the number of the next entry of the table.
-        redo_end: entries of the redo log, including those in deleted files.
+        redo_end: number of entries of the redo log, including those in deleted files.
         open: open transactions by the physical offset of their PREPARED messages.
         known_until: physical offset after the last message of the table.
     """
@@ -383,7 +382,7 @@ def find_transactions(layout: StoreLayout, start: int, stop: int) -> Transaction
 def _differs_from_redo(
     layout: StoreLayout, opened: Mapping[int, OpenTransaction], redo: Units, log_start: int
 ) -> str | None:
-    """The first difference between table and redo log, None if there is none."""
+    """The first difference between table and redo log; None if there is none."""
     is_prepared = redo["tags_code"] == PREPARED_TAG
     begun = redo["physical_offset"][is_prepared].astype(np.int64)
     ended = redo["tags_code"][~is_prepared].astype(np.int64)
@@ -398,7 +397,7 @@ def _differs_from_redo(
         return (
             f"{REDO_LOG}: the transaction at {unknown[0]} is in the table, but not in the redo log"
         )
-    # A message that names the transaction ends it only if its group is the same.
+    # A COMMIT or ROLLBACK of the transaction ends it only if its group is the same.
     log = CommitLog(layout)
     for offset in np.intersect1d(there, ended).tolist():
         for place in redo["physical_offset"][~is_prepared][ended == offset].tolist():
@@ -433,7 +432,7 @@ def _differs_from_log(
     frames: list[TransactionFrame],
     start: int,
 ) -> str | None:
-    """The first difference from the frames of the log's last part, None if there is none."""
+    """The first difference from the frames in the log's last part; None if there is none."""
     units = redo[redo["physical_offset"] >= start]
     wanted = [frame.redo_unit() for frame in frames]
     if [tuple(unit) for unit in units.tolist()] != [tuple(unit) for unit in wanted]:

@@ -1,7 +1,7 @@
 """The user's side of transactions in dialect 3.1: begin, commit, roll back, and check.
 
-A commit or rollback is a copy of the PREPARED message, as the broker of 3.x made it. It names that
-message by its physical offset; a rollback also has the number in the state table.
+A COMMIT or ROLLBACK is a copy of the PREPARED message, as the broker of 3.x makes it. It contains
+that message's physical offset; a ROLLBACK also contains the number in the state table.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class PreparedTransactions:
     """The transactions of a store in dialect 3.1. Any thread may use it.
 
     Args:
-        table: knows the open transactions.
+        table: has the open transactions.
         put: puts a message.
         read: reads the frame at a physical offset, None if there is none.
         wait_dispatched: waits until the table covers the log.
         stored: wraps a frame for users.
         clock: the store's clock, in milliseconds.
-        least_age_ms: minimum age of a transaction to be checked.
+        least_age_ms: age from which on a transaction is checked.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class PreparedTransactions:
             is the number in the state table.
 
         Raises:
-            StoreUnavailable, MessageRejected: as a put.
+            StoreUnavailable, MessageRejected: as for a put.
             UsageError: if there is no producer group.
         """
         require_message(message, "begin")
@@ -148,7 +148,7 @@ class PreparedTransactions:
             transaction: the transaction, or the physical offset of its PREPARED message.
 
         Raises:
-            StoreUnavailable, MessageRejected: as a put.
+            StoreUnavailable, MessageRejected: as for a put.
             UsageError: if the transaction is not open.
         """
         return self.end(transaction, TransactionEnd.COMMIT)
@@ -158,7 +158,7 @@ class PreparedTransactions:
         return self.end(transaction, TransactionEnd.ROLLBACK)
 
     def end(self, transaction: PreparedTransaction | int, end: TransactionEnd) -> PutResult:
-        """End a transaction either way; see :meth:`commit`."""
+        """Commit a transaction or roll it back; see :meth:`commit`."""
         arguments.instance(end, "end", TransactionEnd, "a TransactionEnd")
         if isinstance(transaction, PreparedTransaction):
             transaction = transaction.physical_offset
@@ -185,7 +185,7 @@ class PreparedTransactions:
     def _prepared(self, known: OpenTransaction) -> PreparedTransaction | None:
         frame = self._read(known.physical_offset)
         if frame is None:
-            # Its message was deleted by retention, or is damaged.
+            # The message was deleted by retention, or is damaged.
             return None
         return PreparedTransaction(
             self._stored(frame), known.number, known.store_seconds, known.group_hash
@@ -195,8 +195,8 @@ class PreparedTransactions:
     def set_listener(self, listener: Listener | None) -> None:
         """Set the function that checks call for open transactions (``gotoCheck``).
 
-        It returns how the transaction ends, or None if that is not known yet; the next check then
-        calls it again. It may also end the transaction itself. Its exceptions are logged.
+        The function returns how the transaction ends, or None if that is not known yet; the next
+        check then calls it again. It may also end the transaction itself. Its errors are logged.
         """
         self._listener = arguments.optional(arguments.function, listener, "listener")
 
@@ -232,7 +232,8 @@ def _end_of(frame: Frame, number: int, end: TransactionEnd) -> Message:
     values = props.decode_bytes(frame.properties)
     order = java.hash_map_order(values, _FRESH_TABLE)
     string = props.encode({name: values[name] for name in order}, is_closed=True)
-    # The string keeps DELAY and WAIT, but a commit is not delayed, and it waits like any put.
+    # The property string keeps DELAY and WAIT, but here they have no effect: a COMMIT is not
+    # delayed, and its put waits like any other.
     values.pop(props.DELAY, None)
     values.pop(props.WAIT, None)
     is_commit = end is TransactionEnd.COMMIT

@@ -1,8 +1,8 @@
 """The state table and redo log of 3.x: written for dispatched transactions, and recovered.
 
-A recovery compares both with the log. A table or redo log that differs from the log is set aside
-and rebuilt. The new table has the numbers of the PREPARED messages, so that producers can end these
-transactions. It also has all ended transactions, so that no number is used twice.
+A recovery compares both with the log. If the table or the redo log differs from the log, it is
+moved to quarantine and rebuilt. The new table has the numbers of the PREPARED messages, so that
+producers can end these transactions. It also has the ended ones, so that no number is used twice.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class StateTableKeeper:
             return list(self._book)
 
     def find(self, physical_offset: int) -> OpenTransaction | None:
-        """The open transaction whose PREPARED message is at an offset, None if there is none."""
+        """The open transaction whose PREPARED message is at an offset; None if there is none."""
         with self._lock:
             return self._book.open.get(physical_offset)
 
@@ -116,8 +116,8 @@ class StateTableKeeper:
     def _take(self, frame: TransactionFrame) -> None:
         end = frame.physical_offset + frame.size
         with self._lock:
-            # If the disk was full, the caller passes the frame again: the table may already have
-            # the entry.
+            # The table may have this entry already: after an error (a full disk) the caller passes
+            # the frame again.
             if frame.physical_offset >= self._table_until:
                 self._tell_table(frame)
                 self._table_until = end
@@ -253,7 +253,7 @@ def _last_file(files: MappedFileQueue, start: int) -> MappedFile:
 # Opening a store of dialect 3.1 for writing
 
 _READ_FILES: Final = 3
-"""RocketMQ reads this many files at the log's end through the buffer when it opens a store."""
+"""When RocketMQ opens a store, it reads this many files at the log's end through the buffer."""
 
 
 def open_state_table(
@@ -295,8 +295,8 @@ class UnitsPlan:
 
     Attributes:
         folder: folder of its files, below the store's folder.
-        reason: why it is rebuilt, None if it stays.
-        had: whether there are files.
+        reason: why it is rebuilt; None if it is kept.
+        had: whether there are old files.
         start: byte offset of its first entry.
         units: its entries as bytes.
         file_size: bytes of each file.
@@ -346,7 +346,7 @@ class TransactionCheck:
             self.units += state_table.encode(change.unit)
 
     def table_faults(self, layout: StoreLayout) -> Iterator[tuple[str, bool]]:
-        """Differences of the table from the log, each with whether RocketMQ itself causes it.
+        """Differences of the table from the log; for each also whether RocketMQ itself causes it.
 
         Entries of ended transactions may be missing: RocketMQ omits them from a new table.
         """
@@ -401,16 +401,16 @@ class TransactionCheck:
             same &= there[name] == wanted[name]
         for number in ended[known][~same].tolist():
             yield f"its entry {table.first + number} differs from its message", False
-        # If the numbers are wrong, RocketMQ may record the outcome of another transaction here.
+        # If the numbers are wrong, RocketMQ possibly records another transaction's outcome here.
         other = same & (there["state"] != wanted["state"])
         other &= wanted["state"] != TRANSACTION_PREPARED
         for number in ended[known][other].tolist():
             yield f"its entry {table.first + number} has another outcome than the log", True
 
     def redo_fault(self, layout: StoreLayout) -> str | None:
-        """A difference of the redo log from the log, None without one.
+        """A difference of the redo log from the log; None if there is none.
 
-        The redo log may have messages from before the log's start.
+        The redo log may have entries of messages before the log's start.
         """
         redo = read_redo(layout)
         if redo.fault is not None:
@@ -472,12 +472,6 @@ def make_units(disk: Disk, root: Path, plan: UnitsPlan) -> None:
     base = plan.start - len(plan.before)
     while data:
         path = root / plan.folder / f"{base:020d}"
-        descriptor = disk.make_file(path, plan.file_size)
-        try:
+        with disk.writing(path, plan.file_size) as descriptor:
             disk.write_all(descriptor, data[: plan.file_size], 0)
-            disk.sync(descriptor, path)
-        except OSError as error:
-            raise disk.refused(path, error) from error
-        finally:
-            disk.let_go(descriptor)
         data, base = data[plan.file_size :], base + plan.file_size

@@ -1,8 +1,8 @@
 """The JSON files in ``config/`` of a store: consumer offsets, topics, delay offsets, groups.
 
-RocketMQ's ``ConfigManager`` writes such a file without a sync, in several steps. Here a rename
-replaces the file after its bytes are on the disk, and keeps the previous document as ``.bak``,
-which RocketMQ reads too. So after any power cut one of the two is readable.
+RocketMQ's ``ConfigManager`` writes such a file without a sync, in several steps. This module first
+writes the previous document to ``.bak``, which RocketMQ reads too. Then it syncs the new document
+and renames it into place. So after any power cut one of the two files is readable.
 
 :func:`keep_settings` records the settings of a store in the store.
 """
@@ -39,7 +39,7 @@ class LoadedConfig(Generic[T]):
     Attributes:
         value: the document; None if there is no readable one.
         path: the file that was read; None if there is no readable one.
-        problems: for each unreadable file its name and the error.
+        problems: one text for each unreadable file: its path and the error.
     """
 
     value: T | None
@@ -55,7 +55,7 @@ class ConfigFile(Generic[T]):
         path: the file; the first save creates its folder.
         decode: decodes the document; raises ValueError if it is invalid.
         encode: encodes a value.
-        aside: quarantine folder for an unreadable file, used before the first save replaces it.
+        aside: quarantine folder; the first save moves unreadable files there before it writes.
         member: the one member of the document that ``encode`` writes. All other members of the file
             stay: RocketMQ 5 keeps a version and more tables there.
     """
@@ -73,7 +73,7 @@ class ConfigFile(Generic[T]):
         self.path = path
         self._member = member
         self._document: str | None = None
-        """The document that was read or saved last; a save keeps all members but ``member``."""
+        """The document that was read or saved last; a save changes only its ``member``."""
         self._disk = disk
         self._decode = decode
         self._encode = encode
@@ -126,7 +126,7 @@ class ConfigFile(Generic[T]):
         with self._saving:
             if self._member is not None and self._document is not None:
                 text = fastjson.replace_member(self._document, self._member, text)
-            # A lone surrogate comes from a JSON escape and is written back as one: it has no UTF-8.
+            # A lone surrogate comes from a JSON escape. It has no UTF-8, so write the escape again.
             data = text.encode("utf-8", "backslashreplace")
             if data == self._last:
                 return False
@@ -232,9 +232,9 @@ class ConsumerOffsets:
 # --------------------------------------------------------------------------------------------------
 # The tables that a slave copies from its master (``SlaveSynchronize``)
 #
-# As RocketMQ's slave does: topics and subscription groups replace the whole table if their version
-# differs; consumer offsets replace those of their groups; delay offsets replace the whole table. An
-# invalid document replaces nothing.
+# The rules are those of RocketMQ's slave: topics and subscription groups replace the whole table if
+# their version differs; consumer offsets replace those of their groups; delay offsets replace the
+# whole table. An invalid document replaces nothing.
 
 
 class ConfigTable(NamedTuple):
@@ -293,7 +293,7 @@ class ConfigTables:
     Args:
         disk: the store's disk.
         root: the store's folder.
-        consumer_offsets: gives the offsets that the store's own consumers use.
+        consumer_offsets: returns the offsets that the store's own consumers use.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ class ConfigTables:
             StoreUnavailable: if the write failed; the previous table is still there.
         """
         came = table.decode(document)
-        # Encode it too before any file changes: encoding may fail.
+        # Encode the document before any file changes: encoding may fail.
         table.encode(came)
         with self._taking:
             self._disk.health.require_writable()
@@ -326,7 +326,7 @@ class ConfigTables:
 
     def _take_consumer_offsets(self, came: dict[tuple[str, str], dict[int, int]]) -> bool:
         if not came:
-            # An empty file would make groups whose offsets were lost look new.
+            # With an empty file, groups that lost their offsets would look like new groups.
             return False
         offsets = self._consumer_offsets()
         offsets.update(came)
@@ -341,21 +341,21 @@ def _is_same_version(file: ConfigFile[Any], loaded: LoadedConfig[Any], came: Any
 
 
 # --------------------------------------------------------------------------------------------------
-# Reading offsets of any store, also one that has no writer
+# Reading the offsets of any store, even of one that has no writer
 
 
 def consumer_offsets(
     layout: StoreLayout, level: int = logging.WARNING
 ) -> dict[tuple[str, str], dict[int, int]]:
-    """(topic, group) -> queue id -> next queue offset; empty without a readable file.
+    """(topic, group) -> queue id -> next queue offset; empty if no file is readable.
 
     Args:
         layout: the store's files.
         level: log level for an invalid file.
 
     Raises:
-        UsageError: if they are in RocksDB, and the package ``rocksdict`` is not installed.
-        CorruptFile: if they are in RocksDB, and RocksDB cannot read them.
+        UsageError: if the offsets are in RocksDB, and the package ``rocksdict`` is not installed.
+        CorruptFile: if the offsets are in RocksDB, and RocksDB cannot read them.
     """
     found = offsets_in_rocksdb(layout)
     if found is not None:
@@ -373,7 +373,7 @@ def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, i
 
 
 def delay_offsets(layout: StoreLayout, level: int = logging.WARNING) -> dict[int, int] | None:
-    """Delay level -> next queue offset of its queue; None without a readable file.
+    """Delay level -> next queue offset of its queue; None if no file is readable.
 
     Args:
         layout: the store's files.
@@ -412,6 +412,6 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     try:
         disk.replace(path, data)
     except StoreUnavailable as error:
-        # A full disk, for example. The files show most settings.
+        # For example, the disk is full. Readers infer most settings from the store's files.
         disk.health.require_writable()
         logger.warning("the settings of the store are not recorded: %s", error)

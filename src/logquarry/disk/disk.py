@@ -20,7 +20,7 @@ import mmap
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -100,7 +100,7 @@ class Disk(ABC):
 
     @abstractmethod
     def rename(self, path: Path, to: Path) -> None:
-        """Rename a file, replacing a file of the new name."""
+        """Rename a file; a file that already has the new name is replaced."""
 
     @abstractmethod
     def link(self, path: Path, to: Path) -> None:
@@ -124,10 +124,10 @@ class Disk(ABC):
 
     @abstractmethod
     def next_data(self, descriptor: int, position: int) -> int | None:
-        """The first position from ``position`` on that may hold data, None if there is none."""
+        """The first position at or after ``position`` that can hold data; None if there is none."""
 
     def next_hole(self, descriptor: int, position: int, size: int) -> tuple[int, int]:
-        """The first range from a position on that was never written; empty at ``size`` if none."""
+        """The first unwritten range after a position; (``size``, ``size``) if there is none."""
         return size, size
 
     def punch(self, descriptor: int, position: int, length: int) -> None:
@@ -144,10 +144,8 @@ class Disk(ABC):
         """
         self.health.require_writable()
         self.make_folders(path.parent)
-        try:
+        with self.refusing(path):
             descriptor = self.open(path, create=True, exclusive=True)
-        except OSError as error:
-            raise self.refused(path, error) from error
         try:
             self.allocate(descriptor, size)
         except OSError as error:
@@ -169,7 +167,7 @@ class Disk(ABC):
         """Create a folder and its missing parents, durably.
 
         Raises:
-            StoreUnavailable: if one cannot be created, or a file has its name.
+            StoreUnavailable: if a folder cannot be created, or a file has its name.
         """
         missing = []
         while not folder.is_dir():
@@ -190,10 +188,23 @@ class Disk(ABC):
         Raises:
             StoreUnavailable: if the folder cannot be read, or is not a folder.
         """
-        try:
+        with self.refusing(folder):
             return self.list(folder)
-        except OSError as error:
-            raise self.refused(folder, error) from error
+
+    @contextlib.contextmanager
+    def writing(self, path: Path, new_size: int | None = None) -> Iterator[int]:
+        """Open a file, or create one of ``new_size`` bytes; sync and close it after the block.
+
+        Raises:
+            StoreUnavailable: if that failed, or the block raised OSError.
+        """
+        with self.refusing(path):
+            descriptor = self.open(path) if new_size is None else self.make_file(path, new_size)
+            try:
+                yield descriptor
+                self.sync(descriptor, path)
+            finally:
+                self.let_go(descriptor)
 
     def write_all(self, descriptor: int, data: memoryview | bytes, position: int) -> None:
         """Write all bytes, in as many calls as needed. Raises OSError."""
@@ -205,7 +216,7 @@ class Disk(ABC):
             view, position = view[count:], position + count
 
     def let_go(self, descriptor: int) -> None:
-        """Close a descriptor and only log an error: all that matters was synced before."""
+        """Close a descriptor. Only log an error: the caller has synced everything before."""
         try:
             self.close(descriptor)
         except OSError as error:
@@ -252,10 +263,7 @@ class Disk(ABC):
         self.sync_names(path.parent)
 
     def sync_parent(self, folder: Path) -> None:
-        """Sync the name of a folder in its parent, if the parent is readable.
-
-        The process that created the folder may have crashed before syncing its name.
-        """
+        """Sync a folder's name in its parent, if that is readable: its creator may have crashed."""
         if os.access(folder.parent, os.R_OK):
             self.sync_names(folder.parent)
 
@@ -297,17 +305,13 @@ class Disk(ABC):
         """Copy a file to another disk under a temporary name, rename it, and delete the source."""
         made = to.with_name(f"{to.name}.new")
         self.remove(made)
-        try:
+        with self.refusing(path):
             size = path.stat().st_size
-        except OSError as error:
-            raise self.refused(path, error) from error
-        try:
+        with self.refusing(to):
             self.copy(path, 0, size, made)
             self.rename(made, to)
             self.sync_names(to.parent)
             self.unlink(path)
-        except OSError as error:
-            raise self.refused(to, error) from error
 
     def copy(self, path: Path, position: int, length: int, target: Path) -> None:
         """Copy bytes of a file to a new file, durably.
@@ -315,13 +319,10 @@ class Disk(ABC):
         Raises:
             StoreUnavailable: if the copy failed.
         """
-        try:
+        with self.refusing(path):
             source = self.open(path)
-        except OSError as error:
-            raise self.refused(path, error) from error
         try:
-            copy = self.make_file(target, length)
-            try:
+            with self.writing(target, length) as copy:
                 done = 0
                 while done < length:
                     count = min(_COPY_BYTES, length - done)
@@ -330,11 +331,6 @@ class Disk(ABC):
                         break
                     self.write_all(copy, data, done)
                     done += len(data)
-                self.sync(copy, target)
-            finally:
-                self.let_go(copy)
-        except OSError as error:
-            raise self.refused(target, error) from error
         finally:
             self.let_go(source)
 
@@ -344,13 +340,20 @@ class Disk(ABC):
         Raises:
             StoreUnavailable: if the deletion failed.
         """
+        with self.refusing(path):
+            try:
+                self.unlink(path)
+            except FileNotFoundError:
+                return
+        self.sync_names(path.parent)
+
+    @contextlib.contextmanager
+    def refusing(self, path: Path) -> Iterator[None]:
+        """Make StoreUnavailable of an OSError in the block (:meth:`refused`)."""
         try:
-            self.unlink(path)
-        except FileNotFoundError:
-            return
+            yield
         except OSError as error:
             raise self.refused(path, error) from error
-        self.sync_names(path.parent)
 
     def refused(self, path: Path, error: OSError) -> StoreUnavailable:
         """The exception for a failed call that changed nothing."""
@@ -362,11 +365,9 @@ class Disk(ABC):
         return self.health.poison(f"{path}: sync failed: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:
-        """Delete a file that could not be allocated, durably: it would keep the store from opening.
+        """Durably delete a file that lacks some blocks: it would keep the store from opening.
 
-        Raises:
-            StoreUnavailable: if the file stays, or may reappear after a crash. The store is
-                poisoned then, so that the next opening recovers it.
+        If it stays, or may reappear, the store is poisoned, so that the next opening recovers it.
         """
         self.let_go(descriptor)
         try:
@@ -382,8 +383,7 @@ class LocalDisk(Disk):
 
     def open(self, path: Path, *, create: bool = False, exclusive: bool = False) -> int:
         """See :meth:`Disk.open`."""
-        flags = os.O_RDWR | os.O_CREAT * create | os.O_EXCL * exclusive
-        return os.open(path, flags, 0o644)
+        return os.open(path, os.O_RDWR | os.O_CREAT * create | os.O_EXCL * exclusive, 0o644)
 
     def close(self, descriptor: int) -> None:
         """See :meth:`Disk.close`."""

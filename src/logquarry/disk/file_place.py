@@ -9,15 +9,15 @@ from typing import Any
 
 
 class FilePlace:
-    """Where the next bytes of a file go; :class:`~logquarry.disk.mapped_file.MappedFile` is one.
+    """Where the next bytes of a file go; base of :class:`~logquarry.disk.mapped_file.MappedFile`.
 
     Attributes:
-        base: offset of the first byte in the queue.
+        base: offset of the file's first byte in its queue of files.
         size: bytes of the file.
         wrote: bytes that are written.
         store_timestamp: store time of the last message, set by the writer after its append.
-        address: of the map's first byte; 0 while writes go to a pool's buffer, and after the file
-            was closed.
+        address: address of the map's first byte; 0 while writes go to a pool's buffer, and after
+            the file was closed.
     """
 
     base: int
@@ -28,7 +28,7 @@ class FilePlace:
 
 
 class LastFile:
-    """The end of the log; :class:`~logquarry.disk.mapped_file_queue.MappedFileQueue` is one.
+    """The log's last file; base of :class:`~logquarry.disk.mapped_file_queue.MappedFileQueue`.
 
     Attributes:
         last: the file to append to, None if there is none.

@@ -78,7 +78,7 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
             descriptor = lock_folder(folder)
             break
         except FileNotFoundError:
-            # Another process created the folder, and removed it because it left nothing in it.
+            # Another process created the folder, and removed it again because it was empty.
             continue
         except OSError as error:
             raise disk.refused(folder, error) from error
@@ -93,11 +93,11 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
 # The lock of a store, and ``abort``, which shows whether the store was shut down cleanly
 #
 # The lock covers byte 0 of ``lock`` and excludes Java's ``tryLock(0, 1)``. It belongs to the open
-# file (``F_OFD_SETLK``): it also excludes a second opener in the same process, and closing another
-# descriptor of the file does not release it, as it would with plain ``lockf``.
+# file (``F_OFD_SETLK``). So it also excludes a second opener in the same process, and it stays if
+# another descriptor of the file is closed, which would release a plain ``lockf``.
 #
-# A writer takes it before it reads anything of the store. (Java takes it only after its recovery
-# has changed files.)
+# A writer takes the lock before it reads any file of the store. (Java takes it only after its
+# recovery has changed files.)
 
 _CONTENT: Final = b"lock"
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
@@ -116,8 +116,8 @@ class StoreLock:
     """The lock of a store; creating the object takes the lock.
 
     Raises:
-        StoreUnavailable: if another process holds it (with its pid if known), or locking is not
-            possible. Nothing has changed then.
+        StoreUnavailable: if another process holds the lock (the error names its pid if known), or
+            locking is not possible. Nothing has changed then.
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -191,10 +191,10 @@ class AbortFile:
         return self.path.exists()
 
     def make(self) -> None:
-        """Create it; does nothing if it exists.
+        """Create the file; does nothing if it exists.
 
         Raises:
-            StoreUnavailable: if that failed; nothing of the store may be changed then.
+            StoreUnavailable: if that failed; the caller must not change the store then.
         """
         try:
             self._disk.let_go(self._disk.open(self.path, create=True))
@@ -203,10 +203,10 @@ class AbortFile:
         self._disk.sync_names(self.path.parent)
 
     def remove(self) -> None:
-        """Delete it: the store is shut down cleanly.
+        """Delete the file, because the store is shut down cleanly.
 
         Raises:
-            StoreUnavailable: if that failed, or the store is poisoned; the next opening recovers.
+            StoreUnavailable: if that failed, or the store is poisoned; an opening then recovers it.
         """
         self._disk.health.require_writable()
         self._disk.remove(self.path)
@@ -225,7 +225,7 @@ def _take(descriptor: int) -> None:
 
 
 def _holders(descriptor: int) -> list[int]:
-    """The processes that hold a lock on a file, if this process may see them.
+    """The processes that hold a lock on a file, as far as this process is allowed to see them.
 
     A lock of an open file has no pid. But /proc/PID/fdinfo/FD of the process that opened the file
     has a line ``lock: 1: OFDLCK ADVISORY WRITE ...``.

@@ -1,18 +1,18 @@
-"""The files of a store's log for writing: opened, created and loaded ahead, and freed of room.
+"""The files of a store's log for writing: how they are opened, created and loaded ahead.
 
 :class:`AllocateMappedFileService` creates the log's next file ahead of its first write. A put that
-reaches the end of a file then finds the next one created, allocated, durable and, by option, warm.
-At shutdown the service deletes the file that was not used, as RocketMQ does.
+reaches the end of a file then finds the next one created, allocated, durable and, if configured,
+already in memory. At shutdown the service deletes a file that no put used, as RocketMQ does.
 
-The first write to a page costs a page fault: about half of the time of a put in a batch. Another
-service takes the faults in its thread, many at once (``MADV_POPULATE_WRITE``, Linux 5.14; elsewhere
-it does nothing). The pages stay zero until a put writes them.
+The first write to a page costs a page fault: about half of the time of a put in a batch.
+:class:`PagesAhead` causes many faults at once in its thread (``MADV_POPULATE_WRITE``, Linux
+5.14; elsewhere it does nothing). The pages stay zero until a put writes them.
 
-A flush also writes the loaded pages that no put has used. So the service loads few if puts are
-rare, and a store does not use it if each put waits for a flush.
+A flush also writes the loaded pages that no put has used. So the service loads few pages if puts
+are rare, and a store in which each put waits for a flush does not start the service.
 
 A writer allocates all blocks of a file before it writes the file's map, so that a full disk raises
-an error instead of SIGBUS. After a load or an import a store gets no more messages soon. So loads
+an error instead of SIGBUS. A store rarely gets messages soon after a load or an import. So loads
 and imports call :func:`free_room` when they close the store: the files keep their sizes and bytes,
 and their unwritten parts become holes, as in RocketMQ's own files. The next writer allocates the
 blocks again.
@@ -34,7 +34,7 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.open_files import populate
-from logquarry.disk.service import Clock, Done, Health, Service, monotonic_ms
+from logquarry.disk.service import Done, Health, Service, monotonic_ms
 from logquarry.disk.write_buffers import TransientStorePool
 from logquarry.errors import StoreUnavailable
 from logquarry.log.log_place import LogFolders
@@ -42,7 +42,7 @@ from logquarry.log.log_place import LogFolders
 logger = logging.getLogger(__name__)
 
 _FULL: Final = 0.85
-"""Share of a disk above which its folder gets no new file (``getDiskSpaceCleanForciblyRatio``)."""
+"""Used part of a disk above which a folder gets no file (``getDiskSpaceCleanForciblyRatio``)."""
 
 WAIT_TIMEOUT_MS: Final = 5_000
 _SLOW_MS: Final = 500
@@ -90,7 +90,7 @@ def full_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 class _Request:
-    """A file to create. After ``done`` it has ``file`` or ``error``."""
+    """A file to create. Once ``done`` is set, either ``file`` or ``error`` is set too."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
@@ -121,7 +121,6 @@ class AllocateMappedFileService(Service):
         warm: bool = False,
         fast_fail: bool = False,
         timeout_ms: int = WAIT_TIMEOUT_MS,
-        clock: Clock = monotonic_ms,
     ) -> None:
         super().__init__("allocate", disk.health, interval_ms=None)
         self._disk = disk
@@ -129,7 +128,6 @@ class AllocateMappedFileService(Service):
         self._warm = warm
         self._fast_fail = fast_fail
         self._timeout_ms = timeout_ms
-        self._clock = clock
         self._change = threading.Lock()
         self._requests: dict[Path, _Request] = {}
         # The last file that was taken; the next call of take replaces it.
@@ -137,11 +135,11 @@ class AllocateMappedFileService(Service):
         self._logged: str | None = None
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
-        """Take the file at ``path``, and request ``following`` next.
+        """Take the file at ``path``, and request that ``following`` is created next.
 
         Returns:
-            None if it was not created in time (a later call gets it), or with ``fast_fail`` if no
-            buffer is free.
+            The file; None if it was not created in time (a later call gets it), or with
+            ``fast_fail`` if no buffer is free.
 
         Raises:
             StoreUnavailable: if it cannot be created (the next call tries again: there may be room
@@ -201,7 +199,7 @@ class AllocateMappedFileService(Service):
                 if request is None:
                     return
                 request.is_begun = True
-            started = self._clock()
+            started = monotonic_ms()
             try:
                 request.file = MappedFile(
                     self._disk,
@@ -226,7 +224,7 @@ class AllocateMappedFileService(Service):
                 raise
             finally:
                 request.done.set()
-            if (spent := self._clock() - started) > _SLOW_MS:
+            if (spent := monotonic_ms() - started) > _SLOW_MS:
                 logger.warning("%s: creating it took %d ms", request.path, spent)
 
     def run_last(self) -> None:
@@ -280,7 +278,7 @@ class PagesAhead(Service):
         self._is_possible = True
 
     def grown(self) -> None:
-        """Load pages if few are left; called when the log has grown, in any thread."""
+        """Load pages if few loaded ones are left. Any thread may call it when the log has grown."""
         file = self._log.last
         if file is None or not self._is_possible:
             return
@@ -316,7 +314,7 @@ _LEAST_HOLE: Final = 64 << 10
 
 
 def free_room(disk: Disk, folders: Iterable[Path]) -> None:
-    """Make holes of the unwritten parts of the last file in each folder.
+    """Turn the unwritten parts of the last file in each folder into holes.
 
     The caller holds the store's lock, and has synced and closed the files.
     """
@@ -337,7 +335,7 @@ def _free(disk: Disk, path: Path) -> None:
     try:
         size = disk.size(descriptor)
         if hasattr(os, "posix_fadvise"):
-            # A page in the cache that was only read counts as data.
+            # While a page is in the page cache, the system counts it as data, even if only read.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         at = 0
         while at < size:

@@ -13,8 +13,8 @@ If no handler of SIGBUS watches the map (:mod:`logquarry.log.lost_pages`), the p
 of its pages: a writer changes a :class:`~logquarry.disk.write_buffers.FileCopy`, and readers copy
 the bytes that they need.
 
-One thread writes at a time (the log's put lock), and one thread syncs. Any number of threads read:
-a position advances only after the bytes before it are written.
+One thread writes at a time (it holds the log's put lock), and one thread syncs. Any number of
+threads read: a position advances only after the bytes before it are written.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ _NO_BYTES: Final = memoryview(b"")
 class MappedFile(FilePlace):
     """A file of a :class:`MappedFileQueue`. Positions are within the file.
 
-    Opens the file, and makes it if there is none. Positions are 0 in both cases: only a walk over
-    the bytes finds out what was written before.
+    Opens the file, or makes it if there is none. :attr:`wrote` and :attr:`flushed` start at 0, even
+    for an existing file: only a walk over its bytes finds out how much was written before.
 
     Args:
         disk: the store's disk.
         path: the file's path.
         base: offset of its first byte in the queue.
-        size: its bytes.
+        size: its size in bytes.
         pool: lends the buffer for writes, if it has one left.
         exclusive: refuse a file that exists already.
 
     Attributes:
         wrote: bytes that are written. Set by :meth:`append` and :meth:`advance`.
         flushed: bytes that are on the disk.
-        buffer: takes the bytes at their position: the map, the pool's buffer, or a copy. It changes
-            when the file is committed or closed: read the attribute for each write.
-        address: of the map's first byte, for kernels; 0 if :attr:`buffer` is not the map.
+        buffer: the memory to write to: the map, the pool's buffer, or a copy. It changes when the
+            file is committed or closed, so read the attribute before each write.
+        address: address of the map's first byte, for kernels; 0 if :attr:`buffer` is not the map.
         store_timestamp: store time of the last message, set by the writer after its append.
         flushed_timestamp: store time of the last message that is on the disk.
         guards_name: whether a flush fails if the file has lost its name.
@@ -89,7 +89,7 @@ class MappedFile(FilePlace):
         self.store_timestamp = self.flushed_timestamp = 0
         self.guards_name = False
         self._disk, self._health = disk, disk.health
-        # Committed bytes and their store time, while writes go to a pool's buffer.
+        # Number of committed bytes and their store time, while writes go to a pool's buffer.
         self._committed = self._committed_timestamp = 0
         self._sync_lock = threading.Lock()
         self.is_locked_in_memory = self._is_made = False
@@ -109,8 +109,8 @@ class MappedFile(FilePlace):
             copied = os.dup(self._descriptor)
             self._probed = ReadableMap(str(path), self._map, size, descriptor=copied)
         elif not self._is_made:
-            # If this process makes the file, its pages are in memory when they are read: then no
-            # probe is needed.
+            # The pages of a file that this process makes are in memory when they are read: they
+            # need no probe.
             self._probed = ReadableMap(str(path), self._map, size, is_watched=False)
         self._pool = pool
         borrowed = None if pool is None else pool.borrow(size)
@@ -214,9 +214,9 @@ class MappedFile(FilePlace):
             raise self._disk.refused(self.path, error) from error
 
     def clear_from(self, position: int) -> bool:
-        """Set the bytes from a position on to zero and sync them. Returns whether any was not 0.
+        """Overwrite all bytes after a position with zeros and sync. Returns whether any was not 0.
 
-        Zeros are only read, and holes are skipped: a gigabyte that was never written costs nothing.
+        Bytes that are 0 are only read, and holes are skipped: a hole of a gigabyte costs nothing.
         """
         self._health.require_writable()
         changed = False
@@ -231,11 +231,11 @@ class MappedFile(FilePlace):
         return changed
 
     def holds_data(self) -> bool:
-        """Whether any byte of the file is not 0, written by this process or not."""
+        """Whether any byte of the file is not 0, no matter which process wrote it."""
         return next(self._written_from(0), None) is not None
 
     def _written_from(self, position: int) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-        """The parts of the file from a position on that are not all zeros, with their positions."""
+        """The parts of the file after a position that are not zeros, each with its position."""
         at = self._next_data(position)
         while at is not None and at < self.size:
             stop = min(at + _STEP, self.size)
@@ -293,10 +293,10 @@ class MappedFile(FilePlace):
         Raises:
             StoreUnavailable: if the sync failed, now or before; the position stays.
         """
-        # Before the lock: in a forked child it may be held for ever.
+        # Check this before taking the lock: in a forked child the lock may be held for ever.
         self._health.require_writable()
         with self._sync_lock:
-            # Read the time before the position: it belongs to bytes that this sync covers.
+            # Read the time before the position, so that this sync covers the bytes of that time.
             is_pooled = self._pooled is not None
             timestamp = self._committed_timestamp if is_pooled else self.store_timestamp
             target = self.committed
@@ -311,8 +311,7 @@ class MappedFile(FilePlace):
             return self.flushed
 
     def _is_due(self, done: int, target: int, least_pages: int) -> bool:
-        # As in isAbleToFlush and isAbleToCommit: the difference of page numbers counts, not the
-        # number of bytes.
+        # As in isAbleToFlush and isAbleToCommit: page numbers are compared, not numbers of bytes.
         return self.is_full or target // PAGE_SIZE - done // PAGE_SIZE >= least_pages
 
     def require_pages(self) -> None:
@@ -329,9 +328,9 @@ class MappedFile(FilePlace):
             )
 
     def _require_name(self) -> None:
-        """Poison the store, and raise, if the file has no name left, not even a second one.
+        """Poison the store, and raise, if the file has no name left, not even a hard link.
 
-        :mod:`logquarry.disk.queue_folders` makes the second names.
+        :mod:`logquarry.disk.queue_folders` makes the hard links.
         """
         try:
             is_linked = self._disk.is_linked(self._descriptor)
@@ -355,14 +354,14 @@ class MappedFile(FilePlace):
     def select(
         self, position: int, size: int | None = None, most: int | None = None
     ) -> memoryview | None:
-        """``size`` readable bytes from a position, without ``size`` all from there; else None.
+        """The ``size`` bytes after a position; None if they are not all readable.
 
-        Without ``size`` there are at most ``most`` bytes. The view stays valid after the file was
-        closed or deleted.
+        Without ``size``, all readable bytes after the position, but at most ``most``; None if there
+        are none. The view stays valid after the file was closed or deleted.
         """
         if self._health.is_gone:
             self._health.require_readable()
-        # Like `committed`, but without the call: every read of a message passes here.
+        # Same as `committed`, but without a call: every read of a message runs this line.
         end = self.wrote if self._pooled is None else self._committed
         if size is not None:
             stop = position + size
@@ -386,8 +385,8 @@ class MappedFile(FilePlace):
     def select_around(self, position: int, size: int) -> tuple[int, memoryview]:
         """Readable bytes around a range: their position in the file, and the bytes.
 
-        If this process made the file, the result has all readable bytes of the file. Else it ends
-        where the probed bytes end; if it is a copy, it has at least one chunk (CHUNK bytes).
+        If this process made the file, these are all readable bytes of the file. Else they end where
+        the probed bytes end; if they are a copy, they are a chunk (CHUNK bytes) or more.
         """
         probed, end = self._probed, self.committed
         if probed is None:
@@ -407,11 +406,11 @@ class MappedFile(FilePlace):
 
     @property
     def unreadable(self) -> Sequence[Unreadable]:
-        """The ranges found so far that the disk does not deliver."""
+        """The ranges, among those read so far, that the disk does not deliver."""
         return () if self._probed is None else self._probed.unreadable
 
     def require_readable(self, position: int, size: int) -> None:
-        """Check bytes before a write through the map reads their pages from the disk.
+        """Check that bytes are readable: a write through the map first reads their pages.
 
         Raises:
             UnreadableFile: if the disk does not deliver them.
@@ -431,7 +430,7 @@ class MappedFile(FilePlace):
             return False
 
     def warm(self) -> None:
-        """Fault in all pages and lock them in memory, if the system allows it.
+        """Load all pages into memory and lock them there, if the system allows it.
 
         Then no put waits for a page fault (``warmMappedFile``).
         """
@@ -448,7 +447,7 @@ class MappedFile(FilePlace):
         """Close the file. Bytes that :meth:`select` returned stay readable; later calls return
         None.
 
-        The operating system writes bytes that are not flushed at some later time. Not allowed
+        If some bytes are not flushed yet, the operating system writes them later. Do not call this
         while a kernel writes at :attr:`address`.
         """
         if self._descriptor < 0:
@@ -484,7 +483,7 @@ class MappedFile(FilePlace):
         """Close the file and delete it durably.
 
         Raises:
-            StoreUnavailable: if that cannot be done.
+            StoreUnavailable: if the file cannot be deleted.
         """
         self.close()
         self._disk.remove(self.path)

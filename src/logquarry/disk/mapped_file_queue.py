@@ -5,9 +5,9 @@
     min_offset                                   flushed   committed   wrote      end of the file
     |---- file ----|---- file ----|---- file ------|----------|----------|--------------|
 
-One thread writes at a time (the put lock of the log, the dispatcher of a queue). Any number of
-threads read: the list of files is replaced, never changed, and a file stays usable after it was
-removed. Files are opened on first use, because a broker has thousands of queues.
+One thread writes at a time (for the log the holder of the put lock, for a queue the dispatcher).
+Any number of threads read: the list of files is replaced, never changed, and a file stays usable
+after it was removed. Files are opened on first use, because a broker has thousands of queues.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Allocator(Protocol):
     """Makes the files of a queue ahead of their use; see :mod:`logquarry.disk.log_files`."""
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
-        """The file at ``path``; None if it was not made in time. ``following`` is made next."""
+        """Take the file at ``path``; None if it was not made in time. Makes ``following`` next."""
 
     def discard(self) -> None:
-        """Delete the files that were not taken: other files come next."""
+        """Delete the files that were made ahead and not taken: the queue continues with others."""
 
 
 class MappedFileQueue(LastFile):
@@ -55,18 +55,18 @@ class MappedFileQueue(LastFile):
         folders: one folder, or several for a multi-path commit log.
         file_size: bytes of each file.
         allocator: makes files ahead; without one a file is made when it is needed.
-        read_only: folders whose files are read, and to which none is added.
+        read_only: folders whose files are only read, and to which no file is added.
         full_folders: returns the folders that have no room for another file.
-        guard_names: whether a file that another program deletes while it is written gets its name
-            back (:mod:`logquarry.disk.queue_folders`). For the log, which has no other copy.
-        gaps: whether files may be missing between others, as in RocketMQ.
+        guard_names: whether to restore the name of a file that another program deletes while it is
+            in use (:mod:`logquarry.disk.queue_folders`). For the log, which has no other copy.
+        gaps: whether to accept gaps between files, as RocketMQ does.
 
     Attributes:
         bases: offset of each file's first byte, ascending; replaced when files are added or
             removed.
         folders: the folders, sorted.
-        last: the last file, None without files.
-        reach: no file at or after this offset is made ahead; None without a limit.
+        last: the last file, None if there are no files.
+        reach: no file at or after this offset is made ahead; None if there is no limit.
         flushed_offset: everything before it is on the disk (``flushedWhere``).
         committed_offset: everything before it is in the files (``committedWhere``).
         store_timestamp: store time of the last message that the last thorough flush covered.
@@ -103,7 +103,7 @@ class MappedFileQueue(LastFile):
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
         self.reach: int | None = None
-        # Whether a file is written to a buffer first: then committed_offset is the readable end.
+        # Whether any file is written through a buffer. Then committed_offset is the readable end.
         self._is_transient = False
         self._change = threading.Lock()
         self._flushing = threading.Lock()
@@ -114,14 +114,14 @@ class MappedFileQueue(LastFile):
         """Find the files. All of them count as full.
 
         The recovery walks them and calls :meth:`truncate_to` with the end that it found. Names
-        that are not offsets are skipped. Nothing is changed on the disk, except that a short last
-        file gets its size, and that with ``guard_names`` a file that lost its name in a crash gets
-        it back.
+        that are not offsets are skipped. Nothing is changed on the disk, with two exceptions: a
+        short last file is extended to its full size, and with ``guard_names`` a file that lost its
+        name in a crash gets it back.
 
         Raises:
             CorruptFile: if a file is longer than ``file_size``, if a file is shorter and not the
-                last one, or if a file is missing between two others. RocketMQ refuses any other
-                length, also an empty last file that a crash left while it was made.
+                last one, or if a file is missing between two others. RocketMQ refuses all other
+                lengths, even an empty last file, which a crash leaves if it interrupts the making.
         """
         if self._guard is not None:
             self._guard.restore(self.folders)
@@ -159,12 +159,12 @@ class MappedFileQueue(LastFile):
         """The file that is written to (``getLastMappedFile``).
 
         Args:
-            create: make the next file if the last one is full, or if there is none. Without it
-                the result may be full.
-            start_offset: an offset within the first file, if there is no file yet.
+            create: make the next file if the last one is full, or if there is none. If False, the
+                result may be a full file.
+            start_offset: if there is no file yet, the first file is made to contain this offset.
 
         Returns:
-            None if there is none; with ``create`` None if it was not made in time (put status
+            None if there is no file; with ``create`` None if it was not made in time (put status
             CREATE_MAPEDFILE_FAILED).
 
         Raises:
@@ -204,8 +204,8 @@ class MappedFileQueue(LastFile):
         made = self._allocator.take(path, following, self.file_size)
         if made is None or self._keeps_name(made):
             return made
-        # A RocketMQ broker that is started on this store deletes files that look empty, before the
-        # lock stops it.
+        # If a RocketMQ broker is started on this store, it deletes files that look empty before
+        # the lock stops it.
         logger.warning("%s: another program deleted it before its first use; made again", path)
         made.close()
         return self._made_now(base)
@@ -220,7 +220,7 @@ class MappedFileQueue(LastFile):
         raise StoreUnavailable(f"{path}: another program deletes it whenever it is made")
 
     def _keeps_name(self, file: MappedFile) -> bool:
-        """Whether a file has its name. With a guard, it gets its name back from now on."""
+        """Whether a file has its name. With ``guard_names``, protect the name from now on."""
         if self._guard is not None:
             file.guards_name = True
             self._guard.guard(file.path)
@@ -237,7 +237,7 @@ class MappedFileQueue(LastFile):
         return self._where.path_of(base, self.file_size)
 
     def find(self, offset: int) -> MappedFile | None:
-        """The file of an offset, written or not (``findMappedFileByOffset``)."""
+        """The file with room for an offset, even if unwritten (``findMappedFileByOffset``)."""
         last = self.last
         if last is not None and last.base <= offset < last.base + self.file_size:
             return last
@@ -254,7 +254,7 @@ class MappedFileQueue(LastFile):
             return None if index is None else self._opened(index)
 
     def _index_of(self, offset: int) -> int | None:
-        """The index of the file of an offset, None if there is none."""
+        """The index of the file that contains an offset, None if there is none."""
         bases = self.bases
         index = bisect_right(bases, offset) - 1
         return index if index >= 0 and offset < bases[index] + self.file_size else None
@@ -262,13 +262,13 @@ class MappedFileQueue(LastFile):
     # ---------------------------------------------------------------------------------- offsets
     @property
     def min_offset(self) -> int:
-        """Offset of the first file's first byte, -1 without files (``getMinOffset``)."""
+        """Offset of the first file's first byte, -1 if there are no files (``getMinOffset``)."""
         bases = self.bases
         return bases[0] if bases else -1
 
     @property
     def max_offset(self) -> int:
-        """The end of the readable bytes, 0 without files (``getMaxOffset``).
+        """The end of the readable bytes, 0 if there are no files (``getMaxOffset``).
 
         QUIRK: Java takes the last file's committed position, even if the file before it is not
         committed yet.
@@ -280,7 +280,7 @@ class MappedFileQueue(LastFile):
 
     @property
     def wrote_offset(self) -> int:
-        """The end of the written bytes, committed or not; 0 without files."""
+        """The end of the written bytes, committed or not; 0 if there are no files."""
         last = self.last
         return 0 if last is None else last.base + last.wrote
 
@@ -290,7 +290,7 @@ class MappedFileQueue(LastFile):
     ) -> memoryview | None:
         """``size`` bytes from an offset; without ``size`` the rest of the file, at most ``most``.
 
-        None if the bytes are not readable. The bytes are in one file, as each message is.
+        None if the bytes are not readable. They must be in one file, as each message is.
 
         Raises:
             StoreUnavailable: if the store was closed, or this is a forked child.
@@ -299,7 +299,7 @@ class MappedFileQueue(LastFile):
         return None if file is None else file.select(offset - file.base, size, most)
 
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
-        """Append raw bytes that belong at an offset, over as many files as they take.
+        """Append raw bytes at the offset where they belong; they may fill several files.
 
         Returns:
             Whether they were appended. False, with nothing changed, if the queue does not end at
@@ -350,7 +350,7 @@ class MappedFileQueue(LastFile):
 
         Raises:
             StoreUnavailable: if a sync failed, now or before. The offset stays before the bytes
-                that may not be on the disk.
+                that are possibly not on the disk.
         """
         self._health.require_writable()
         with self._flushing:
@@ -372,7 +372,7 @@ class MappedFileQueue(LastFile):
             return self.flushed_offset
 
     def _since(self, offset: int) -> list[MappedFile]:
-        """The open files that may hold bytes from an offset on."""
+        """The open files that can hold bytes at or after an offset."""
         first = max(0, bisect_right(self.bases, offset) - 1)
         # A path stands for a file that was flushed before it was loaded.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
@@ -382,9 +382,9 @@ class MappedFileQueue(LastFile):
         """Truncate the queue at an offset, on the disk too.
 
         The bytes after the offset in its file are set to zero and synced. (Java only moves
-        positions, and dropped bytes reappear when the log has grown over them.) Later files that
-        hold only zeros are deleted; the others are moved to quarantine. The last file gets all its
-        blocks.
+        positions, and dropped bytes reappear when the log has grown past them.) Later files that
+        hold only zeros are deleted; the others are moved to quarantine. In the file that becomes
+        the last one, all blocks are allocated.
 
         Args:
             offset: the end of the last message that stays.
@@ -394,8 +394,8 @@ class MappedFileQueue(LastFile):
             The new paths of the files that were moved.
 
         Raises:
-            UsageError: if a later file holds data and ``aside`` is not given, or if the offset is
-                not in the queue. Nothing is changed then.
+            UsageError: if a later file holds data and ``aside`` is missing, or if the offset is not
+                in the queue. Nothing is changed then.
             StoreUnavailable: if the disk fails.
         """
         self._health.require_writable()
@@ -438,7 +438,7 @@ class MappedFileQueue(LastFile):
         """Truncate the queue within its last file, but keep the bytes after the end, as RocketMQ
         does.
 
-        The file gets all its blocks.
+        All blocks of the file are allocated.
 
         Raises:
             UsageError: if the offset is not in the last file.
@@ -459,14 +459,14 @@ class MappedFileQueue(LastFile):
 
     @property
     def max_room(self) -> int:
-        """The end of the last file, written or not; 0 without files."""
+        """The offset at which the last file ends, full or not; 0 if there are no files."""
         last = self.last
         return 0 if last is None else last.base + self.file_size
 
     def remove_first(self) -> None:
         """Remove the first file from the queue and delete it; the last one is never deleted.
 
-        Readers of the file can continue.
+        Readers of the file can continue to use it.
         """
         with self._flushing, self._change:
             if len(self._files) < 2:
@@ -475,12 +475,12 @@ class MappedFileQueue(LastFile):
                 raise UsageError(f"the file at {self.bases[0]} is not flushed yet")
             first = self._opened(0)
             self.bases, self._files = self.bases[1:], self._files[1:]
-            # Remove the second name first: a file that has only its second name would be restored.
+            # Remove the hard link first: a check restores a file that has only its hard link left.
             self._release_name(first)
         first.delete()
 
     def remove_until(self, last_base: int) -> None:
-        """Delete the files up to the one with that base; never the last one."""
+        """Delete all files with that base or a lower one, but never the queue's last file."""
         while len(self.bases) > 1 and self.bases[0] <= last_base:
             if self.bases[1] > self.flushed_offset:
                 self.flush(0)

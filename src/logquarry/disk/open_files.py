@@ -24,13 +24,13 @@ _MOST_AHEAD: Final = 4 << 20
 
 
 def address_of(mapped: mmap.mmap) -> int:
-    """Address of a writable map. Keeps no reference to it."""
+    """Address of a writable map. Keeps no reference to the map."""
     return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
 
 
 def populate(address: int, size: int) -> bool:
     """Load pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
-    # In steps: one call for a gigabyte would hold the process's memory map lock for long.
+    # In steps: one call for a gigabyte would hold the process's memory map lock for a long time.
     return all(
         _call("madvise", address + at, min(_STEP, size - at), _POPULATE_WRITE)
         for at in range(0, size, _STEP)
@@ -38,7 +38,7 @@ def populate(address: int, size: int) -> bool:
 
 
 def lock(address: int, size: int) -> bool:
-    """Lock pages in memory; False if the limit of locked memory is reached."""
+    """Lock pages in memory; returns False if the limit of locked memory is reached."""
     return _call("mlock", address, size)
 
 
@@ -77,29 +77,25 @@ MOST_OPEN: Final = 128
 class OpenFiles:
     """Reads parts of files and keeps the most recently used files open.
 
-    Returned bytes stay valid while the caller holds them, also after the file was closed here or
+    Returned bytes stay valid while the caller holds them, even after the file was closed here or
     deleted by the broker.
 
     Args:
         layout: the store's files.
-        most: maximum number of open files.
         is_strict: whether :meth:`read` raises an error for bytes that the disk does not deliver.
             If not, it returns :data:`~logquarry.log.readable.FILL` in their place.
     """
 
-    def __init__(
-        self, layout: StoreLayout, *, most: int = MOST_OPEN, is_strict: bool = False
-    ) -> None:
+    def __init__(self, layout: StoreLayout, *, is_strict: bool = False) -> None:
         self.is_strict = is_strict
         self._layout = layout
-        self._most = most
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
 
     def read(self, path: str, position: int, length: int) -> memoryview:
         """Read ``length`` bytes from ``position``; fewer at the file's end, none if it was deleted.
 
         Raises:
-            StoreNotFound: if the file exists and cannot be read.
+            StoreNotFound: if the file exists but cannot be read.
             UnreadableFile: if the disk does not deliver the bytes, and this object is strict.
         """
         file = self._opened(path)
@@ -122,7 +118,7 @@ class OpenFiles:
             except OSError as error:
                 full = self._layout.filesystem.full_path(path)
                 raise StoreNotFound(f"{full}: cannot be read: {error.strerror}") from error
-            if len(self._open) > self._most:
+            if len(self._open) > MOST_OPEN:
                 self._open.popitem(last=False)
         else:
             self._open.move_to_end(path)
@@ -144,7 +140,7 @@ class OpenFiles:
         return first_unreadable(file.view.unreadable, position, length)
 
     def reaches(self, path: str, end: int) -> bool:
-        """Whether an open file still has the bytes before a position: it was not truncated."""
+        """Whether an open file still has all bytes before a position, and so was not truncated."""
         file = self._open.get(path)
         return file is None or file.view.reaches(end)
 
@@ -152,7 +148,7 @@ class OpenFiles:
         """The whole file, None if it was deleted.
 
         Raises:
-            StoreNotFound: if the file exists and cannot be read.
+            StoreNotFound: if the file exists but cannot be read.
         """
         file = self._opened(path)
         return None if file is None else file.view
@@ -167,13 +163,13 @@ class OpenFiles:
 
 
 class _OpenFile:
-    """One file with its last read window; for a local file all probed bytes around it."""
+    """An open file and its last window. For a local file, the window has all probed bytes."""
 
     def __init__(self, view: FileView) -> None:
         self.view = view
         self._start = 0
         self._data = memoryview(b"")
-        # Bytes to probe after a range. Reads in order need fewer probes this way.
+        # Number of bytes to probe after a range. Sequential reads need fewer probes this way.
         self._ahead = 0
 
     @property
@@ -195,7 +191,7 @@ class _OpenFile:
         return self._data[at : at + length]
 
     def _around(self, position: int, length: int) -> tuple[int, memoryview]:
-        """A window with a range and the readable bytes around it, and its position."""
+        """A window with a range and the readable bytes around it: its position, and its bytes."""
         view = self.view
         data = view.window(position, length)
         if not view.is_mapped or first_unreadable(view.unreadable, position, length):

@@ -28,13 +28,13 @@ from logquarry.log.store_files import quarantine
 class PageFile:
     """A small file of fixed size, open for writing; created with zeros if it does not exist.
 
-    If the disk does not deliver the page, the file goes to quarantine, and a new one is created: a
-    write of a part of the page would fail too.
+    If the disk does not deliver the page, the file is moved to quarantine and a new one is created:
+    a write of a part of the page would fail too.
 
     Args:
         disk: the store's disk.
         path: the file.
-        size: its bytes; a shorter file is extended.
+        size: its size in bytes; a shorter file is extended.
         root: the store's folder.
 
     Raises:
@@ -68,7 +68,7 @@ class PageFile:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Close the file if the block, a part of opening it, fails.
+        """Run a block that is a part of opening the file; if the block fails, close the file.
 
         Raises:
             StoreUnavailable: in place of an OSError.
@@ -132,9 +132,9 @@ class PageFile:
 # --------------------------------------------------------------------------------------------------
 # The checkpoint (``StoreCheckpoint``)
 #
-# Its three times name the message up to which the log, the queues and the index are on the disk.
-# The next recovery relies on them. So each time is set only after the sync that makes it true, and
-# the file is written last:
+# It has three store times: up to these times the log, the queues and the index are on the disk. The
+# next recovery relies on them. So each time is set only after the sync that makes it true, and the
+# file is written last:
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #
@@ -154,7 +154,7 @@ class CheckpointFile:
         logics_timestamp: the same for all queues.
         index_timestamp: the same for the index. RocketMQ sets it only when an index file is full.
         offsets: the offsets of RocketMQ 5; nothing but a recovery changes them.
-        before_write: called with the times on the disk and the new times before each write.
+        before_write: called before each write, with the times on the disk and the new times.
 
     Raises:
         StoreUnavailable: if it cannot be opened or created.
@@ -174,7 +174,7 @@ class CheckpointFile:
 
     @property
     def times(self) -> Checkpoint:
-        """The three times, as the next flush writes them."""
+        """The three times that the next flush writes."""
         return Checkpoint(self.physic_timestamp, self.logics_timestamp, self.index_timestamp)
 
     def flush(self) -> None:
@@ -204,7 +204,7 @@ class CheckpointFile:
 # Each sync of the log raises the durable offset; the file itself is synced only before the
 # checkpoint is written. So after a power cut the durable offset may be too low, but never too high.
 #
-# The log's start follows in the same file. A deletion of the log's first files raises it before.
+# The same file holds the log's start. It is raised before the log's first files are deleted.
 
 logger = logging.getLogger(__name__)
 
@@ -217,12 +217,12 @@ class DurableFile:
         path: the file.
         offset: the log's durable offset.
         checkpoint: the times of the checkpoint.
-        log_start: physical offset at which the log starts, -1 if it has no files; None: the start
-            in the file stays.
+        log_start: physical offset at which the log starts, -1 if it has no files. With None the
+            start in the file stays.
 
     Attributes:
-        find_start: gives the log's current start, -1 if it is unknown. It is recorded with each
-            checkpoint, if it is later than the recorded one.
+        find_start: returns the log's current start, -1 if it is unknown. Each write of the
+            checkpoint records the start if it is later than the recorded one.
 
     Raises:
         StoreUnavailable: if it cannot be created or written.
@@ -284,7 +284,7 @@ class DurableFile:
                 self._file.sync()
 
     def expect(self, before: Checkpoint, after: Checkpoint) -> None:
-        """Make the durable offset valid for the checkpoint before and after its next write.
+        """Make the durable offset valid for both contents of the checkpoint, old and next.
 
         Raises:
             StoreUnavailable: if it cannot be written or synced; the store is poisoned then.
@@ -305,7 +305,7 @@ class DurableFile:
             self._file.write_durably(self._content())
 
     def _raise_start(self, log_start: int) -> None:
-        # A deletion may have recorded a later start, and not be done yet.
+        # A deletion that is not done yet may already have recorded a later start.
         if log_start > (-1 if self._start is None else self._start):
             self._start = log_start
 
@@ -320,7 +320,7 @@ def record_start(disk: Disk, path: Path, log_start: int) -> None:
 
     Args:
         disk: the store's disk.
-        path: the file of the durable offset; without a valid one nothing is recorded.
+        path: the file of the durable offset; if it is not valid, nothing is recorded.
         log_start: physical offset at which the log will start.
 
     Raises:

@@ -27,7 +27,7 @@ from typing import Final
 
 from logquarry.disk.disk import Disk
 from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
-from logquarry.log.store_files import LARGEST_BASE, NAME_DIGITS, SIDECAR
+from logquarry.log.store_files import LARGEST_BASE, NAME_DIGITS, SIDECAR, is_offset_name
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ class NameGuard:
     def guard(self, path: Path) -> None:
         """Give a file its second name, replacing an older link.
 
-        If the file system has no hard links, the file has none; a sync then detects that its name
-        is gone.
+        If the file system has no hard links, the file gets no second name. Then only a sync detects
+        that the file's name is gone.
         """
         with self._change:
             with contextlib.suppress(OSError):
@@ -67,11 +67,11 @@ class NameGuard:
             self._paths = (*self._paths, path)
 
     def release(self, path: Path) -> None:
-        """Remove a file's second name durably: before the file is deleted, or once it is safe.
+        """Remove a file's second name durably, for example before the file is deleted.
 
         Raises:
-            StoreUnavailable: if the disk fails: a second name that reappears after a crash would
-                restore the file.
+            StoreUnavailable: if the disk fails. The second name might then reappear after a crash,
+                and the next opening would restore the file.
         """
         with self._change:
             link = link_of(path)
@@ -127,7 +127,7 @@ class NameGuard:
                     self._drop(path)
 
     def restore(self, folders: Iterable[Path]) -> list[Path]:
-        """Restore, after a crash, files that have only their second name.
+        """After a crash, restore the files whose first name is gone, from their second names.
 
         A file that was renamed in its folder still has a first name, although a wrong one: a
         recovery renames it back.
@@ -136,7 +136,7 @@ class NameGuard:
         an earlier process removed without a successful sync.
 
         Returns:
-            Their paths.
+            The paths of the restored files.
 
         Raises:
             StoreUnavailable: if that failed.
@@ -167,7 +167,7 @@ def _file_at(path: Path) -> tuple[int, int] | None:
 
 
 def _files_in(folder: Path) -> set[tuple[int, int] | None]:
-    """The identities of the files in a folder and in its folders."""
+    """The identities of the files in a folder and in its subfolders."""
     try:
         return {_file_at(path) for path in (*folder.glob("*"), *folder.glob("*/*"))} - {None}
     except OSError:
@@ -191,7 +191,7 @@ class QueueFolders:
         disk: the store's disk.
         folders: folders to find files in, and to create files in.
         read_only: folders to find files in only.
-        full_folders: gives the folders without room for another file.
+        full_folders: returns the folders that have no room for another file.
 
     Attributes:
         folders: the writable folders, sorted.
@@ -218,7 +218,7 @@ class QueueFolders:
 
         Args:
             file_size: bytes of each file.
-            gaps: whether files may be missing between others.
+            gaps: whether to accept gaps between files.
 
         Raises:
             CorruptFile: if a file is longer than ``file_size``, or shorter and not the last, or
@@ -228,8 +228,7 @@ class QueueFolders:
         found: dict[int, Path] = {}
         for folder in {*self.folders, *self._read_only}:
             for name in self._disk.names_in(folder):
-                is_numbered = len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
-                if is_numbered and int(name) <= LARGEST_BASE:
+                if is_offset_name(name) and int(name) <= LARGEST_BASE:
                     found[int(name)] = folder / name
         bases = sorted(found)
         for base in bases:

@@ -12,8 +12,8 @@
   (``ServiceThread``).
 - :func:`abandon_in_children`: a forked child has the store's objects, but neither its maps
   (``MADV_DONTFORK``) nor its threads, and only the parent may write the files. So the child
-  abandons the store: every call raises StoreUnavailable, and the descriptors are closed. Among them
-  is the lock's descriptor: the child would hold the lock as long as it lives.
+  abandons the store: every call raises StoreUnavailable, and the descriptors are closed. If the
+  descriptor of the lock stayed open, the child would hold the lock as long as it lives.
 - :func:`close_at_exit`: stores that are still open when the interpreter exits are closed, so that
   the next opening needs no recovery.
 """
@@ -77,7 +77,7 @@ class RunningFlags(Refusals):
 
     @property
     def why(self) -> str:
-        """The reasons for which it does not, as text."""
+        """The reasons why the store takes no messages, as text."""
         return "; ".join(refusal.value for refusal in Refusal if refusal in self.refusals)
 
 
@@ -177,7 +177,7 @@ class Done:
     def wait(self, timeout_s: float) -> bool:
         """Wait until it is set; returns whether it is."""
         if not self._is_set and self._free.acquire(timeout=timeout_s):
-            # For the other waiters.
+            # Let the next waiter through.
             self._free.release()
         return self._is_set
 
@@ -200,8 +200,8 @@ class Service(ABC):
     Args:
         name: the thread's name.
         health: the store's health. If the store is poisoned, the service ends. If the work raises
-            another exception than StoreUnavailable, this is a bug: the service poisons the store,
-            because nothing does the work any more.
+            any exception except StoreUnavailable, this is a bug: the service poisons the store,
+            because no thread does the work any more.
         interval_ms: pause between two runs; None to run only when woken.
         is_timed: whether the pause is kept even after :meth:`wakeup`.
     """
@@ -229,11 +229,11 @@ class Service(ABC):
 
     @property
     def flag(self) -> Flag | None:
-        """The flag that :meth:`wakeup` sets; None if it does nothing."""
+        """The flag that :meth:`wakeup` sets; None if :meth:`wakeup` does nothing."""
         return None if self.is_timed else self._wake
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """End after the current run and a last one; returns whether the thread ended in time.
+        """End the thread after its current run and one last run; returns whether it ended in time.
 
         Does nothing in a forked child, which does not have the thread.
         """
@@ -289,7 +289,7 @@ class Abandonable(Protocol):
     """An object that must not be used in a forked child."""
 
     def abandon_in_child(self) -> None:
-        """Release the parent's resources in the child. Must take no locks and not raise."""
+        """Release the parent's resources in the child. Must neither take locks nor raise."""
 
 
 class Closable(Protocol):
@@ -304,7 +304,7 @@ _OPEN: Final[dict[int, Closable]] = {}
 
 
 def abandon_in_children(thing: Abandonable) -> None:
-    """Abandon ``thing`` in each child that this process forks. Holds only a weak reference."""
+    """Abandon ``thing`` in each child that this process forks. Its reference to it is weak."""
     _NOT_IN_CHILDREN.add(thing)
 
 
@@ -322,7 +322,7 @@ def close_at_exit(thing: Closable) -> None:
 
 
 def was_closed(thing: Closable) -> None:
-    """Undo :func:`close_at_exit`: ``thing`` is closed."""
+    """Undo :func:`close_at_exit`, because ``thing`` was closed."""
     _OPEN.pop(id(thing), None)
 
 

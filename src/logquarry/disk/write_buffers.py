@@ -1,6 +1,6 @@
 """Memory that takes a file's bytes before they are written: a pool of buffers, and file copies.
 
-:class:`TransientStorePool` is RocketMQ's. A :class:`FileCopy` takes the place of a map if no
+:class:`TransientStorePool` is RocketMQ's. A writer uses a :class:`FileCopy` instead of a map if no
 handler of SIGBUS watches the map.
 """
 
@@ -60,7 +60,7 @@ class TransientStorePool:
 
 
 class FileCopy:
-    """The bytes that a writer changes in a file, in memory: :meth:`keep` writes them to the file.
+    """A copy of a file in memory: the writer changes it, and :meth:`keep` writes it to the file.
 
     If the disk does not deliver a page, or has no room for it, ``pwrite`` raises an error. In a map
     such a page would end the process with SIGBUS.
@@ -70,9 +70,9 @@ class FileCopy:
 
     Args:
         disk: the store's disk.
-        descriptor: of the file.
-        path: the file, for messages.
-        size: its bytes.
+        descriptor: the file's descriptor.
+        path: the file, for error messages.
+        size: the file's bytes.
 
     Attributes:
         view: the memory, as large as the file.
@@ -153,7 +153,7 @@ class FileCopy:
             )
 
     def close(self) -> None:
-        """Release the memory, after the last view of it."""
+        """Release the memory as soon as no view of it exists."""
         with contextlib.suppress(BufferError):
             self.view.release()
             self._memory.close()

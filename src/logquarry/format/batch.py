@@ -1,7 +1,7 @@
 """Batches: a client's request, inner batches of RocketMQ 5, and the entries of batch queues.
 
-The wire form, the body of a client's batch request, has per message, big-endian, consecutive
-(``MessageDecoder.encodeMessage``)::
+In the wire form, the body of a client's batch request, one message follows the other, each with
+these big-endian fields (``MessageDecoder.encodeMessage``)::
 
     | TOTALSIZE 4 | MAGICCODE 4 | BODYCRC 4 | FLAG 4 | BODYLEN 4 | BODY |
     | PROPERTIESLEN 2 | PROPERTIES |
@@ -11,17 +11,17 @@ Clients write 0 for magic and CRC; the store ignores both.
 An inner batch is one frame that holds several messages. A producer sends a batch to a topic with
 batch queues; the broker stores it as one frame with the SYSFLAG bits INNER_BATCH and NEED_UNWRAP.
 The body is the wire form of the batch. Message i of the batch has the queue offset QUEUEOFFSET + i.
-The batch gives its body, properties and FLAG; the frame gives all other fields (see
+Its body, properties and FLAG come from the batch, all other fields from the frame (see
 ``MessageDecoder.decodeMessage``). The property INNER_NUM is the number of messages, by which the
 queue offset advances; INNER_BASE repeats QUEUEOFFSET.
 
 Readers return a message of a batch as a :class:`~logquarry.format.frame.Frame` that stands alone.
 Its SYSFLAG lacks the bits of the batch and of compression. BODYCRC is the CRC of its body.
-TOTALSIZE is the size that it would have in the log. PHYSICALOFFSET is the one of the batch.
+TOTALSIZE is the size that it would have in the log. PHYSICALOFFSET is that of the batch.
 
-A batch queue of RocketMQ 5 (``BatchConsumeQueue``) has entries of 46 bytes. An entry names one
-frame and the queue offsets of its messages: ``[base, base + count)``. Its place in the files is not
-a queue offset: readers search the base.
+A batch queue of RocketMQ 5 (``BatchConsumeQueue``) has entries of 46 bytes. An entry points to one
+frame and has the queue offsets of its messages: ``[base, base + count)``. An entry's place in the
+files does not give its queue offset, so readers search for a base.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from typing import Final
 from logquarry.errors import DecompressionError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.compression import DEFAULT_LIMIT, decompress
 from logquarry.format.fields import Field, Layout
 from logquarry.format.frame import Frame
+from logquarry.format.sys_flag import DEFAULT_LIMIT, decompress
 
 HEAD = Layout(
     "batch item head",
@@ -44,7 +44,7 @@ HEAD = Layout(
     Field("magic", "I", "MAGICCODE; clients send 0"),
     Field("body_crc", "i", "BODYCRC; clients send 0"),
     Field("flag", "i", "FLAG"),
-    Field("body_length", "i", "BODYLEN: size of the body"),
+    Field("body_length", "i", "BODYLEN: size of the body in bytes"),
 )
 PROPERTIES_LENGTH = Layout("properties length", Field("properties_length", "h", "PROPERTIESLEN"))
 FIXED_SIZE = HEAD.size + PROPERTIES_LENGTH.size
@@ -53,7 +53,7 @@ assert FIXED_SIZE == 22
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """One message of a batch. The batch has the topic and the queue."""
+    """One message of a batch. All messages of a batch have the same topic and queue."""
 
     body: bytes
     properties: bytes = b""
@@ -122,11 +122,11 @@ def decode(data: bytes) -> Iterator[BatchItem]:
 
 
 INNER_BATCH: Final = sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP
-"""Both bits: clients take a frame apart only if it has both."""
+"""Clients take a frame apart only if both of these bits are set."""
 OF_BATCH: Final = INNER_BATCH | sys_flag.COMPRESSED | sys_flag.COMPRESSION_MASK
 """The bits that a message of a batch does not inherit: they describe the body of the frame."""
 MOST_MESSAGES: Final = 0x7FFF
-"""``DispatchRequest.batchSize`` and the entry of a batch queue count the messages in 16 bits."""
+"""Maximum size of a batch: ``DispatchRequest.batchSize`` and batch queue entries have 16 bits."""
 
 
 def is_inner_batch(flag: int) -> bool:
@@ -135,9 +135,9 @@ def is_inner_batch(flag: int) -> bool:
 
 
 def unwrap(frame: Frame, *, limit: int = DEFAULT_LIMIT) -> tuple[Frame, ...]:
-    """The messages of an inner batch; any other frame, or one without a batch, stays whole.
+    """The messages of an inner batch; any other frame stays whole.
 
-    Clients keep a frame whose body is not a batch as one message too (``PullAPIWrapper``).
+    A frame whose body is not a batch stays whole too, as in clients (``PullAPIWrapper``).
 
     Args:
         frame: a sound frame.
@@ -169,9 +169,9 @@ def unwrap(frame: Frame, *, limit: int = DEFAULT_LIMIT) -> tuple[Frame, ...]:
 
 
 def queue_count(frame: Frame) -> int:
-    """The number of queue offsets that a frame takes, as the broker dispatches it.
+    """The number of queue offsets that a frame takes when the broker dispatches it.
 
-    For an inner batch it is INNER_NUM, whatever the body holds
+    For an inner batch it is INNER_NUM, even if the body holds another number of messages
     (``CommitLog.checkMessageAndReturnSize``).
     """
     if not frame.sys_flag & sys_flag.INNER_BATCH:
@@ -186,15 +186,17 @@ ENTRY = Layout(
     "batch queue entry",
     Field("physical_offset", "q", "start of the frame in the log"),
     Field("size", "i", "TOTALSIZE of the frame; 0: empty entry"),
-    Field("tags_code", "q", "hash of the frame's tags; 0 if only the messages inside have tags"),
+    Field(
+        "tags_code", "q", "hash of the frame's tags; 0 if only the messages in the frame have tags"
+    ),
     Field("store_timestamp", "q", "STORETIMESTAMP of the frame"),
     Field("base", "q", "msgBaseOffset: queue offset of the frame's first message"),
-    Field("count", "h", "batchSize: messages in the frame"),
+    Field("count", "h", "batchSize: number of messages in the frame"),
     Field("compacted_offset", "i", "offset in a compacted log; -1: none"),
-    Field("reserved", "i", "0; logquarry: number of lost messages at the start of the entry"),
+    Field("reserved", "i", "0; logquarry: number of lost messages whose offsets the entry covers"),
 )
 ENTRY_SIZE: Final = ENTRY.size
 assert ENTRY_SIZE == 46
 DEFAULT_ENTRIES_PER_FILE: Final = 300_000
 NOT_COMPACTED: Final = -1
-"""Compacted offset of an entry that no compaction has seen."""
+"""Compacted offset of an entry that no compaction has processed."""

@@ -4,10 +4,10 @@ The tables are delay and consumer offsets, topics and groups. Each document has 
 encoder over :mod:`logquarry.format.fastjson`. Decoders raise ValueError with the reason and never
 guess.
 
-A broker of RocketMQ 5 may keep the tables in RocksDB. Version 1 has a RocksDB for topics, one for
-subscription groups and one for consumer offsets: the key is the member's name in the JSON table,
-the value its JSON. Version 2 (``configManagerVersion``) has one RocksDB, whose keys begin with the
-number of a table (``TablePrefix``, ``TableId``, ``RecordPrefix``).
+A broker of RocketMQ 5 may keep the tables in RocksDB. Version 1 has three databases: for topics,
+for subscription groups and for consumer offsets. The key is the member's name in the JSON table,
+the value is its JSON. Version 2 (``configManagerVersion``) has one database, in which a key begins
+with the number of its table (``TablePrefix``, ``TableId``, ``RecordPrefix``).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def encode_topics(
 
 
 def topic_entry(topic: TopicConfig, *, is_batch: bool = False) -> dict[str, Any]:
-    """The entry of a topic in ``topicConfigTable``; ``is_batch``: it has batch queues."""
+    """The entry of a topic in ``topicConfigTable``; ``is_batch``: whether it has batch queues."""
     attributes = {"attributes": {QUEUE_TYPE: BATCH_TYPE}} if is_batch else {}
     return {
         **attributes,
@@ -199,7 +199,7 @@ _IDS: Final = {
 }
 _PULL_OFFSETS: Final = "pullOffsetTable"
 _JSON: Final = b"\x01"
-"""``SerializationType.JSON``: the first byte of a topic or group."""
+"""``SerializationType.JSON``: the first byte of the record of a topic or group."""
 _LENGTH: Final = struct.Struct(">H")
 _QUEUE: Final = struct.Struct(">BI")
 _OFFSET: Final = struct.Struct(">q")
@@ -208,12 +208,12 @@ Items = Iterable[tuple[bytes, bytes]]
 
 
 def prefixes(file: str, version: int) -> tuple[bytes, ...]:
-    """The prefix of the keys of one table."""
+    """The prefixes of the keys of one table."""
     return (b"",) if version == 1 else tuple(_KEY.pack(_TABLE, n, _DATA) for n in _IDS[file])
 
 
 def document(file: str, items: Items, *, version: int) -> bytes:
-    """The JSON document of a table, as its decoder in ``broker_config`` takes it.
+    """Make the JSON document of a table, which the decoder of this module reads.
 
     Args:
         file: name of the JSON file that a broker without RocksDB writes.
@@ -258,7 +258,7 @@ def _offset_v2(key: bytes, value: bytes) -> tuple[str, int, int]:
 
 
 def _name(data: bytes) -> tuple[str, bytes]:
-    """A name with its length before it, and the bytes after it."""
+    """Read a name that follows its length; returns the name and the bytes after it."""
     if len(data) < _LENGTH.size:
         raise ValueError(f"the key ends in {data!r}")
     end = _LENGTH.size + _LENGTH.unpack_from(data)[0]

@@ -1,15 +1,15 @@
-"""The checkpoint file (``StoreCheckpoint``): 4,096 bytes that start with three times.
+"""The checkpoint file (``StoreCheckpoint``): 4,096 bytes, which begin with three timestamps.
 
-RocketMQ 5 has three offsets after them, which are 0 in the file of a 4.9 broker.
+After these RocketMQ 5 has three offsets, which are 0 in the file of a 4.9 broker.
 
 :class:`DurableMark` is the log's durable offset, in ``.logquarry/durable``, unknown to RocketMQ.
 Damage before the durable offset is rot: the bytes were once good. Damage after it may come from a
-crash. The content fits one sector, so a power cut leaves either the old or the new content. A
-RocketMQ that opens the store rewrites the checkpoint, and the durable offset is then stale. So the
+crash. The content fits one sector, so a power cut leaves either the old or the new content. If
+RocketMQ opens the store, it rewrites the checkpoint, and the durable offset is then stale. So the
 file records the content of the checkpoint before and after the checkpoint's next write.
 
 The same file has the offset at which the log starts. Retention raises it before it deletes files.
-So a log that starts later has lost its first files.
+So if the log's first file starts after that offset, the log has lost its first files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LAYOUT = Layout(
 OFFSETS = Layout(
     "offsets of 5.x",
     Field("master_flushed", "q", "physical offset up to which the master has synced its log"),
-    Field("confirm", "q", "physical offset of the last message of the log at its last recovery"),
+    Field("confirm", "q", "physical offset of the log's last message at the last recovery"),
     Field("logics_physical", "q", "physical offset of the last message synced in the queues (5.5)"),
 )
 assert LAYOUT.size == 24
@@ -53,11 +53,11 @@ START: Final = Layout(
     "log start", Field("start", "q", "physical offset at which the log starts; -1: unknown")
 )
 START_SIZE: Final = START.size + 4
-"""With the CRC-32 after the field. The start follows the durable mark, and is valid with it."""
+"""Bytes of the field and its CRC-32. They follow the mark, and are valid only if the mark is."""
 
 
 class Checkpoint(NamedTuple):
-    """The three times in milliseconds."""
+    """The three timestamps, in milliseconds."""
 
     physic_timestamp: int = 0
     logics_timestamp: int = 0
@@ -90,7 +90,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def decode(data: bytes) -> Checkpoint:
-    """Decode the times.
+    """Decode the timestamps.
 
     Raises:
         ValueError: if there are fewer than 24 bytes.
@@ -128,7 +128,7 @@ def decode_mark(data: bytes) -> DurableMark | None:
 
 
 def encode_start(start: int) -> bytes:
-    """Encode the log's start, -1 if it is unknown, as it follows the durable mark."""
+    """Encode the log's start, -1 if it is unknown, for the place after the durable mark."""
     data = START.struct.pack(start)
     return data + zlib.crc32(data).to_bytes(4, "big")
 

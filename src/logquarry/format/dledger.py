@@ -1,8 +1,8 @@
 """An entry of a DLedger log (``DLedgerEntry``): a head of 48 bytes, then one frame.
 
 A frame's PHYSICALOFFSET is its own position in the log, after the head; consume queues and index
-point to it. An entry that does not fit into a file goes to the next one, after eight bytes:
-magic -1 and the length of the rest.
+point to it. An entry that does not fit into a file goes to the next file. The rest of the first
+file then begins with eight bytes: the magic -1 and the length of this unused rest.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def has_head_reference(data: memoryview, position: int, *, base: int, left: int)
 
 
 def starts_blank(data: memoryview, position: int) -> bool:
-    """Whether the magic of an unused rest is at a position."""
+    """Whether the magic that begins the unused rest of a file is at a position."""
     return int.from_bytes(data[position : position + 4], "big", signed=True) == MAGIC_BLANK
 
 
 def is_blank_reference(data: memoryview, position: int, *, left: int) -> bool:
-    """Whether a position starts the unused rest of a file, of ``left`` bytes."""
+    """Whether the unused rest of a file, of ``left`` bytes, begins at a position."""
     size = int.from_bytes(data[position + 4 : position + BLANK_SIZE], "big", signed=True)
     return starts_blank(data, position) and size == left

@@ -112,12 +112,12 @@ class ObjectKeys(list[tuple[Any, Any]]):
 
 
 def compact(value: Any, *, quote_keys: bool = False) -> str:
-    """Encode a document as fastjson's ``toJSONString(value)``: the bodies of the remoting protocol.
+    """Encode a document as fastjson's ``toJSONString(value)``, for bodies of the remoting protocol.
 
     Args:
         value: the document. Integer keys are written without quotes; :class:`ObjectKeys` is a map
             with objects as keys.
-        quote_keys: whether integer keys get quotes, as strict JSON needs them.
+        quote_keys: whether integer keys get quotes, which strict JSON requires.
 
     Raises:
         ValueError: if a number is NaN or infinite.

@@ -6,8 +6,8 @@ A frame, big-endian, as ``CommitLog.checkMessageAndReturnSize`` reads it::
     | PREPAREDTRANSACTIONOFFSET 8 | BODYLEN 4 | BODY | TOPICLEN 1 | TOPIC | PROPERTIESLEN 2 |
     | PROPERTIES |
 
-RocketMQ 5's second magic (``MESSAGE_MAGIC_CODE_V2``) has a TOPICLEN of two bytes; it is read and
-never written. A blank is ``[bytes left in the file 4][magic 4]`` and then any bytes.
+A frame with RocketMQ 5's second magic (``MESSAGE_MAGIC_CODE_V2``) has a TOPICLEN of two bytes; it
+is read, but never written. A blank is ``[bytes left in the file 4][magic 4]`` and then any bytes.
 
 Guarantees: :func:`decode_at` never raises, on any bytes, and never reads beyond ``end``; a frame
 that it returns encodes to the same bytes. The kernels of :mod:`logquarry.format.kernels` return
@@ -21,10 +21,9 @@ import enum
 import mmap
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from logquarry.format import java, message_id, sys_flag
 from logquarry.format import properties as props
@@ -40,26 +39,34 @@ HEAD = Layout(
     Field("magic", "I", "MAGICCODE: daa320a7; in 5.x also daa320ab"),
     Field("body_crc", "i", "BODYCRC: CRC-32 of the body as stored, sign bit cleared"),
     Field("queue_id", "i", "QUEUEID"),
-    Field("flag", "i", "FLAG: bits for the application's own use"),
-    Field("queue_offset", "q", "QUEUEOFFSET: position in the consume queue"),
+    Field("flag", "i", "FLAG: flag bits that the application sets"),
+    Field("queue_offset", "q", "QUEUEOFFSET: queue offset of the message"),
     Field("physical_offset", "q", "PHYSICALOFFSET: start of this frame in the log"),
-    Field("sys_flag", "i", "SYSFLAG: compression, transaction type, host families"),
+    Field(
+        "sys_flag", "i", "SYSFLAG: RocketMQ's flag bits: compression, transaction type, IPv6 hosts"
+    ),
     Field("born_timestamp", "q", "BORNTIMESTAMP: ms, the producer's clock"),
 )
 """Then BORNHOST follows: 8 bytes, or 20 with BORNHOST_V6."""
 
-STORE_TIME = Layout("store time", Field("store_timestamp", "q", "STORETIMESTAMP: ms"))
+STORE_TIME = Layout(
+    "store time", Field("store_timestamp", "q", "STORETIMESTAMP: ms, the broker's clock")
+)
 """Then STOREHOSTADDRESS follows: 8 bytes, or 20 with STOREHOSTADDRESS_V6."""
 
 TAIL = Layout(
     "after the hosts",
-    Field("reconsume_times", "i", "RECONSUMETIMES: how often consumers sent the message back"),
+    Field(
+        "reconsume_times",
+        "i",
+        "RECONSUMETIMES: how often a consumer sent the message back for a retry",
+    ),
     Field(
         "prepared_transaction_offset",
         "q",
         "PREPAREDTRANSACTIONOFFSET: physical offset of the half message",
     ),
-    Field("body_length", "i", "BODYLEN: size of the body"),
+    Field("body_length", "i", "BODYLEN: size of the body in bytes"),
 )
 """Then the body, the topic length, the topic, the properties length and the properties."""
 
@@ -148,7 +155,7 @@ class Frame:
         )
 
     def is_copied_to(self, topic: str) -> bool:
-        """Whether multi-dispatch puts the frame of another topic into a queue of ``topic``."""
+        """Whether multi-dispatch puts this frame, of another topic, into a queue of ``topic``."""
         if self.topic.decode("utf-8", java.UTF8_ERRORS) == topic:
             return False
         found = props.decode_bytes(self.properties)
@@ -197,29 +204,13 @@ def fixed_size(magic: int, flag: int) -> int:
     )
 
 
-class Prefix(NamedTuple):
-    """The fixed fields before the body, for one pair of host sizes.
-
-    Attributes:
-        pack: packs the fields of HEAD, the born host, the store time, the store host and the
-            fields of TAIL, in this order.
-        size: bytes that it packs.
-        store_time_at: where STORETIMESTAMP starts.
-    """
-
-    pack: Callable[..., bytes]
-    size: int
-    store_time_at: int
-
-
 @cache
-def prefix(born_host_size: int, store_host_size: int) -> Prefix:
-    """The layout of the bytes before the body; everything that packs a frame uses it."""
-    layout = struct.Struct(
+def prefix(born_host_size: int, store_host_size: int) -> struct.Struct:
+    """The bytes before the body: the fields of HEAD, born host, store time, store host, TAIL."""
+    return struct.Struct(
         f"{HEAD.struct.format}{born_host_size}s{STORE_TIME.struct.format[1:]}"
         f"{store_host_size}s{TAIL.struct.format[1:]}"
     )
-    return Prefix(layout.pack, layout.size, HEAD.size + born_host_size)
 
 
 def encode(frame: Frame) -> bytes:
@@ -368,15 +359,7 @@ _MAGIC_BYTES = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2))
 _MAGIC_POSITION = HEAD.offsets["magic"]
 
 
-def find_frame(
-    data: BytesLike,
-    start: int,
-    stop: int,
-    *,
-    base: int,
-    end: int | None = None,
-    check_crc: bool = True,
-) -> int:
+def find_frame(data: BytesLike, start: int, stop: int, *, base: int, check_crc: bool = True) -> int:
     """The first position in ``[start, stop)`` with a sound frame, or -1 (resync).
 
     PHYSICALOFFSET, the frame's own physical offset, distinguishes a frame from bytes that only look
@@ -393,7 +376,7 @@ def find_frame(
         start = first + min(hits) - _MAGIC_POSITION
         if start >= stop:
             break
-        if isinstance(decode_at(view, start, base=base, end=end, check_crc=check_crc), Frame):
+        if isinstance(decode_at(view, start, base=base, check_crc=check_crc), Frame):
             return start
         start += 1
     return -1

@@ -19,8 +19,8 @@ from logquarry.format.fields import Field, Layout
 
 HEADER = Layout(
     "index header",
-    Field("begin_timestamp", "q", "store time of the first key, ms"),
-    Field("end_timestamp", "q", "store time of the last key, ms"),
+    Field("begin_timestamp", "q", "store time of the first key's message, ms"),
+    Field("end_timestamp", "q", "store time of the last key's message, ms"),
     Field("begin_offset", "q", "physical offset of the first key's message"),
     Field("end_offset", "q", "physical offset of the last key's message"),
     Field("slots_used", "i", "hash slot count: number of slots that have a chain"),
@@ -80,7 +80,7 @@ class IndexShape:
         return HEADER.size + abs(key_hash) % self.slots * SLOT.size
 
     def entry_position(self, number: int) -> int:
-        """Position of an entry by its number."""
+        """Position of the entry that has a given number."""
         return HEADER.size + self.slots * SLOT.size + number * ENTRY.size
 
 
@@ -93,7 +93,7 @@ def key_text(topic: str, key: str) -> str:
 
 
 def tag_text(topic: str, tag: str) -> str:
-    """What 5.4 hashes for a tag (``IndexService.buildKey`` with ``INDEX_TAG_TYPE``)."""
+    """The text that 5.4 hashes for a tag (``IndexService.buildKey`` with ``INDEX_TAG_TYPE``)."""
     return f"{topic}#T#{tag}"
 
 
@@ -118,8 +118,3 @@ def encode_header(header: IndexHeader) -> bytes:
 def decode_entry(data: bytes | memoryview, position: int) -> IndexEntry:
     """Decode the entry at a position in the file."""
     return IndexEntry(*ENTRY.struct.unpack_from(data, position))
-
-
-def encode_entry(entry: IndexEntry) -> bytes:
-    """Encode an entry."""
-    return ENTRY.struct.pack(*entry)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
+from functools import cache
 from typing import Final
 
 try:
@@ -44,7 +45,7 @@ def to_int(value: int) -> int:
 
 
 def to_long(value: int) -> int:
-    """Wrap to a signed 64-bit integer, as Java's arithmetic on ``long``."""
+    """Wrap to a signed 64-bit integer, as Java's arithmetic on ``long`` does."""
     value &= 0xFFFFFFFFFFFFFFFF
     return value - 0x10000000000000000 if value >> 63 else value
 
@@ -93,6 +94,23 @@ crc32 = _crc32
 """CRC-32 by the fastest available library: zlib-ng if it is installed, else zlib."""
 
 
+@cache
+def crc32_address() -> int:
+    """Address of zlib-ng's ``crc32(uint32, const uint8_t *, size_t)``, for compiled code, or 0.
+
+    With 0 the kernels compute the CRC themselves, which is slower.
+    """
+    import ctypes
+
+    try:
+        from zlib_ng import zlib_ng
+
+        function = ctypes.CDLL(zlib_ng.__file__).zng_crc32_z
+    except (ImportError, OSError, AttributeError):
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
 def body_crc(crc: int) -> int:
     """The CRC as the frame stores it: ``UtilAll.crc32`` clears the sign bit."""
     return crc & INT_MAX
@@ -110,9 +128,9 @@ def table_size_for(count: int) -> int:
 def hash_map_order(keys: Iterable[str], table_size: int = 16) -> list[str]:
     """The iteration order of a ``java.util.HashMap`` with ``keys`` inserted in their order.
 
-    A bucket keeps its insertion order, also when a resize splits it in two. If a bucket gets a
+    A bucket keeps its insertion order, even when a resize splits it in two. If a bucket gets a
     ninth entry, Java doubles a table of fewer than 64 buckets. In a larger table Java turns the
-    bucket into a tree. This function does not model that: nine names would have to collide.
+    bucket into a tree. This function makes no trees, because nine names would have to collide.
 
     Args:
         keys: distinct keys, in insertion order.

@@ -23,7 +23,7 @@ _MAPPED_V4 = bytes(10) + b"\xff\xff"
 
 
 def host_text(data: bytes) -> str:
-    """Format a host of 8 bytes as ``ip:port``, of 20 as ``[ip]:port`` (``getHostAddress``).
+    """Format a host: 8 bytes as ``ip:port``, 20 bytes as ``[ip]:port`` (``getHostAddress``).
 
     Java writes all eight groups of an IPv6 address, and an IPv4-mapped address as IPv4.
     """

@@ -6,7 +6,7 @@ r"""The properties of a message: their string, keys, tags code, delay levels, ta
 
 Follows ``MessageDecoder.string2messageProperties`` and ``messageProperties2String`` of 4.9.3. The
 parser is lenient: it skips a segment that is not ``key \x01 value`` with both sides non-empty, and
-of duplicate keys the last value wins. A frame is sound regardless of the string's content; only
+if a key is repeated, its last value wins. A frame can be sound with any content of the string; only
 the length counts.
 """
 
@@ -39,7 +39,7 @@ TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 TRANSACTION_PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 MULTI_SEPARATOR: Final = ","
-"""Between the queues in INNER_MULTI_DISPATCH, and between their offsets."""
+"""Separates the queues in INNER_MULTI_DISPATCH, and also their offsets."""
 INNER_NUM: Final = "INNER_NUM"
 INNER_BASE: Final = "INNER_BASE"
 INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
@@ -137,15 +137,15 @@ def tags_code(
 ) -> int:
     """The tags code of a frame (``CommitLog.checkMessageAndReturnSize``).
 
-    It is the hash of TAGS; for a message with a DELAY in the schedule topic it is the delivery
-    time. If DELAY is not a number (Java would fail), it is the hash.
+    It is the hash of TAGS. But for a message with a DELAY in the schedule topic it is the delivery
+    time, unless DELAY is not a number (Java would fail): then it is the hash too.
     """
     tags = properties.get(TAGS)
     code = java.hash_code(tags) if tags else 0
     delay = properties.get(DELAY)
     if delay is not None and topic == SCHEDULE_TOPIC:
         level = parse_int(delay)
-        # Java caps the level first: without levels it becomes 0, and the hash stays.
+        # Java caps the level first: if there are no levels, it becomes 0, and the hash is used.
         level = 0 if level is None else min(level, len(levels_ms))
         if level > 0:
             code = java.to_long(store_timestamp + levels_ms[level - 1])

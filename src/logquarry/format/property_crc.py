@@ -1,4 +1,4 @@
-"""The CRC over a whole frame that RocketMQ 5 appends (``enabledAppendPropCRC``).
+"""The CRC over a whole frame, which RocketMQ 5 appends to it (``enabledAppendPropCRC``).
 
 ::
 
@@ -41,7 +41,7 @@ def encode(frame: bytes | memoryview) -> bytes:
 
 
 def with_room(properties: bytes) -> bytes:
-    """A property string with room for the CRC at its end; a CRC that it has is removed."""
+    """A property string with room for the CRC at its end; a CRC that it already has is removed."""
     at = properties.find(PREFIX)
     if at == 0 or (at > 0 and properties[at - 1 : at] == _END):
         end = properties.find(_END, at)
@@ -55,7 +55,7 @@ def fill_in(frame: bytearray, start: int, end: int) -> None:
 
     Args:
         frame: bytes with the frame.
-        start: where the frame starts in them.
+        start: where the frame starts in these bytes.
         end: where it ends.
     """
     frame[end - SIZE : end] = encode(memoryview(frame)[start : end - SIZE])
@@ -79,7 +79,7 @@ def carriers(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
         sizes: bytes of each frame.
     """
     tails = starts + sizes - SIZE
-    # One byte of each frame rules out almost all frames of a store without these CRCs.
+    # In a store without these CRCs, a look at one byte rules out almost every frame.
     maybe = np.flatnonzero(data[tails] == _FIRST)
     if not len(maybe):
         return maybe

@@ -6,7 +6,7 @@
  0  SIZE             TOTALSIZE
  1  TOPIC            index of the topic: TOPICLEN and its bytes
  2  HEAD             index of the head: hosts and SYSFLAG (:data:`HEAD_SIZE`...)
- 3  QUEUE            index of the queue, whose next offset it takes
+ 3  QUEUE            index of the queue that gives the message its queue offset
  4  QUEUE_ID
  5  FLAG
  6  BORN_TIMESTAMP
@@ -16,7 +16,7 @@
 10  BODY_LENGTH
 11  PROPS_AT         address of the property string
 12  PROPS_LENGTH
-13  QUEUE_OFFSET     of a message that takes none: 0, or the one it had before
+13  QUEUE_OFFSET     of a message that takes no offset: 0, or its previous one
 14  STORE_TIMESTAMP  earliest store time, of a message that was stored before
 ==  ===============  ==========================================================
 """

@@ -35,7 +35,7 @@ class QueueEntry(NamedTuple):
 
     @property
     def is_filler(self) -> bool:
-        """Whether the entry pads a file and names no message (``ConsumeQueue.fillPreBlank``).
+        """Whether the entry only pads a file, without a message (``ConsumeQueue.fillPreBlank``).
 
         No frame has that size. The physical offset is 0, except for fillers that a salvage wrote;
         see docs/salvage.md.

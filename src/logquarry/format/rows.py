@@ -1,6 +1,6 @@
-"""The tables that kernels fill: by the walk, for the dispatcher, and for a get.
+"""The three tables that kernels fill: in a walk, for the dispatcher, and for a get.
 
-The table that a walk over the log fills: one row of int32 per frame; and the walk's codes.
+A walk over the log fills a table with one row of int32 per frame. The walk's codes are below.
 
 ====  =============  ===============================================
  col  name           relative to
@@ -15,7 +15,7 @@ The table that a walk over the log fills: one row of int32 per frame; and the wa
   7   PROPS_LENGTH
 ====  =============  ===============================================
 
-Kernel and reference fill it alike.
+Kernel and reference fill this table alike.
 
 The table for the dispatcher: one column of int64 per frame.
 
@@ -63,12 +63,12 @@ POSITION, SIZE, BODY_AT, BODY_LENGTH, TOPIC_AT, TOPIC_LENGTH, PROPS_AT, PROPS_LE
 ROW_WIDTH = 8
 
 FROM_FRAME, FROM_STORE_TIME, FROM_BODY = range(3)
-"""The base that a fixed field's position counts from: the hosts before it have 8 or 20 bytes."""
+"""Where the position of a fixed field counts from: the hosts before it have 8 or 20 bytes."""
 
 REACHED_STOP = 0
-"""The walk has reached its stop. Codes 1..99 are ``DamageKind``."""
+"""The walk has reached the position ``stop``. Codes 1..99 are ``DamageKind``."""
 BLANK = 100
-"""There is a blank."""
+"""A blank starts here."""
 NEED_MORE = 101
 """A frame continues beyond the window, but not beyond the file."""
 TABLE_FULL = 102
@@ -126,4 +126,4 @@ physical offsets, the CRC function's address, and the limits of an answer."""
 TAG_CODE, TAG_AT, TAG_LENGTH = range(3)
 """Arguments for a wanted tag: its hash, the address of its text, and its length in bytes."""
 TAG_WIDTH: Final = 3
-"""Numbers per tag. The count of tags precedes the first one."""
+"""Numbers per tag. The count of tags precedes the first tag."""

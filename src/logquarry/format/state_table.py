@@ -62,5 +62,5 @@ def decode_at(data: bytes | memoryview, position: int) -> StateUnit:
 
 
 def group_hash(group: str | None) -> int:
-    """The hash of a producer group in an entry: ``String.hashCode``, 0 without a group."""
+    """The hash of a producer group in an entry: ``String.hashCode``, 0 if there is no group."""
     return java.hash_code(group or "")

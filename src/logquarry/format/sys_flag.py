@@ -1,8 +1,15 @@
-"""The bits of SYSFLAG (``MessageSysFlag``): of 4.9.3, and of 4.9.8 and 5.x for readers."""
+"""The bits of SYSFLAG (``MessageSysFlag``), and the bodies that they mark as compressed.
+
+RocketMQ 4.9.3 compresses with zlib; from 4.9.8 on, with LZ4 and Zstandard frames too.
+"""
 
 from __future__ import annotations
 
+import io
+import zlib
 from typing import Final
+
+from logquarry.errors import DecompressionError
 
 COMPRESSED: Final = 0x1
 MULTI_TAGS: Final = 0x2
@@ -20,6 +27,9 @@ COMPRESSION_LZ4: Final = 0x100
 COMPRESSION_ZSTD: Final = 0x200
 COMPRESSION_ZLIB: Final = 0x300
 
+DEFAULT_LIMIT: Final = 64 << 20
+"""Maximum bytes of one decompressed body: a zip bomb raises an error before it fills memory."""
+
 
 def transaction_type(sys_flag: int) -> int:
     """One of the ``TRANSACTION_*`` values."""
@@ -29,3 +39,56 @@ def transaction_type(sys_flag: int) -> int:
 def advances_queue(sys_flag: int) -> bool:
     """Whether a frame with this flag gets a queue entry (transaction types NOT and COMMIT)."""
     return transaction_type(sys_flag) in (TRANSACTION_NOT, TRANSACTION_COMMIT)
+
+
+def is_compressed(flag: int) -> bool:
+    """Whether SYSFLAG marks the body as compressed."""
+    return bool(flag & COMPRESSED)
+
+
+def decompress(body: bytes, flag: int, *, limit: int = DEFAULT_LIMIT) -> bytes:
+    """Decompress a body stored with SYSFLAG ``flag``; returns it unchanged if not compressed.
+
+    Raises:
+        DecompressionError: if the bytes do not decompress, or become more than ``limit`` bytes.
+    """
+    if not is_compressed(flag) or not body:
+        return body
+    method = flag & COMPRESSION_MASK
+    if method in (0, COMPRESSION_ZLIB):
+        return _zlib(body, limit)
+    if method == COMPRESSION_LZ4:
+        return _stream(body, "lz4", limit)
+    if method == COMPRESSION_ZSTD:
+        return _stream(body, "zstd", limit)
+    raise DecompressionError(f"unknown compression {method >> 8} in SYSFLAG {flag:#x}")
+
+
+def _zlib(body: bytes, limit: int) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        content = inflater.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise DecompressionError(f"not a zlib body: {error}") from error
+    if len(content) > limit:
+        raise DecompressionError(f"more than {limit} bytes of content")
+    if not inflater.eof:
+        raise DecompressionError("the zlib body ends too early")
+    return content
+
+
+def _stream(body: bytes, codec: str, limit: int) -> bytes:
+    import pyarrow as pa
+
+    parts: list[bytes] = []
+    total = 0
+    try:
+        with pa.CompressedInputStream(io.BytesIO(body), codec) as stream:
+            while part := stream.read(min(1 << 20, limit + 1 - total)):
+                parts.append(part)
+                total += len(part)
+                if total > limit:
+                    raise DecompressionError(f"more than {limit} bytes of content")
+    except (OSError, pa.ArrowException) as error:
+        raise DecompressionError(f"not a {codec} body: {error}") from error
+    return b"".join(parts)

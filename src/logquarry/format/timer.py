@@ -1,8 +1,8 @@
 """The files of RocketMQ 5's timer wheel (``TimerWheel``, ``TimerLog``, ``TimerCheckpoint``).
 
-A slot of ``timerwheel`` is one span of ``timerPrecisionMs``; its place in the file is its number
-modulo the number of slots. It names the first and the last entry of the timer log that belong to
-it; each entry names the one before it.
+A slot of ``timerwheel`` stands for one span of ``timerPrecisionMs``; its place in the file is its
+number modulo the number of slots. It points to the first and the last entry of the timer log that
+belong to it; each entry points to the one before it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ CHECK_FILE: Final = "timercheck"
 
 SLOT = Layout(
     "timer wheel slot",
-    Field("time", "q", "time of the slot, in units of timerPrecisionMs; 0 if it was never used"),
-    Field("first", "q", "position of its first entry in the timer log"),
-    Field("last", "q", "position of its last entry in the timer log"),
-    Field("count", "i", "entries; an entry that deletes a message counts -1"),
+    Field("time", "q", "time of the slot, in units of timerPrecisionMs; 0: never used"),
+    Field("first", "q", "position of the slot's first entry in the timer log"),
+    Field("last", "q", "position of the slot's last entry in the timer log"),
+    Field("count", "i", "number of entries; an entry that deletes a message counts as -1"),
     Field("magic", "i", "0"),
 )
 ENTRY = Layout(
     "timer log entry",
     Field("size", "i", "52"),
-    Field("previous", "q", "position of the entry before it in the same slot, -1 for none"),
-    Field("magic", "i", "1, and 2 if the message is put back at that time, 4 if it deletes one"),
-    Field("write_time", "q", "time at which the entry was written, ms, cut to timerPrecisionMs"),
-    Field("delay", "i", "time of the slot less write_time, ms"),
+    Field("previous", "q", "position of the previous entry of the same slot; -1: none"),
+    Field(
+        "magic", "i", "1; plus 2 if the message will be put back, 4 if it deletes another message"
+    ),
+    Field("write_time", "q", "time of the write, ms, rounded down to timerPrecisionMs"),
+    Field("delay", "i", "time of the slot minus write_time, ms"),
     Field("physical_offset", "q", "physical offset of the frame"),
     Field("frame_size", "i", "bytes of the frame"),
-    Field("topic_hash", "i", "hash code of the real topic"),
+    Field("topic_hash", "i", "Java hash code of the message's real topic"),
     Field("reserved", "q", "0"),
 )
 BLANK = Layout(
@@ -45,9 +47,11 @@ BLANK = Layout(
 CHECK = Layout(
     "timercheck",
     Field("read_time", "q", "time of the next slot to deliver, ms"),
-    Field("log_end", "q", "end of the flushed timer log"),
-    Field("queue_offset", "q", "next queue offset of rmq_sys_wheel_timer that is not in the wheel"),
-    Field("master_queue_offset", "q", "the master's queue_offset"),
+    Field("log_end", "q", "position up to which the timer log is flushed"),
+    Field(
+        "queue_offset", "q", "first queue offset of rmq_sys_wheel_timer that is not in the wheel"
+    ),
+    Field("master_queue_offset", "q", "queue_offset of the master"),
     Field("state_version", "q", "data version: state"),
     Field("timestamp", "q", "data version: time, ms"),
     Field("counter", "q", "data version: counter"),
@@ -72,7 +76,7 @@ PRECISION_MS: Final = 1000
 ROLL_SLOTS: Final = 2 * 24 * 3600
 """``timerRollWindowSlot``: a message that waits longer is put back into its queue meanwhile."""
 WHEEL_MS: Final = 7 * 24 * 3600 * 1000
-"""A broker that was down for longer skips slots that are due (``TIMER_WHEEL_TTL_DAY``)."""
+"""A broker that was down longer than this skips slots that are due (``TIMER_WHEEL_TTL_DAY``)."""
 
 
 class TimerCheck(NamedTuple):

@@ -30,7 +30,7 @@ def dead_letter_folder(path: str) -> Path:
     """Return the local folder of a path.
 
     Raises:
-        UsageError: if it is a URL.
+        UsageError: if the path is a URL.
     """
     return local_folder(path, "dead letters need a folder on a mounted disk")
 
@@ -118,10 +118,8 @@ def put_in_place(folder: Path, load: LoadId, names: Sequence[str], disk: Disk) -
             disk.remove(folder / name)
     staged = folder / _STAGED / load.staged
     for to, name in wanted.items():
-        try:
+        with disk.refusing(staged / name):
             disk.rename(staged / name, folder / to)
-        except OSError as error:
-            raise disk.refused(staged / name, error) from error
     if wanted:
         disk.sync_names(folder)
 

@@ -1,6 +1,6 @@
 """Imports exported messages: checks all rows, then puts them.
 
-An import that fails halfway leaves messages in the log that cannot be removed, and a second attempt
+An import that fails halfway leaves messages in the log. They cannot be removed, and another attempt
 duplicates them. So the import reads and checks the whole source before the first put. Afterwards
 only a full disk or Ctrl-C can end the import. It then ends between two messages, and reports the
 number of imported messages.
@@ -20,10 +20,11 @@ from logquarry.ingest.readers import read_lines, read_parquet
 from logquarry.ingest.rows import Rows, Source, as_stored
 from logquarry.store.message_store import StoreWriter
 from logquarry.units import Progress
+from logquarry.write.outgoing_arrow import store_times_of
 from logquarry.write.put_many import PutManyResult
 
 Checked = list[Rows]
-"""All rows of a source, in the form of ``put_stored``."""
+"""All rows of a source, in the form that ``put_stored`` takes."""
 
 MOST_KEPT: Final = 256 << 20
 """Maximum bytes of checked rows in memory for the put; a larger source is read twice."""
@@ -37,7 +38,7 @@ class Imported:
         messages: number of messages.
         bytes: bytes of their frames.
         topics: (messages, bytes) by topic.
-        first_offset: physical offset of the first message; None without messages.
+        first_offset: physical offset of the first message; None if there are none.
         end_offset: physical offset after the last message.
         raised_times: number of messages whose store time was raised, if store times are kept.
         is_complete: whether all messages are in the store.
@@ -101,7 +102,7 @@ def check_source(
         pause: called at safe points; raise to cancel.
 
     Returns:
-        The rows, or None if they are more than MOST_KEPT bytes.
+        The rows, or None if they take more than MOST_KEPT bytes.
 
     Raises:
         BadRow: for the first row that cannot be imported.
@@ -138,7 +139,7 @@ def import_source(
     Args:
         store: the target.
         source: the messages.
-        imported: receives the counts, also if an exception ends the import.
+        imported: receives the counts, even if an exception ends the import.
         checked: the rows that :func:`check_source` returned; None to read the source again.
         keep_times: whether messages keep their store times; see :meth:`ManyWriter.put_stored`.
         progress: called with (bytes done, bytes in total).
@@ -175,15 +176,13 @@ def _stored(found: Iterator[Rows]) -> Iterator[Rows]:
 
 def _later(batch: Any, result: PutManyResult) -> int:
     """Count the messages whose store time was raised."""
-    from logquarry.write.outgoing_arrow import store_times_of
-
     if "store_timestamp" not in batch.schema.names:
         return 0
     return int(np.count_nonzero(result.store_timestamp > store_times_of(batch)))
 
 
 def _raise_as_row(rows: Rows, error: MessageRejected | UsageError) -> NoReturn:
-    """Raise the error of a message with file and row number of the source."""
+    """Raise the error of a message as a BadRow, with the file and the number of its row."""
     match = re.fullmatch(r"message (\d+): (.*)", str(error), re.DOTALL)
     if match is None:
         raise SourceNotReadable(f"{rows.path}: {error}") from error

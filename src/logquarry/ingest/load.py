@@ -1,9 +1,9 @@
 """Commits a load of many tasks to one or several stores: all rows exactly once, or none.
 
-For one store, its intent makes the load atomic (:mod:`logquarry.store.load.loading`). With several
-stores, a crash may leave the load in some of them only. So one document first decides, for all
-stores, which segments belong to the load. The next load into the same path completes a decided
-load, and drops segments that a second attempt has staged.
+With one store, the intent (a file in the store) makes the load atomic
+(:mod:`logquarry.store.load.loading`). With several stores, a crash may leave the load in only some
+of them. So one document first decides, for all stores, which segments belong to the load. The next
+load into the same path completes a decided load, and drops segments of a second attempt.
 
 ::
 
@@ -94,9 +94,9 @@ class LoadSummary:
     """The result of a load.
 
     Attributes:
-        rows: messages that this call appended.
+        rows: number of messages that this call appended.
         bytes: bytes of their frames.
-        rejected: rows that were written to the dead letters.
+        rejected: number of rows that were written to the dead letters.
         was_there: whether the load was complete before, so this call appended nothing.
         stores: (end of the log before, end now) by folder of the store.
     """
@@ -113,7 +113,7 @@ def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
 
     Raises:
         StoreUnavailable: if another process has the store open, or the disk fails.
-        CorruptFile: if a segment is missing here, or its content has changed.
+        CorruptFile: if a segment is missing on this machine, or its content has changed.
     """
     with _opened(appending, disk) as store:
         return store.load_staged(appending.load, appending.segments, appending.loads)
@@ -135,7 +135,7 @@ def _is_held(store: str) -> bool:
 
 
 def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
-    """Append to all stores in this process: one thread for each processor, at least four."""
+    """Append to all stores in this process, in one thread for each processor, at least in four."""
     if len(appendings) == 1:
         return [append_to_store(appendings[0])]
     most = max(4, os.cpu_count() or 1)
@@ -203,7 +203,7 @@ def commit_load(
     run: RunAppends = append_here,
     disk: Disk | None = None,
 ) -> LoadSummary:
-    """Append the segments of all tasks to the stores, unless an earlier call did.
+    """Append the segments of all tasks to the stores, unless an earlier call has done so.
 
     Args:
         plan: target stores and settings of the load.
@@ -223,26 +223,23 @@ def commit_load(
     return _Commit(plan, load, tasks, run, disk or LocalDisk()).run()
 
 
-def discard_load(
-    plan: LoadPlan, load: LoadId, tasks: Sequence[Staged | None], disk: Disk | None = None
-) -> None:
+def discard_load(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged]) -> None:
     """Remove the staged files of a load that is cancelled, unless the load is decided.
 
     Raises:
         StoreUnavailable: if another load holds the lock for more than 30 seconds.
     """
-    disk = disk or LocalDisk()
+    disk = LocalDisk()
     if not plan.loads.is_dir():
         return
     with _locked(disk, plan.loads):
         if _began(plan, load, disk):
             return
-        done = [task for task in tasks if task is not None]
-        names = [segment.name for task in done for _, segment in task.segments]
+        names = [segment.name for task in tasks for _, segment in task.segments]
         # The generated name of an unnamed load is unique, so all its staged files can be deleted.
         remove_staged(plan.loads, load, names if load.is_named else None)
         if plan.dead_letters is not None:
-            letters = [task.dead_letters for task in done if task.dead_letters is not None]
+            letters = [task.dead_letters for task in tasks if task.dead_letters is not None]
             folder = Path(plan.dead_letters)
             dead_letters.forget_staged(folder, load, letters if load.is_named else None)
 
@@ -296,7 +293,7 @@ class _Commit:
         if plan.brokers == 1:
             # Commit even without rows: this creates the store and records the load in its ledger.
             store = plan.store(0)
-            # The segment files list their queues, so the task does not need them.
+            # The segment files list their queues, so the task does not need this list.
             sent = tuple(replace(segment, queues=()) for segment in segments.get(0, ()))
             appending = Appending(str(store), plan.config, load, sent, LOADS)
             return {str(store): self._run([appending])[0]}

@@ -23,6 +23,8 @@ LINES_BYTES: Final = 8 << 20
 
 _BASE64: Final = "properties_base64"
 _KNOWN: Final = frozenset((*JSON_NAMES, _BASE64))
+_WORDS: Final = {"keys": props.KEYS, "tags": props.TAGS, "uniq_key": props.UNIQ_KEY}
+"""Columns that repeat a property."""
 _KINDS: Final = {
     "topic": pa.string(),
     "queue_id": pa.int32(),
@@ -154,7 +156,7 @@ def _made(rows: Rows, index: int, document: Document) -> bytes:
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise rows.bad(index, f"properties is {_shown(found)}, but must be an object of texts")
     found = dict(found)
-    for name, word in (("keys", props.KEYS), ("tags", props.TAGS), ("uniq_key", props.UNIQ_KEY)):
+    for name, word in _WORDS.items():
         value = document.get(name)
         if value is not None:
             if not isinstance(value, str):
@@ -220,8 +222,8 @@ def _check_schema(file: SourceFile, found: pa.Schema) -> None:
 def _read(file: SourceFile, opened: pq.ParquetFile, exact: Any) -> Iterator[Rows]:
     names = [name for name in _READ if name in opened.schema_arrow.names]
     if "properties" in names or _EXACT in names:
-        # The properties contain them.
-        names = [name for name in names if name not in ("tags", "keys", "uniq_key")]
+        # The properties contain these three.
+        names = [name for name in names if name not in _WORDS]
     first = 0
     for read in opened.iter_batches(_batch_rows(opened), columns=names):
         for batch in _cut(read):
@@ -236,7 +238,7 @@ def _read(file: SourceFile, opened: pq.ParquetFile, exact: Any) -> Iterator[Rows
 
 
 def _batch_rows(opened: pq.ParquetFile) -> int:
-    """Return how many rows have about PARQUET_BYTES, by the row group with the largest rows."""
+    """Return how many rows take about PARQUET_BYTES in the row group with the largest rows."""
     groups = [opened.metadata.row_group(i) for i in range(opened.metadata.num_row_groups)]
     width = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
     return int(min(_MOST_ROWS, max(1, PARQUET_BYTES // max(width, 1))))
@@ -308,11 +310,7 @@ def _strings_of_words(columns: dict[str, pa.Array], count: int) -> pa.Array:
     """Make property strings from keys, tags and unique key, if the properties were not exported."""
     words = {
         word: columns[name].to_pylist() if name in columns else [None] * count
-        for name, word in (
-            ("keys", props.KEYS),
-            ("tags", props.TAGS),
-            ("uniq_key", props.UNIQ_KEY),
-        )
+        for name, word in _WORDS.items()
     }
     strings = [
         props.encode({word: text for word, of in words.items() if (text := of[row])}).encode()

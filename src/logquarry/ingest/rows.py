@@ -2,7 +2,7 @@
 
 The source is one file, a folder, or a glob. For a folder of an export to Parquet, the manifest
 lists the files and their rows. The files are read in the order of broker and first offset, so each
-queue keeps the order of its messages, whatever the files' names are.
+queue keeps the order of its messages, regardless of the files' names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logquarry.errors import BadRow, DecompressionError, SourceNotReadable, UsageError
-from logquarry.format import compression, java, message_id, sys_flag
+from logquarry.format import java, message_id, sys_flag
 from logquarry.format.java import crc32
 from logquarry.log import codec
 from logquarry.log.location import path_or_url
@@ -43,7 +43,7 @@ class SourceFile:
         path: path of the file.
         is_parquet: True for Parquet, False for JSON Lines.
         size: size of the file in bytes.
-        rows: number of rows that the manifest states; None without a manifest.
+        rows: number of rows that the manifest states; None if there is no manifest.
     """
 
     path: str
@@ -80,7 +80,7 @@ def open_source(location: str | os.PathLike[str]) -> Source:
 
     Raises:
         SourceNotReadable: if there is no file, a file cannot be read, or an export is incomplete.
-        UsageError: if it is a URL.
+        UsageError: if the location is a URL.
     """
     name = path_or_url(os.fspath(location))
     if "://" in name:
@@ -170,7 +170,7 @@ class Rows:
         path: path of the file.
         unit: word for a row of this file: line or row.
         numbers: number of each row in the file, from 1.
-        done: bytes of the file that are read so far, approximately.
+        done: approximate bytes of the file that have been read so far.
     """
 
     batch: pa.RecordBatch
@@ -185,7 +185,7 @@ class Rows:
 
 
 def as_stored(rows: Rows) -> pa.RecordBatch:
-    """Return the batch for ``put_stored``: hosts as bytes, the CRC of bodies checked.
+    """Return the batch for ``put_stored``, with hosts as bytes; bodies are checked by their CRC.
 
     Raises:
         BadRow: if a topic, body or host is missing or invalid.
@@ -216,7 +216,7 @@ def _numbers(batch: pa.RecordBatch, name: str, default: int) -> Int64:
 
 # ------------------------------------------------------------------------------------------ hosts
 def _hosts(rows: Rows, name: str, is_v6: npt.NDArray[np.bool_]) -> pa.Array:
-    """Return hosts as bytes: 16 bytes if SYSFLAG has the IPv6 bit, also for an IPv4 address."""
+    """Return hosts as bytes: 16 bytes if SYSFLAG has the IPv6 bit, even for an IPv4 address."""
     coded = rows.batch.column(name).dictionary_encode()
     words = coded.dictionary.to_pylist()
     table: list[bytes | None] = []
@@ -252,13 +252,13 @@ def _check_bodies(rows: Rows, flags: Int64) -> None:
         raise rows.bad(wrong, _reason(int(flags[wrong])))
     for index in np.flatnonzero((crcs < 0) & ((flags & sys_flag.COMPRESSED) != 0)).tolist():
         try:
-            compression.decompress(body[index].as_py(), int(flags[index]), limit=_MOST_CONTENT)
+            sys_flag.decompress(body[index].as_py(), int(flags[index]), limit=_MOST_CONTENT)
         except DecompressionError as error:
             raise rows.bad(index, f"{_reason(int(flags[index]))} ({error})") from error
 
 
 def _reason(flag: int) -> str:
-    if compression.is_compressed(flag):
+    if sys_flag.is_compressed(flag):
         return (
             "sys_flag marks the body as compressed, but it is not: it comes from an export "
             "with --decompress: export without it"

@@ -4,9 +4,9 @@ A task checks its rows and makes their frames before any store is locked. Under 
 only copies and numbers the frames. A task writes one segment for each broker that gets rows.
 
 Rows with a queue id keep it; all rows of one topic and queue go to one broker. Rows without a queue
-id are placed like a producer's ``SelectMessageQueueByHash`` over the queues of all brokers: rows of
-one key go to one queue. Rows without a key take turns. The choice does not depend on time or
-chance, so a repeated load puts each row into the same queue.
+id are placed as by a producer's ``SelectMessageQueueByHash`` over the queues of all brokers: rows
+with the same key go to the same queue. Rows without a key go to the queues in turn. The choice does
+not depend on time or chance, so a repeated load puts each row into the same queue.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from logquarry.write.outgoing_arrow import (
 Int64 = npt.NDArray[np.int64]
 
 NO_WORD: Final = -(1 << 32)
-"""Replaces the hash of a text without words."""
+"""Used in place of a hash for a text that has no words."""
 _SPACE: Final = " "
 
 
@@ -58,7 +58,7 @@ def place_rows(
     """Give every row a queue id and a broker.
 
     Args:
-        batch: rows with a valid topic each; ``queue_id`` and ``keys`` are optional.
+        batch: rows, each with a valid topic; ``queue_id`` and ``keys`` are optional.
         brokers: number of brokers.
         queues: number of queues of each topic in each broker.
         turn: index of the queue for the first row without a key, over the queues of all brokers.
@@ -136,7 +136,7 @@ class LoadPlan:
     Attributes:
         path: the store; with several brokers, the folder of their stores.
         brokers: number of stores.
-        queues: queues of each topic in each store, for rows without a queue id.
+        queues: number of queues of each topic in each store, for rows without a queue id.
         config: settings of the stores, as the user gave them.
         sizes: `config` with the file sizes of the existing stores.
         on_rejected: whether a row that no store accepts ends the load or is written to
@@ -172,7 +172,7 @@ class Staged:
         partition: number of the task; rows are loaded in this order.
         segments: (number of the broker, segment) for each segment.
         rejected: number of rows that were written to the dead letters.
-        dead_letters: name of the staged file of dead letters; None without dead letters.
+        dead_letters: name of the staged file of dead letters; None if there are none.
     """
 
     load: LoadId
@@ -276,7 +276,7 @@ class Stager:
         return part
 
     def _outgoing_reference(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
-        """Encode one message at a time; the reference of :func:`outgoing_kernel`."""
+        """Encode one message at a time; the reference for :func:`outgoing_kernel`."""
         odd: dict[int, Encoded] = {}
         sizes = np.zeros(batch.num_rows, np.int64)
         for number in range(batch.num_rows):
@@ -353,7 +353,7 @@ class Stager:
         writer.add(data.data, counts.items())
 
     def _room(self, size: int) -> npt.NDArray[np.uint8]:
-        """Return memory that is valid until the next call; new memory costs more than encoding."""
+        """Return memory that is valid until the next call; allocating it each time is too slow."""
         if len(self._scratch) < size:
             self._scratch = np.empty(size + size // 4, np.uint8)
         return self._scratch[:size]
@@ -402,7 +402,7 @@ def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Check that the columns describe messages; return the rows with lower-case column names.
 
     Raises:
-        UsageError: if they do not.
+        UsageError: if the columns do not describe messages.
     """
     # Spark ignores case: `TOPIC` is the column `topic`.
     names = [name.lower() for name in batch.schema.names]

@@ -1,6 +1,7 @@
-"""Turns the walk's events into Arrow batches or messages: applies on_damage and the filters.
+"""Turns the walk's events into Arrow batches or messages; applies ``on_damage`` and the filters.
 
-:func:`ahead` prepares the next item on a second thread: kernels release the GIL.
+:func:`ahead` prepares the next item on a second thread, because kernels release the GIL. A run is
+:class:`~logquarry.log.walk.Run`: consecutive frames.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from logquarry.arguments import choice
 from logquarry.errors import CorruptFrame
-from logquarry.format.compression import DEFAULT_LIMIT
+from logquarry.format.sys_flag import DEFAULT_LIMIT
 from logquarry.log import columns
 from logquarry.log.codec import Rows
 from logquarry.log.columns import Decoding
@@ -32,8 +33,8 @@ _END: Final = object()
 def ahead(items: Iterable[T]) -> Iterator[T]:
     """Yield the items in their order; a thread makes the next one while the caller uses this one.
 
-    An exception from making an item is raised here. If the caller stops early, the generator waits
-    for the item that the thread is making.
+    If the thread fails to make an item, the generator raises its exception. If the caller stops
+    early, the generator waits for the item that the thread is making.
     """
     source = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
@@ -47,18 +48,18 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
 # Damage policy
 
 OnDamage = Literal["default", "stop", "skip", "fail"]
-"""What a read does at bytes that are not frames.
+"""What a read does when it finds bytes that are not frames.
 
 ``default``: a torn tail ends the log, any other damage is an error. ``stop``: the first damage of
 any kind ends the log. ``skip``: the read continues at the next sound frame and counts the damage.
-``fail``: any damage is an error, also a torn tail.
+``fail``: any damage is an error, even a torn tail.
 """
 
 BAD_COMPRESSION = "bad_compression"
-"""Kind of a body that does not decompress although its flag is set."""
+"""Kind of damage: a body that is marked as compressed, but does not decompress."""
 
 MOST_CONTENT = 64 << 20
-"""Maximum bytes of decompressed bodies in one batch. A larger body is a batch with one message."""
+"""Maximum bytes of decompressed bodies in one batch. A larger body makes a batch of one message."""
 
 
 @dataclass(slots=True)
@@ -73,14 +74,13 @@ class DamageLog:
         return sum(span.length for span in self.spans)
 
 
-def check_policy(text: str, choices: tuple[str, ...] = get_args(OnDamage)) -> OnDamage:
+def check_policy(text: str) -> OnDamage:
     """Check the name of a damage policy.
 
     Raises:
-        UsageError: if ``text`` is not one of ``choices``.
+        UsageError: if ``text`` is not one.
     """
-    known = [word for word in choices if word in get_args(OnDamage)]
-    return choice(text, "on_damage", known)  # type: ignore[return-value]
+    return choice(text, "on_damage", get_args(OnDamage))  # type: ignore[return-value]
 
 
 def as_error(span: DamagedSpan) -> CorruptFrame:
@@ -94,7 +94,7 @@ def as_error(span: DamagedSpan) -> CorruptFrame:
 def sound_runs(
     events: Iterable[Event], on_damage: OnDamage, damage: DamageLog | None = None
 ) -> Iterator[Run]:
-    """The runs of frames among the walk's events.
+    """Pick the runs of frames out of the walk's events.
 
     Args:
         events: from :class:`~logquarry.log.walk.LogReader`.
@@ -126,7 +126,7 @@ def message_runs(
     *,
     limit: int = DEFAULT_LIMIT,
 ) -> Iterator[Run]:
-    """The runs of :func:`sound_runs` with one row per message: inner batches are taken apart.
+    """The runs of :func:`sound_runs`; inner batches are taken apart, so each message has a row.
 
     Args:
         events: from :class:`~logquarry.log.walk.LogReader`.
@@ -167,7 +167,7 @@ def messages(
 def selected(
     runs: Iterable[Run], decoding: Decoding, wanted: MessageFilter | None
 ) -> Iterator[Run]:
-    """The runs, each with the messages that pass a filter; runs without such messages are left
+    """The runs, reduced to the messages that pass a filter. Runs without such messages are left
     out."""
     if wanted is None:
         yield from runs

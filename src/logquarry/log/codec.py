@@ -1,4 +1,4 @@
-"""Walks, checks and searches frames in bytes of the log: reference in Python, and kernels.
+"""Walks, checks and finds frames in bytes of the log, by a reference in Python or by kernels.
 
 The reference loops over :mod:`logquarry.format.frame`; the kernels are in
 :mod:`logquarry.format.kernels` (numba). ``LOGQUARRY_KERNELS=off`` selects the reference; without
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.compiled import is_switched_off
-from logquarry.format import crc, dledger, frame, java
+from logquarry.format import dledger, frame, java
 from logquarry.format.frame import Frame
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, ROW_WIDTH, SIZE, TABLE_FULL
 from logquarry.log.filesystem import FileView
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 SWITCH = "LOGQUARRY_KERNELS"
 
-crc32_address = crc.crc32_address
+crc32_address = java.crc32_address
 
 Rows = npt.NDArray[np.int32]
 
@@ -75,8 +75,8 @@ class Window:
         base: physical offset of the first byte.
         end: index at which the file ends; larger than ``len(data)`` if the file continues.
         has_heads: whether frames may follow the heads of DLedger entries.
-        is_unwrapped: whether the frames are not as the log has them, but messages of inner batches
-            (:mod:`logquarry.log.frames`). Only its PHYSICALOFFSET places a frame then.
+        is_unwrapped: whether the frames were made from messages of inner batches
+            (:mod:`logquarry.log.frames`). Then only PHYSICALOFFSET has a frame's place in the log.
     """
 
     data: npt.NDArray[np.uint8]
@@ -177,7 +177,7 @@ def walk(
 
 
 def _after_head(window: Window, position: int) -> tuple[int, int]:
-    """The position after the head of a DLedger entry, if one is there, and a code."""
+    """Skip the head of a DLedger entry, if one is there; returns the new position, and a code."""
     data, left = window.data.data, window.end - position
     if dledger.has_head_reference(data, position, base=window.base, left=left):
         return position + dledger.HEAD.size, REACHED_STOP
@@ -194,7 +194,7 @@ def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
     """Judge one position with the reference codec; fill ``row`` if a sound frame starts there.
 
     Returns:
-        A code as from :func:`walk`.
+        A code, one of those that :func:`walk` returns.
     """
     left, here = window.end - position, window.length - position
     if left < frame.BLANK.size:
@@ -202,8 +202,8 @@ def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
     if here < frame.BLANK.size:
         return NEED_MORE
     if here < left:
-        # decode_at reads no further than the frame. So if the window holds the whole frame, its end
-        # can be passed as the file's end.
+        # decode_at reads no further than the frame. So if the window holds the whole frame, the end
+        # of the window can be passed as the end of the file.
         needed = _bytes_needed(window, position)
         if needed > here:
             return NEED_MORE
@@ -229,8 +229,8 @@ def row_of(position: int, found: frame.Frame) -> tuple[int, ...]:
 
 
 def _bytes_needed(window: Window, position: int) -> int:
-    """How many bytes :func:`check` needs at a position: those of the head, or, if the head is
-    sound, of the whole frame."""
+    """How many bytes :func:`check` needs at a position: those of the whole frame if its head is
+    sound, else only those of the head."""
     view = window.data.data
     size, magic = frame.BLANK.struct.unpack_from(view, position)
     if magic not in (frame.MAGIC_V1, frame.MAGIC_V2):
@@ -251,7 +251,7 @@ def check_places(
     *,
     check_crc: bool,
 ) -> tuple[Rows, npt.NDArray[np.int32]]:
-    """Judge each of some positions, as consume queues and the index name them.
+    """Judge several positions, such as those in the entries of consume queues or of the index.
 
     Args:
         window: the bytes.
@@ -296,8 +296,8 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
     """Find the first sound frame that starts in ``[start, stop)`` (resync).
 
     Returns:
-        (position, REACHED_STOP) if there is one; (position, NEED_MORE) if the window ends before
-        the verdict; else (stop, TRUNCATED).
+        (position, REACHED_STOP) if there is one; (position, NEED_MORE) if the window ends too early
+        to judge that position; else (stop, TRUNCATED).
     """
     fast = kernels()
     row = empty_rows(1)[0]
@@ -367,16 +367,16 @@ def damage_reason(window: Window, position: int, *, check_crc: bool) -> str:
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _MOST_FRAMES: Final = 32
-"""Frames that are read from one file."""
+"""Maximum number of frames to read from one file."""
 _SEARCHED: Final = 64 << 20
-"""Bytes of a file in which frames are searched."""
+"""Number of bytes at the start of a file in which to search for frames."""
 _CHUNK: Final = 1 << 20
 
 
 def head_offset(view: FileView) -> int | None:
     """The physical offset in the first frame of a file; -1 if its first bytes are not a frame.
 
-    None if the file is too short, or begins with zeros or a blank: then it shows nothing.
+    None if the file is too short, or begins with zeros or a blank: then it has no offset to show.
     """
     size = frame.HEAD.size
     if view.size < size:

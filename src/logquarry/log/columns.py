@@ -19,7 +19,7 @@ from logquarry.errors import DecompressionError
 from logquarry.format import frame, java, property_crc
 from logquarry.format import properties as props
 from logquarry.format import rows as r
-from logquarry.format.compression import DEFAULT_LIMIT, decompress, is_compressed
+from logquarry.format.sys_flag import DEFAULT_LIMIT, decompress, is_compressed
 from logquarry.log import codec, schema
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns_kernel import (
@@ -171,7 +171,7 @@ def _exact_properties(message: StoredMessage) -> bytes | None:
 
 
 def _wrapped(value: int) -> int:
-    """A 64-bit product that wraps as in the kernels: hostile timestamps must not raise."""
+    """A 64-bit product that wraps as in the kernels, so that no timestamp makes it raise."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -220,11 +220,11 @@ def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Itera
 def pieces(
     window: Window, rows: Rows, decoding: Decoding, most: int | None = None
 ) -> Iterator[tuple[Rows, pa.Array | None]]:
-    """Cut frames into pieces whose decompressed bodies take at most ``most`` bytes (MOST_CONTENT).
+    """Cut frames into pieces whose decompressed bodies take at most ``most`` bytes each.
 
     Yields:
         Each piece with its column ``body`` for :func:`record_batch`. If ``decoding`` does not
-        decompress, there is one piece and the column is None: the window bounds its size.
+        decompress, there is one piece, no larger than the window, and the column is None.
     """
     if not decoding.decompress or "body" not in decoding.columns:
         yield rows, None
@@ -244,7 +244,7 @@ def _binary(data: bytearray, ends: list[int]) -> pa.Array:
 
 
 def topic_ids(window: Window, rows: Rows) -> tuple[Int32, list[str]]:
-    """Number the topics of frames: a number for each frame, and the topics by number."""
+    """Number the topics of frames; returns a number for each frame, and the topics by number."""
     if not codec.kernels_enabled():
         numbers: dict[bytes, int] = {}
         ids = [numbers.setdefault(_topic_bytes(window, row), len(numbers)) for row in rows.tolist()]
@@ -286,7 +286,7 @@ def tags_codes(
 
 
 def property_spans(window: Window, rows: Rows) -> tuple[Int32, Int32]:
-    """Positions of TAGS, KEYS, UNIQ_KEY and DELAY by kernel: starts and lengths, -1 for none."""
+    """Find TAGS, KEYS, UNIQ_KEY and DELAY by kernel: starts and lengths, -1 if a frame has none."""
     return KernelColumns(window, rows).all_property_spans()
 
 
@@ -311,7 +311,7 @@ def suspect_rows(window: Window, rows: Rows) -> list[int]:
 
 
 def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
-    """Frames whose property CRC does not match their bytes; it covers topic and properties too."""
+    """Frames whose property CRC is wrong. Unlike the body's CRC it covers topic and properties."""
     if window.has_heads:
         # DLedger writes PHYSICALOFFSET after the encoder has computed the CRC.
         return []
@@ -323,7 +323,7 @@ def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
     stated = property_crc.stated(window.data, starts, sizes)
     lengths = sizes - property_crc.SIZE
     fast = codec.kernels()
-    # A CRC below 0 marks a malformed property. The kernel skips it, so it is listed here.
+    # A CRC below 0 marks a malformed property. The kernel skips such a frame, so list it here.
     wrong = np.flatnonzero(stated < 0).tolist()
     if fast is None:
         view = window.data.data
@@ -344,7 +344,7 @@ def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
 
 
 def rows_with_property(window: Window, rows: Rows, name: str) -> Int64:
-    """The numbers of the frames that have a property of this name."""
+    """The row numbers of the frames that have a property of this name."""
     fast = codec.kernels()
     marks = np.zeros(len(rows), np.uint8)
     if fast is not None:

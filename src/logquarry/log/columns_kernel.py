@@ -27,7 +27,7 @@ FIXED: Final = {
     for name, at in ((field, shift + at) for field, at in layout.offsets.items())
     if name in schema.NAMES
 }
-"""Columns that are fields of fixed width: the part of the frame, and the position in it."""
+"""Columns of fixed width: for each, the part of the frame and the position in that part."""
 MS: Final = 1_000
 """Microseconds in a millisecond: Arrow's timestamps are in microseconds, RocketMQ's in ms."""
 
@@ -79,7 +79,7 @@ def _gather_plan(names: tuple[str, ...], ms: bool) -> _GatherPlan:
 
 
 class KernelColumns:
-    """Columns of one run of frames by kernels; work that columns share is done once."""
+    """Columns of one run of frames, made by kernels; work that columns share is done once."""
 
     def __init__(self, window: Window, rows: Rows) -> None:
         kernels = codec.kernels()
@@ -98,7 +98,7 @@ class KernelColumns:
         return bool(self.k.bad_utf8(self.address, self.rows, self.count))
 
     def arrays(self, names: Sequence[str]) -> dict[str, pa.Array]:
-        """Some columns by name; the property columns only if no frame has bad UTF-8."""
+        """Make columns by name. Do not ask for property columns if a frame has bad UTF-8."""
         if not WHOLE_PROPERTIES.isdisjoint(names):
             self._parse(want_pairs=True)
         made = self._fixed([name for name in names if name in FIXED])
@@ -146,7 +146,7 @@ class KernelColumns:
         table = np.full(_TOPIC_TABLE, -1, np.int32)
         known = self.k.intern_topics(self.address, self.rows, self.count, table, found, ids)
         if known < 0:
-            # More topics than the small table holds: size the table by the number of frames.
+            # The small table cannot hold all topics: size the table by the number of frames.
             found = np.empty((self.count, 2), np.int32)
             table = np.full(1 << (2 * self.count).bit_length(), -1, np.int32)
             known = self.k.intern_topics(self.address, self.rows, self.count, table, found, ids)
@@ -215,8 +215,8 @@ class KernelColumns:
         lengths = np.empty((4, self.count), np.int32)
         longest = int(self.rows[:, r.PROPS_LENGTH].max(initial=0)) if want_pairs else 0
         total = int(self.rows[:, r.PROPS_LENGTH].sum(dtype=np.int64)) if want_pairs else 0
-        # With its separators a pair takes at least four bytes. The last pair of a string has no
-        # second separator, and takes at least three.
+        # A property with both separators takes at least four bytes. The last property of a string
+        # has no second separator, so it takes at least three bytes.
         pairs = np.empty((4, total // _SMALLEST_PAIR + self.count + 1), np.int32)
         pair_offsets = np.empty(self.count + 1, np.int32)
         size = 1 << max(4, (2 * (longest // _SMALLEST_PAIR + 1)).bit_length())
@@ -237,14 +237,14 @@ class KernelColumns:
         self._pairs = pairs, pair_offsets
 
     def all_property_spans(self) -> tuple[Int32, Int32]:
-        """Positions of TAGS, KEYS, UNIQ_KEY and DELAY: starts and lengths, -1 for none."""
+        """Find TAGS, KEYS, UNIQ_KEY and DELAY: starts and lengths, -1 if a frame has none."""
         if self._properties is None:
             self._parse(want_pairs=False)
         assert self._properties is not None
         return self._properties
 
     def property_spans(self, which: int) -> tuple[Int32, Int32]:
-        """Positions of one of these properties, by its number in the kernels."""
+        """Find one of these properties, given its number in the kernels: starts and lengths."""
         starts, lengths = self.all_property_spans()
         return starts[which], lengths[which]
 
@@ -295,8 +295,8 @@ class KernelColumns:
     def _exact_properties(self) -> pa.Array:
         """The property strings that differ from the encoding of their pairs; null for all others.
 
-        They differ in length, because the pairs lack empty and repeated properties. Call this only
-        for strings that are UTF-8; the reference decodes the others.
+        A string that differs has another length, because the pairs lack empty and repeated
+        properties. Call this only for strings that are UTF-8; the reference decodes the others.
         """
         assert self._pairs is not None
         pairs, ends = self._pairs

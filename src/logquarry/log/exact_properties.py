@@ -1,10 +1,10 @@
 """Property strings that a Parquet file's column ``properties`` cannot reproduce.
 
 A map has no doubled separators, no repeated keys, no empty values and no bytes that are not UTF-8.
-Sound stores hold such strings, and an import must restore them. So the export lists each string
-that encoding the map does not reproduce in the file's own metadata, which readers of tables never
-see. Such strings are rare except from clients before 4.9.3: theirs all end with a separator, and
-the list records such a string without copying it.
+Sound stores hold such strings, and an import must restore them. If encoding the map does not
+reproduce a string, the export lists the string in the metadata of the Parquet file, which readers
+of tables never see. All strings from clients before 4.9.3 end with a separator; the list records
+these without copying them. All other such strings are rare.
 
 ::
 
@@ -28,7 +28,7 @@ from logquarry.format import properties as props
 from logquarry.log.schema import EXACT_PROPERTIES
 
 KEY: Final = b"logquarry.properties_string"
-"""The name in the file's metadata."""
+"""The list's name in the file's metadata."""
 MOST_BYTES: Final = 16 << 20
 """Approximate maximum bytes of strings in one file: readers limit the size of metadata."""
 
@@ -103,7 +103,7 @@ def read(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array] | Non
     A null string means: the encoded map plus a separator.
 
     Raises:
-        ValueError: if the metadata holds something else.
+        ValueError: if the metadata under this name is not such a list.
     """
     data = (metadata or {}).get(KEY)
     if data is None:

@@ -54,8 +54,8 @@ class FileView(ABC):
     Attributes:
         path: the full path, for messages.
         size: bytes of the file.
-        is_mapped: whether a window is a part of a map, which costs no copy.
-        is_growing: whether another program may write the file: a copied window may be outdated.
+        is_mapped: whether a window is a part of a map, so that no bytes are copied.
+        is_growing: whether another program may write the file, so a copied window can be outdated.
     """
 
     path: str
@@ -80,12 +80,12 @@ class FileView(ABC):
         return self.window(0, length)[:length]
 
     def fault(self, start: int, length: int) -> Unreadable | None:
-        """The first unreadable range that has any of these bytes. Reads them."""
+        """Read these bytes; returns the first unreadable range that overlaps them, if any."""
         self.window(start, length)
         return first_unreadable(self.unreadable, start, length)
 
     def reaches(self, end: int) -> bool:
-        """Whether the file still has the bytes before a position: it was not truncated."""
+        """Whether the file still has all bytes before a position, and so was not truncated."""
         return True
 
     def good_start(self, position: int) -> int:
@@ -93,7 +93,7 @@ class FileView(ABC):
         return position
 
     def next_data(self, position: int) -> int:
-        """The first position from ``position`` on that may hold data, ``size`` if there is none.
+        """The first position at or after ``position`` that can hold data; ``size`` if none can.
 
         Skips the holes of sparse and preallocated files, which read as zeros.
         """
@@ -135,7 +135,7 @@ class FileSystem(ABC):
         """The entries of a folder below the root, sorted by name; empty if it does not exist.
 
         Raises:
-            StoreNotFound: if the folder exists and cannot be read.
+            StoreNotFound: if the folder exists but cannot be read.
         """
 
     @abstractmethod
@@ -144,7 +144,7 @@ class FileSystem(ABC):
 
         Raises:
             FileNotFoundError: if it does not exist (any more) or is not a regular file.
-            StoreNotFound: if it exists and cannot be read.
+            StoreNotFound: if it exists but cannot be read.
         """
 
     @abstractmethod
@@ -152,7 +152,7 @@ class FileSystem(ABC):
         """Whether a name exists below the root."""
 
     def broken_link(self, path: str) -> str | None:
-        """The target of a link whose target does not exist; None if the path is not such a link."""
+        """If the path is a link to a target that does not exist: that target; else None."""
         return None
 
     def broken_links(self, path: str) -> Sequence[str]:
@@ -256,8 +256,8 @@ class LocalFileSystem(FileSystem):
         try:
             return Entry(name.name, name.is_dir(), name.stat().st_size)
         except OSError:
-            # A live broker's retention deleted it between the listing and the stat. A symbolic
-            # link in a loop is skipped too.
+            # A live broker's retention deleted the file between the listing and the stat. A
+            # symbolic link in a loop is skipped too.
             return None
 
     def open(self, path: str) -> FileView:
@@ -325,7 +325,7 @@ class _ArrowFile(FileView):
 
 
 class ArrowFileSystem(FileSystem):
-    """A folder behind ``pyarrow.fs``: S3, GCS, HDFS, or any file system that fsspec knows."""
+    """A folder that ``pyarrow.fs`` reads: S3, GCS, HDFS, or any file system that fsspec knows."""
 
     def __init__(self, filesystem: pafs.FileSystem, base: str, root: str) -> None:
         self._fs = filesystem
@@ -380,7 +380,7 @@ def whole_file(path: Path) -> FileView:
 
     Raises:
         FileNotFoundError: if it does not exist or is not a regular file.
-        StoreNotFound: if it exists and cannot be read.
+        StoreNotFound: if it exists but cannot be read.
     """
     return LocalFileSystem(path.parent).open(path.name)
 

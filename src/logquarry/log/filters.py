@@ -23,7 +23,7 @@ TAG_SEPARATOR = props.TAG_SEPARATOR
 
 @dataclass(frozen=True, kw_only=True)
 class MessageFilter:
-    """Conditions that a message must all meet; ``None`` sets no condition.
+    """Conditions; a message must meet all of them. ``None`` sets no condition.
 
     Attributes:
         topics: names of topics.
@@ -36,7 +36,7 @@ class MessageFilter:
         until_ms: store timestamp in milliseconds, exclusive.
         queue_offsets: minimum queue offset, and the end (exclusive).
         queue_ranges: the same per (topic, queue id); an end of None means no end.
-        grep: regular expression to search in the body (in its content, if decompressed).
+        grep: regular expression to find in the body (decompressed, if the read decompresses).
     """
 
     topics: frozenset[str] | None = None
@@ -68,13 +68,13 @@ class MessageFilter:
         return self == MessageFilter()
 
     def takes_topic(self, topic: str) -> bool:
-        """Whether messages of a topic may pass."""
+        """Whether messages of a topic can pass."""
         if self.topics is not None and topic not in self.topics:
             return False
         return self._topic_pattern is None or self._topic_pattern.fullmatch(topic) is not None
 
     def takes_queue(self, topic: str, queue_id: int) -> bool:
-        """Whether messages of a queue may pass."""
+        """Whether messages of a queue can pass."""
         return (
             self.takes_topic(topic)
             and (self.queue_ids is None or queue_id in self.queue_ids)
@@ -83,7 +83,7 @@ class MessageFilter:
 
     @property
     def names_queues(self) -> bool:
-        """Whether the filter selects topics or queues, so that consume queues can narrow it."""
+        """Whether the filter selects topics or queues, so that consume queues narrow the read."""
         return (
             self.topics is not None
             or self.topic_pattern is not None
@@ -93,7 +93,7 @@ class MessageFilter:
         )
 
     def offsets_of(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The lowest queue offset of a queue that may pass, and the end (exclusive)."""
+        """The lowest queue offset of a queue that can pass the filter, and the end (exclusive)."""
         least, beyond = self.queue_offsets or (0, java.LONG_MAX)
         first, stop = (self.queue_ranges or {}).get((topic, queue_id), (0, None))
         return max(least, first), beyond if stop is None else min(beyond, stop)
@@ -226,7 +226,7 @@ def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
         what: the option's name, for the error.
 
     Raises:
-        UsageError: if there is no name: an empty filter must not select everything.
+        UsageError: if there is no name, because an empty filter must not select everything.
     """
     if text is None:
         return None

@@ -42,7 +42,7 @@ class DispatchRequests:
         store_timestamp: in milliseconds.
         tags_code: tags code of the queue's entry.
         is_dispatched: whether the frame gets a queue entry (transaction types NOT and COMMIT).
-        has_key: whether the index takes it: it has KEYS or UNIQ_KEY, and is not a ROLLBACK.
+        has_key: whether the index has the frame: it has KEYS or UNIQ_KEY, and is not a ROLLBACK.
     """
 
     topic_ids: npt.NDArray[np.int32]
@@ -107,7 +107,7 @@ def index_keys(
         rows: the frames.
         raw: keep the sign of the hashes, as 3.x stored them.
         only_keys: leave out UNIQ_KEY, which 3.x did not have.
-        tags: give the tag of each message too, as 5.4 puts it into the index.
+        tags: also hash the tag of each message, which 5.4 puts into the index.
     """
     fast = codec.kernels()
     if fast is None or fast.bad_utf8(window.address, rows, len(rows)):
@@ -151,8 +151,8 @@ def _plain(
 # --------------------------------------------------------------------------------------------------
 # Following the log
 #
-# The reference walks and calls dispatch_requests and index_keys. The kernel does all in one pass;
-# if a run has a frame that only the reference understands, the reference decodes the run.
+# The reference walks, and calls dispatch_requests and index_keys. The kernel does all that in one
+# pass; if a run has a frame that only the reference understands, the reference decodes the run.
 
 MOST_FRAMES: Final = 1 << 14
 _MOST_TOPICS: Final = 1 << 9
@@ -171,7 +171,7 @@ class Followed:
         requests: their dispatch requests.
         key_hashes: hashes of the index keys, in the order of the index.
         key_numbers: the number of each key's frame.
-        table: the kernel's table (:mod:`logquarry.format.rows`), None from the reference.
+        table: the kernel's table (:mod:`logquarry.format.rows`); None if the reference decoded.
         queues: the kernel's queues by number: topic and queue id.
     """
 
@@ -219,7 +219,7 @@ class Follower:
         self._numbers = np.empty(_MOST_KEYS, np.int64)
 
     def follow(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
-        """Read frames from the start of a window; only frames that start before ``stop``.
+        """Read the frames of a window, from its start to the last one that starts before ``stop``.
 
         Returns:
             The run, or None if no frame starts there; the position after it; and the walk's code

@@ -2,13 +2,13 @@
 
 The walk checks frames, and their bytes are read a second time when they are decoded. In between
 the disk may fail, or another program may truncate the file. A lost page then holds ``FILL``
-(:mod:`logquarry.log.readable`), so what was decoded from it must not reach the caller:
-:func:`decoded` decodes the sound rest again, from a copy, and reports the lost frames as damage.
+(:mod:`logquarry.log.readable`), so data decoded from it must not reach the caller. :func:`decoded`
+decodes the sound frames again, from a copy, and reports the lost frames as damage.
 
-Every bulk read gets one row per message, also of the inner batches of RocketMQ 5. A run of frames
-with an inner batch becomes a run of frames that stand alone (:mod:`logquarry.format.batch`), in a
-window of their own; filters and columns read them as they read the log. A run without an inner
-batch stays as it is, at the cost of reading its flags.
+Every bulk read gets one row per message, even if an inner batch of RocketMQ 5 has the message. A
+run of frames with an inner batch becomes a run of frames that stand alone
+(:mod:`logquarry.format.batch`), in a new window; filters and columns read them as they read the
+log. A run without an inner batch stays as it is; to find that out, only its flags are read.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from logquarry.errors import CorruptFrame
 from logquarry.format import frame
 from logquarry.format import rows as r
 from logquarry.format.batch import is_inner_batch, queue_count, unwrap
-from logquarry.format.compression import DEFAULT_LIMIT
 from logquarry.format.frame import DamageKind
 from logquarry.format.rows import SIZE
+from logquarry.format.sys_flag import DEFAULT_LIMIT
 from logquarry.log import codec
 from logquarry.log.codec import Rows, Window
 from logquarry.log.readable import first_unreadable
@@ -38,7 +38,7 @@ _KIND = DamageKind.UNREADABLE.label
 
 
 def is_lost(run: Run) -> bool:
-    """Whether bytes of the run's frames were lost since the walk. Ask it after you decode them."""
+    """Whether bytes of the run's frames were lost since the walk. Call this after decoding them."""
     view = run.view
     if view is None or not len(run.rows):
         return False
@@ -80,7 +80,7 @@ def _lost_spans(run: Run) -> Iterator[tuple[int, DamagedSpan]]:
 
 
 def copied(run: Run, start: int = 0) -> Run | None:
-    """A copy of the frames from a physical offset on that are not lost; None if there is none.
+    """Copy a run's frames that start at or after ``start`` and are not lost; None if none is left.
 
     Raises:
         CorruptFrame: if a frame is lost and the read must not go on without it.
@@ -96,7 +96,7 @@ def copied(run: Run, start: int = 0) -> Run | None:
 
 
 def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]]]) -> Iterator[T]:
-    """Decode runs of frames; lost frames are damage.
+    """Decode runs of frames, and report lost frames as damage.
 
     Args:
         runs: from :func:`logquarry.log.batches.sound_runs`.
@@ -116,7 +116,7 @@ def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]
                     yield item
                     done = left.window.base + int(rows[-1, 0]) + int(rows[-1, SIZE])
             except Exception:
-                # Lost bytes are not sound frames: no decoder takes them.
+                # A decoder may fail on lost bytes, because they are not sound frames.
                 if not is_lost(left):
                     raise
             left = copied(left, done) if is_lost(left) else None
@@ -129,7 +129,7 @@ _AT_SYS_FLAG: Final = frame.HEAD.offsets["sys_flag"]
 
 
 def unwrapped(runs: Iterable[Run], *, limit: int = DEFAULT_LIMIT) -> Iterator[Run]:
-    """The runs, with the messages of each inner batch in its place.
+    """The runs, in which the messages of each inner batch replace the batch.
 
     Args:
         runs: runs of frames of the log.
@@ -144,7 +144,7 @@ def unwrapped(runs: Iterable[Run], *, limit: int = DEFAULT_LIMIT) -> Iterator[Ru
 
 
 def unwrap_rows(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] | None:
-    """The frames of a window with inner batches taken apart; None if no frame is one."""
+    """The frames of a window with inner batches taken apart; None if there is no inner batch."""
     kernels = codec.kernels()
     if kernels is None:
         return _unwrap_reference(window, rows, limit)

@@ -1,8 +1,8 @@
 """Messages as JSON lines, for ``messages --jsonl`` and ``export --format jsonl``.
 
 The result equals :meth:`logquarry.stored_message.StoredMessage.to_json`, but is made from the
-columns of a whole run, several times as fast. A line is UTF-8 and safe on a terminal: control
-characters are escaped, also if JSON allows them unescaped.
+columns of many frames at once, several times as fast. A line is UTF-8 and safe on a terminal:
+control characters are escaped, even those that JSON allows unescaped.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from logquarry.stored_message import JSON_NAMES
 REDACTIONS: Final = ("body", "properties", "hosts")
 
 _REDACTED: Final = {
-    # Derived values are hidden too if they give the value away: the CRC of a body that is a
-    # telephone number, the hash of a tag.
+    # Hide derived values too if they reveal the hidden value: for example the CRC of a body that is
+    # a telephone number, or the hash of a tag.
     "body": frozenset({"body", "body_crc"}),
     "properties": frozenset(
         {"properties", "properties_string", "tags", "keys", "uniq_key", "tags_code"}
@@ -55,7 +55,7 @@ _TEXT: Final = (*_REPEATED, *_DISTINCT, "tags_code", "body")
 assert {*_FIXED, *_TEXT, "broker", "size", "properties", "properties_string"} == {*JSON_NAMES}
 
 # JSON requires escapes only below U+0020. DEL, C1 controls, bidirectional marks and line separators
-# act on a terminal too.
+# also have an effect on a terminal.
 _UNSAFE: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _quote = json.encoder.encode_basestring
 _MOST_KEPT: Final = 10_000
@@ -64,7 +64,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def redaction(words: str | None) -> frozenset[str]:
-    """The JSON members to hide for ``body,properties,hosts``.
+    """The JSON members to hide, given one or more of the words ``body,properties,hosts``.
 
     Raises:
         UsageError: if a word is not one of the three.
@@ -115,25 +115,17 @@ def _safe(text: str) -> str:
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def lines(
+def line_parts(
     window: Window, rows: Rows, decoding: Decoding, hidden: frozenset[str] = frozenset()
-) -> Iterator[str]:
-    """Encode the messages of a run, each as one line.
+) -> Iterator[tuple[Rows, list[str]]]:
+    """Encode the messages of a run, each as one line; yields parts of the rows with their lines.
 
     Args:
         window: the run's bytes.
         rows: its frames.
         decoding: how to decode them; its ``columns`` are ignored.
-        hidden: the members that :func:`redaction` named.
+        hidden: the members to hide, from :func:`redaction`.
     """
-    for _, found in line_parts(window, rows, decoding, hidden):
-        yield from found
-
-
-def line_parts(
-    window: Window, rows: Rows, decoding: Decoding, hidden: frozenset[str] = frozenset()
-) -> Iterator[tuple[Rows, list[str]]]:
-    """Parts of the rows, and their lines; arguments as :func:`lines`."""
     for part, bodies in columns.pieces(window, rows, decoding) if len(rows) else ():
         fields = _parts(window, part, decoding, hidden, bodies)
         for name in hidden:

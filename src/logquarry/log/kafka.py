@@ -23,7 +23,7 @@ class KafkaColumn:
     Attributes:
         name: as in Kafka's source.
         spark: Spark's type.
-        source: the column of ours from which it is made; None if all messages have the same value.
+        source: our column from which it is made; None if all messages have the same value.
     """
 
     name: str
@@ -49,7 +49,7 @@ _BY_NAME = {column.name: column for column in COLUMNS}
 
 
 def names(*, headers: bool) -> tuple[str, ...]:
-    """Names of the columns, with ``headers`` also the headers."""
+    """Names of the columns, including the column ``headers`` if ``headers`` is set."""
     return tuple(column.name for column in COLUMNS if headers or column.name != HEADERS)
 
 

@@ -1,17 +1,17 @@
-"""What a store shows of its past: settings and offsets in ``.logquarry/``, and its delay levels.
+"""Reads the settings and offsets that ``.logquarry/`` records, and infers a store's delay levels.
 
 A writer of this library records, in ``.logquarry/settings.json``, the settings that decide the
 format of the store's files. Files that do not show a setting (a new index without keys, for
-example) are then read and continued with the settings that made them. Without the record, the files
+example) are then read and continued with the settings of that writer. Without the record, the files
 and RocketMQ's defaults decide.
 
 The files win: a recorded setting counts only as long as no file contradicts it
 (:mod:`logquarry.read.store_sizes`).
 
-``.logquarry/durable`` says where the log ended on the disk, and where it started. Both are known
+``.logquarry/durable`` records where the log ended on the disk, and where it started. Both are valid
 only if this library wrote the store last (:class:`logquarry.format.checkpoint.DurableMark`).
-Retention records a new start before it deletes files. So a log whose first file begins later has
-lost its first files.
+Retention records a new start before it deletes files. So if the log's first file begins after the
+recorded start, the log has lost its first files.
 
 Delay levels are found from the schedule queues. An entry of SCHEDULE_TOPIC_XXXX carries the
 delivery time of its message, and the message carries its store time. The difference is the delay of
@@ -31,9 +31,8 @@ from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
 from logquarry.format import checkpoint, frame, queue_entry
 from logquarry.format import properties as props
-from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.filesystem import FileSystem, FileView
-from logquarry.log.store_files import CHECKPOINT, DURABLE, NAME_DIGITS
+from logquarry.log.store_files import CHECKPOINT, DURABLE, NAME_DIGITS, FileSequence, StoreFile
 
 _NAMES: Final = (
     "dialect",
@@ -66,7 +65,7 @@ def encode(config: StoreConfig) -> bytes:
 # A store is opened several times for one command, or for one test.
 @lru_cache(maxsize=16)
 def decode(data: bytes) -> Mapping[str, Any]:
-    """The settings by their names; settings that are unknown are left out.
+    """The settings by their names; unknown settings are left out.
 
     Raises:
         ValueError: if the bytes are not a record of settings.
@@ -87,14 +86,14 @@ def decode(data: bytes) -> Mapping[str, Any]:
 
 
 class Durable(NamedTuple):
-    """The durable offset of a log, and the offset at which the log starts, None if unknown."""
+    """The durable offset of a log, and the offset at which the log starts (None if unknown)."""
 
     end: int
     start: int | None
 
 
 class LostHead(NamedTuple):
-    """The first part of a log whose files are missing: its start, and the start of the rest."""
+    """The missing first part of a log: its start, and the start of the part that is left."""
 
     start: int
     stop: int
@@ -124,11 +123,11 @@ def read_durable(filesystem: FileSystem) -> Durable | None:
 
 
 def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> LostHead | None:
-    """The first part of the log that has no files; None if nothing shows one.
+    """The missing first part of the log; None if there is no sign of one.
 
     Args:
         filesystem: the store's folder.
-        files: the log's files, listed just now: a retention records its start before it deletes.
+        files: the log's files, listed just before: retention may delete files at any time.
     """
     found = read_durable(filesystem) if files and files[0].base else None
     if found is None or found.start is None or found.start >= files[0].base:
@@ -137,9 +136,9 @@ def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> Lost
 
 
 def unproved_start(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> str | None:
-    """Why earlier files of a log may be missing, in words; None if its start is recorded or 0.
+    """Why a log could have lost its first files, in words; None if its start is recorded or 0.
 
-    RocketMQ's retention deletes the first files of a log, and records that nowhere.
+    RocketMQ's retention deletes the first files of a log without any record of it.
     """
     if not files or not files[0].base:
         return None
@@ -159,7 +158,7 @@ class Schedule(Protocol):
 
     @property
     def kept_settings(self) -> Mapping[str, Any]:
-        """The settings that the store keeps."""
+        """The settings recorded in the store."""
 
     @property
     def queue_names(self) -> tuple[tuple[str, int], ...]:
@@ -210,7 +209,7 @@ def levels_text(levels_ms: tuple[int, ...]) -> str:
 
 
 def _told_by(layout: Schedule, queue_id: int) -> int | None:
-    """The most frequent delay among a queue's first entries: a single entry may be damaged."""
+    """The most frequent delay among a queue's first entries; a single entry may be damaged."""
     told = Counter(islice(_delays(layout, queue_id), _MOST_LOOKED_AT))
     return told.most_common(1)[0][0] if told else None
 

@@ -1,4 +1,4 @@
-"""The files of a store by names and sizes; :mod:`logquarry.log.store_files` has the names."""
+"""Lists the files of a store by name and size; :mod:`logquarry.log.store_files` has the names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import CorruptFile, StoreNotFound
 from logquarry.format import batch, broker_config, checkpoint, java, queue_entry, state_table
 from logquarry.log import kept_settings
-from logquarry.log.file_sequence import FileSequence, StoreFile, StoreFolders, of_entries, size_of
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
 from logquarry.log.kept_settings import LostHead, find_lost_head, levels_of, read_durable
 from logquarry.log.location import not_a_store
@@ -25,7 +24,6 @@ from logquarry.log.log_names import (
     contradicts_name,
     has_doubtful_name,
     identify_files,
-    is_offset_name,
     right_path,
 )
 from logquarry.log.log_place import LogFolders, LogPlace, find_log_folders, find_missing_log
@@ -39,7 +37,6 @@ from logquarry.log.store_files import (
     COMPACTED_QUEUE,
     CONSUME_QUEUE,
     DAMAGE,
-    LARGEST_BASE,
     LOCK,
     NAME_DIGITS,
     REDO_LOG,
@@ -48,6 +45,12 @@ from logquarry.log.store_files import (
     SIDECAR,
     STATE_TABLE,
     TRANSACTION,
+    FileSequence,
+    StoreFile,
+    StoreFolders,
+    is_offset_name,
+    of_entries,
+    size_of,
 )
 from logquarry.systems import is_locked
 
@@ -57,7 +60,7 @@ _T = TypeVar("_T")
 
 
 class _Listing:
-    """The contents of a store's folders, as one layout found them; each is listed once."""
+    """The contents of a store's folders, as one layout found them; each folder is listed once."""
 
     def __init__(self, layout: StoreLayout) -> None:
         self.layout = layout
@@ -65,7 +68,7 @@ class _Listing:
 
 
 class _listed(Generic[_T]):  # noqa: N801
-    """A property of a layout that is kept until :meth:`StoreLayout.refresh`."""
+    """A property of a layout; its value is cached until :meth:`StoreLayout.refresh`."""
 
     def __init__(self, find: Callable[[StoreLayout], _T]) -> None:
         self._find = find
@@ -93,7 +96,7 @@ class StoreLayout:
     Attributes:
         filesystem: the store's folder.
         config: the user's settings.
-        left_out: (topic, queue id) of queues that no reader of this object sees.
+        left_out: (topic, queue id) of queues that this object hides from its readers.
         writer_end: the log's end that a reader found while a writer had the store open, if stale
             frames follow that end; else None.
     """
@@ -150,16 +153,16 @@ class StoreLayout:
             raise StoreNotFound(f"{os.fsdecode(location)}: cannot be read: {error}") from error
 
     def with_config(self, config: StoreConfig) -> StoreLayout:
-        """The same files as another configuration describes them."""
+        """A layout of the same files with another configuration."""
         other = copy.copy(self)
         other.config = config
         return other
 
     def by_content(self, *, shows_lost_head: bool = True) -> StoreLayout:
-        """The same store, with the offsets of its log files by their frames, not by their names.
+        """A layout that takes the offset of each log file from its frames, not from its name.
 
         Verify, recover and salvage use it. The files keep their paths. Other readers refuse a log
-        with wrong names. Without ``shows_lost_head`` the log begins with its first file.
+        with wrong names. Without ``shows_lost_head`` the layout does not show missing first files.
         """
         other = copy.copy(self)
         other._goes_by_names = False
@@ -190,7 +193,7 @@ class StoreLayout:
         """Open a file below the root; see :meth:`FileSystem.open`.
 
         Raises:
-            MisnamedFile: if it is a file of the log and has the name of another one.
+            MisnamedFile: if it is a file of the log with the name of another log file.
         """
         view = self.filesystem.open(path)
         folder, _, name = path.rpartition("/")
@@ -205,8 +208,8 @@ class StoreLayout:
 
         Raises:
             UnsupportedStore: if files of the log are in other folders of the store.
-            MisnamedFile: if the first or the last file, or one beside a gap, has a wrong name. The
-                names of the others are checked when they are opened.
+            MisnamedFile: if the first or the last file, or one beside a gap, has a wrong name. All
+                other names are checked when their files are opened.
         """
         files, folders = self.list_commit_log(), self.log_folders
         self._require_log_here()
@@ -219,8 +222,8 @@ class StoreLayout:
             and has_doubtful_name(self.filesystem, [(file.path, file.base) for file in files], size)
         ):
             self.require_right_names()
-        # RocketMQ's file size is an int, and positions in a file are 32 bits wide here too: bytes
-        # beyond that are not part of a log.
+        # RocketMQ's file size is an int, and positions in a file are 32 bits wide here too. Bytes
+        # after that limit are not part of a log.
         return FileSequence(files, min(size, java.INT_MAX), folders.has_heads)
 
     @cached_property
@@ -243,9 +246,9 @@ class StoreLayout:
 
     @property
     def missing_log(self) -> LogPlace | None:
-        """If the log has no byte: the evidence that it had messages, None without any."""
+        """The evidence that an empty log had messages; None if there is none, or it has bytes."""
         found = find_missing_log(self.filesystem, self._names, self.config)
-        # A writer that has just begun may have made its first file after the log was listed.
+        # A writer that has just started may have made its first file after the log was listed.
         has_bytes = found is not None and any(file.size for file in self.list_commit_log())
         return None if has_bytes else found
 
@@ -259,24 +262,24 @@ class StoreLayout:
         return f"{self.log_folders.paths[0]}/{base:0{NAME_DIGITS}d}"
 
     def right_path(self, file: StoreFile) -> str:
-        """Path that a file of the log has, or gets if its name is wrong."""
-        # Names in several folders are not compared with frames.
+        """The path that a file of the log should have; it differs if the file's name is wrong."""
+        # Only names in commitlog/ are compared with frames.
         return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
-        """Full path of the log file that holds a physical offset, else of the log's folder."""
+        """Full path of the log file that holds a physical offset; of the log's folder if none."""
         file = self.commit_log.at(offset)
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
     def list_commit_log(self) -> tuple[StoreFile, ...]:
-        """List the files of the commit log again; missing first files count as one empty file."""
+        """List the files of the commit log again; one empty file stands for missing first files."""
         files = self._files_by_name() if self._goes_by_names else self._files_by_content()
         lost = find_lost_head(self.filesystem, files) if self._shows_lost_head else None
         return files if lost is None else (lost.as_file(self.log_folders.paths[0]), *files)
 
     @_listed
     def lost_head(self) -> LostHead | None:
-        """The first part of the log, if its files are missing."""
+        """The missing first part of the log; None if there is no sign of one."""
         files = self._files_by_name() if self._goes_by_names else self._files_by_content()
         return find_lost_head(self.filesystem, files)
 
@@ -296,7 +299,7 @@ class StoreLayout:
         if self.log_folders.feature is not None:
             return LogNames(tuple(LogFile(file.path, file.size, file.base) for file in named))
         files = [(file.path, file.base, file.size) for file in named]
-        found = identify_files(self.filesystem, files, largest=LARGEST_BASE)
+        found = identify_files(self.filesystem, files)
         known = {path for path, _, _ in files} | {one.path for one in found.renames}
         for entry in self.filesystem.list(COMMIT_LOG):
             if (path := f"{COMMIT_LOG}/{entry.name}") not in known:
@@ -308,7 +311,7 @@ class StoreLayout:
         return tuple(StoreFile(file.base, file.size, file.path) for file in files)
 
     def require_right_names(self, path: str | None = None) -> None:
-        """Refuse a log with wrong names; with ``path``, only if that file has one.
+        """Refuse a log with wrong names; with ``path``, only if that file has a wrong name.
 
         Reads the first bytes of every file. Does nothing for a layout :meth:`by_content`.
 
@@ -349,22 +352,22 @@ class StoreLayout:
         return [self.batch_queue(*name) for name in self.batch_queue_names]
 
     def queue(self, topic: str, queue_id: int) -> FileSequence:
-        """The files of a consume queue; none if there is no such queue."""
+        """The files of a consume queue; empty if there is no such queue."""
         files = self._queue_files(CONSUME_QUEUE, topic, queue_id)
         return of_entries(files, queue_entry.UNIT_SIZE, self.config.queue_file_size)
 
     def batch_queue(self, topic: str, queue_id: int) -> FileSequence:
-        """The files of a batch queue; none if there is no such queue."""
+        """The files of a batch queue; empty if there is no such queue."""
         files = self._queue_files(BATCH_QUEUE, topic, queue_id)
         return of_entries(files, batch.ENTRY_SIZE, self.config.batch_queue_file_size)
 
     def compacted_queue(self, topic: str, queue_id: int) -> FileSequence:
-        """The files of a compaction topic's queue in ``compaction/``; none without such a queue."""
+        """The files of a compaction topic's queue in ``compaction/``; empty if there is none."""
         files = self._queue_files(COMPACTED_QUEUE, topic, queue_id)
         return of_entries(files, batch.ENTRY_SIZE, None)
 
     def compacted_log(self, topic: str, queue_id: int) -> FileSequence:
-        """The files of a compaction topic's compacted log; none without one."""
+        """The files of a compaction topic's compacted log; empty if there is none."""
         files = self._queue_files(COMPACTED_LOG, topic, queue_id)
         return FileSequence(files, size_of(files))
 
@@ -435,7 +438,7 @@ class StoreLayout:
         except FileNotFoundError:
             return {}
         except (OSError, StoreNotFound, ValueError, RecursionError) as error:
-            # verify reports it. The files show most settings.
+            # verify reports the invalid record. Readers infer most settings from the store's files.
             logger.warning("%s: %s: %s", self.root, SETTINGS, error)
             return {}
 
@@ -449,10 +452,10 @@ class StoreLayout:
         return None if found is None else found.end
 
     def is_sure_of(self, bound: int | None) -> bool:
-        """Whether each break before ``bound`` is damage inside the log, and not the log's end.
+        """Whether each broken frame before ``bound`` is damage inside the log, not the log's end.
 
-        A break in the last file of a cleanly closed store may be the place where RocketMQ's last
-        recovery cut the log (:mod:`logquarry.read.log_end`). After a crash no recovery has cut it.
+        After a clean shutdown, RocketMQ's last recovery may have cut the log at a broken frame in
+        the last file (:mod:`logquarry.read.log_end`). After a crash, no recovery has cut the log.
 
         Args:
             bound: offset up to which the log is known to reach; None if that is not known.
@@ -465,10 +468,10 @@ class StoreLayout:
 
     @property
     def cut_end(self) -> int | None:
-        """The log's end by the last recovery; None if nothing shows that the log still ends there.
+        """The log's end that the last recovery recorded; None if that record is no longer valid.
 
-        RocketMQ's rules leave the bytes and the queue entries after that end in the files. The note
-        is void once a writer moves the durable offset on, or another program writes the checkpoint.
+        RocketMQ's rules leave the bytes and queue entries after that end in place. The record is
+        void once a writer raises the durable offset, or another program writes the checkpoint.
         """
         cut = self._noted_end
         return None if cut is None or self.has_abort else cut
@@ -479,11 +482,11 @@ class StoreLayout:
             noted = json.loads(self.filesystem.read(DAMAGE))["log_end"]
             return self.durable_end if noted == self.durable_end else None
         except (OSError, StoreNotFound, ValueError, TypeError, KeyError, RecursionError):
-            # The code that reads the noted damage reports an invalid file.
+            # The code that reads the recorded damage reports an invalid file.
             return None
 
     def read_topics(self) -> dict[str, broker_config.TopicConfig]:
-        """Topics by ``config/topics.json`` or RocksDB; empty if they are missing or unreadable."""
+        """Topics from ``config/topics.json`` or RocksDB; empty if missing or unreadable."""
         try:
             document = read_config(self.filesystem, broker_config.TOPICS_FILE)
             return broker_config.decode_topics(document)

@@ -1,4 +1,4 @@
-"""Where a store or an output is: a local path, a ``file:`` URL, or a URL of another file system.
+"""Resolves the location of a store or an output: a path, a ``file:`` URL, or another URL.
 
 A wrong path gets a hint: :func:`not_a_store` names the store one level above or below it.
 """
@@ -48,7 +48,7 @@ _SCHEMES: Final = frozenset(
 _FOLDERS: Final = ("commitlog", "consumequeue")
 _USUAL: Final = "store"
 _DEEPEST: Final = 4
-"""A queue file lies this many levels below its store."""
+"""How many levels a queue file lies below the folder of its store."""
 _MOST_NAMES: Final = 1_000
 
 
@@ -78,11 +78,11 @@ def local_store(path: str | os.PathLike[str]) -> Path:
 def local_folder(
     path: str | os.PathLike[str], refusal: str = "only a local folder can be written"
 ) -> Path:
-    """The local folder that the caller wants to write.
+    """The local folder to which the caller wants to write.
 
     Raises:
-        UsageError: if it is a URL: as a path it would name a folder called ``s3:``; or if it is
-            empty, as from an unset variable: it would name the working directory.
+        UsageError: if it is a URL, which as a path would name a folder called ``s3:``; or if it is
+            empty, for example from an unset variable, which would name the working directory.
     """
     name = path_or_url(arguments.path(path))
     if not name:
@@ -93,7 +93,7 @@ def local_folder(
 
 
 def _first_line(url: str, error: OSError) -> str:
-    """Return the reason in one line: libhdfs lists each place in which it looked for Java."""
+    """The reason in one line: libhdfs adds lines with each place in which it looked for Java."""
     text = str(error).partition("\n")[0]
     if url.startswith(("hdfs://", "viewfs://")) and re.search("libjvm|libhdfs", text):
         return f"{text}. HDFS needs Hadoop's libraries: set JAVA_HOME, HADOOP_HOME and CLASSPATH"
@@ -124,7 +124,7 @@ def arrow_folder(
         else:
             return arrow, base
     if url.startswith("://"):
-        # fsspec would treat it as a path.
+        # fsspec would treat the text as a path.
         raise UsageError(f"{url}: names no file system")
     try:
         from fsspec.core import url_to_fs
@@ -151,7 +151,7 @@ def not_a_store(location: str, message: str) -> StoreNotFound:
 
 
 def near_store(location: str) -> str | None:
-    """The store near a local path: above it, in it, or in the user's home for ``~``.
+    """The store near a local path: above it, in it, or, if it begins with ``~``, in the home.
 
     Returns:
         The path as a user would type it; None if there is no store or more than one.
@@ -177,7 +177,7 @@ def near_store(location: str) -> str | None:
 
 
 def _from_home(location: str) -> str | None:
-    """The path with its ``~`` replaced; None without a ``~``.
+    """The path with its ``~`` replaced by the user's home; None if it has no ``~``.
 
     A caller may have made the path absolute: ``/here/~/store``.
     """

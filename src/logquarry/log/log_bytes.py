@@ -10,10 +10,10 @@ from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP
 from logquarry.log import codec
 from logquarry.log.codec import Window
-from logquarry.log.file_sequence import StoreFile
 from logquarry.log.filesystem import FileView, GoneFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import Unreadable
+from logquarry.log.store_files import StoreFile
 
 _SEARCH_BYTES = 1 << 20
 
@@ -30,7 +30,7 @@ class LogBytes:
     Args:
         layout: the store's files.
         check_crc: whether a frame is sound only if its body has the stored CRC.
-        batch_bytes: about the bytes of one window in a search.
+        batch_bytes: approximate bytes of one window in a search.
     """
 
     def __init__(self, layout: StoreLayout, *, check_crc: bool, batch_bytes: int) -> None:
@@ -48,14 +48,14 @@ class LogBytes:
         return self._files.at(offset - 1) is not None
 
     def next_boundary(self, position: int) -> int:
-        """The end of the file, or of the gap between two files, with a physical offset."""
+        """The end of the file, or of the gap between files, that contains a physical offset."""
         file = self._files.at(position)
         if file is not None:
             return file.base + self._files.file_size
         return next((f.base for f in self._files.files if f.base > position), self._files.end)
 
     def path_at(self, position: int) -> str:
-        """Full path of the file with a physical offset, else of the log's folder."""
+        """Full path of the file that contains a physical offset; of the log's folder if none."""
         file = self._files.at(position)
         return self._layout.filesystem.full_path(file.path if file else "commitlog")
 
@@ -102,7 +102,7 @@ class LogBytes:
         return self._open_file.view
 
     def map_of(self, file: StoreFile) -> FileView | None:
-        """The open file if its windows are parts of a map, which can lose pages."""
+        """The open file if its windows are parts of a map, which can lose pages; else None."""
         view = self.view(file)
         return view if view.is_mapped else None
 
@@ -128,7 +128,7 @@ class LogBytes:
     def frame_fault(self, file: StoreFile, at: int) -> Unreadable | None:
         """The first unreadable range in the frame or blank that seems to start at a position."""
         view = self.view(file)
-        # Also if no range is known yet: the window notes a truncated file.
+        # For a map, check even if no unreadable range is known: the window notes a truncated file.
         is_noted = view.is_mapped or bool(view.unreadable)
         head = view.fault(at, FIXED_SIZE_V1) if is_noted else None
         if head is not None or not view.unreadable:
@@ -156,7 +156,7 @@ class LogBytes:
         return window, code
 
     def find(self, start: int, limit: int) -> int | None:
-        """The first sound frame, or file that starts with a blank, in ``[start, limit)``."""
+        """Find a sound frame, or a file that starts with a blank: the first in [start, limit)."""
         for index, file in enumerate(self._files.files):
             if file.base + self._files.file_size <= start or self.size(file) == 0:
                 continue
@@ -195,7 +195,7 @@ class LogBytes:
                 at += piece
                 continue
             if window.length == self.view(file).size - at:
-                # The window holds the whole file: the frame's rest does not exist.
+                # The window holds the whole file, so the rest of the frame does not exist.
                 at += place + 1
                 continue
             if place == 0:

@@ -1,7 +1,7 @@
 """Identifies the files of the commit log by their content.
 
 A file's name is the physical offset of its first byte. Each frame has its own physical offset too
-(PHYSICALOFFSET), so the frames of a file show where it begins, whatever its name is.
+(PHYSICALOFFSET), so the frames of a file show where it begins, regardless of its name.
 :func:`identify_files` compares names and frames for a whole log. Verify reports the differences,
 recover renames the files, salvage reads them as if they had their right names, and every other
 reader refuses a log with wrong names (:class:`logquarry.errors.MisnamedFile`).
@@ -9,15 +9,15 @@ reader refuses a log with wrong names (:class:`logquarry.errors.MisnamedFile`).
 These rules decide:
 
 - Usually the first frame has the offset of the name: then the name is right.
-- Otherwise the first whole frames of the file vote. Body CRCs are checked, so one rotten offset
-  changes nothing. Stale frames from an earlier use of the file change nothing: they follow the new
-  ones and have the same first offset.
-- A file without a whole frame (zeros, a blank) shows nothing and keeps its name, unless another
-  file needs it.
+- Otherwise the first whole frames of the file with correct body CRCs vote, so that one damaged
+  PHYSICALOFFSET changes nothing. Stale frames from an earlier use of the file do no harm either:
+  they follow the new frames and vote for the same offset.
+- A file without a whole frame (only zeros or a blank) keeps its name, unless another file needs
+  that name.
 - If two files claim one offset, the file with that name is right and the other one is a copy.
 - The offsets alone cannot show that a file is from another store. The queues can: the entry of a
-  message has its physical offset. A misnamed file whose sampled messages are all at other places by
-  the queues is not renamed; the recovery refuses.
+  message has its physical offset. If the queues have all sampled messages of a misnamed file at
+  other offsets, the recovery does not rename the file and refuses the store.
 """
 
 from __future__ import annotations
@@ -34,18 +34,22 @@ from logquarry.format import queue_entry
 from logquarry.format.frame import Frame
 from logquarry.log.codec import first_frames, head_offset
 from logquarry.log.filesystem import Entry, FileSystem, FileView
+from logquarry.log.store_files import (
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    LARGEST_BASE,
+    NAME_DIGITS,
+    is_offset_name,
+)
 
-_COMMIT_LOG: Final = "commitlog"
-_CONSUME_QUEUE: Final = "consumequeue"
-_NAME_DIGITS: Final = 20
 RENAMING: Final = ".renaming"
-"""Suffix of a file that a recovery is renaming; the rest of the name is the right name."""
+"""Suffix of a file that a recovery is renaming; the part before it is the right name."""
 _LEAST_FRAMES: Final = 2
-"""Frames that must agree against a name that may be right, if no queue confirms them."""
+"""If no queue confirms the frames, this many must agree to reject a name that could be right."""
 _CHUNK: Final = 1 << 20
 _MOST_GAP: Final = 1 << 12
-"""Files of the log that may be missing in a row: 4 TiB with files of 1 GiB."""
-_OURS: Final = re.compile(rf"([0-9]{{{_NAME_DIGITS}}})\{RENAMING}(\.[0-9]+)?")
+"""Maximum number of consecutive missing log files: 4 TiB with files of 1 GiB."""
+_OURS: Final = re.compile(rf"([0-9]{{{NAME_DIGITS}}})\{RENAMING}(\.[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class LogFile:
 
     Attributes:
         path: its path below the store's folder.
-        size: its bytes.
+        size: its size in bytes.
         base: physical offset of its first byte.
     """
 
@@ -89,7 +93,7 @@ class LogNames:
 
     Attributes:
         files: the log's files with the offsets that their frames show, in order.
-        renames: those with a wrong name.
+        renames: the files that have a wrong name.
         strangers: files with the name of a log file that belong to no place of this log, each with
             the reason.
         doubts: for each file whose place the frames do not decide, the reason.
@@ -102,7 +106,7 @@ class LogNames:
 
     @property
     def are_right(self) -> bool:
-        """Whether every file has its right name, as far as its frames show it."""
+        """Whether every file has its right name, as far as its frames show the name."""
         return not (self.renames or self.doubts)
 
     def error(self, filesystem: FileSystem, first: str | None = None) -> MisnamedFile:
@@ -110,7 +114,7 @@ class LogNames:
 
         Args:
             filesystem: the store's folder.
-            first: path of the file that the reader met (default: the first one).
+            first: path of the misnamed file that the reader found (default: the first one).
         """
         found = [(one.path, one.base, one.reason) for one in self.renames]
         found += [(path, 0, reason) for path, reason in self.doubts]
@@ -127,11 +131,11 @@ class LogNames:
 
 def right_path(base: int) -> str:
     """The path of the log file that begins at a physical offset."""
-    return f"{_COMMIT_LOG}/{base:0{_NAME_DIGITS}d}"
+    return f"{COMMIT_LOG}/{base:0{NAME_DIGITS}d}"
 
 
 def contradicts_name(view: FileView, base: int | None) -> bool:
-    """Whether a file begins with a frame of another physical offset than its name. Reads its head.
+    """Whether a file's first frame has another physical offset than its name. Reads one head.
 
     Args:
         view: the file.
@@ -146,11 +150,11 @@ def contradicts_name(view: FileView, base: int | None) -> bool:
 
 
 def has_doubtful_name(filesystem: FileSystem, files: Sequence[tuple[str, int]], size: int) -> bool:
-    """Whether the listing of a log or the ends of it show that a name may be wrong.
+    """Whether the listing of a log, or a look into a few of its files, shows a doubtful name.
 
-    Checks the files where a walk over the log could miss a misnamed file: the first and the last
-    one, those around a gap, and those with other names. The reader checks all other files when it
-    opens them.
+    Checks the places where a walk over the log could miss a misnamed file: the first and the last
+    file, those around a gap, and files whose names are not offsets. The reader checks all other
+    files when it opens them.
 
     Args:
         filesystem: the store's folder.
@@ -174,23 +178,20 @@ def has_doubtful_name(filesystem: FileSystem, files: Sequence[tuple[str, int]], 
     return False
 
 
-def identify_files(
-    filesystem: FileSystem, files: Sequence[tuple[str, int, int]], *, largest: int
-) -> LogNames:
+def identify_files(filesystem: FileSystem, files: Sequence[tuple[str, int, int]]) -> LogNames:
     """Identify the files of a log by their content.
 
     Args:
         filesystem: the store's folder.
         files: path, offset and size of the files whose names are offsets, in order.
-        largest: the largest offset that a name may have.
     """
-    return _Identification(filesystem, files, largest).run()
+    return _Identification(filesystem, files).run()
 
 
 def _entries(filesystem: FileSystem) -> Iterator[tuple[str, Entry]]:
     """The files of the log's folder, and those of its subfolders (a backup, ``lost+found``)."""
-    for entry in filesystem.list(_COMMIT_LOG):
-        path = f"{_COMMIT_LOG}/{entry.name}"
+    for entry in filesystem.list(COMMIT_LOG):
+        path = f"{COMMIT_LOG}/{entry.name}"
         if not entry.is_dir:
             yield path, entry
             continue
@@ -223,11 +224,8 @@ class _Item:
 class _Identification:
     """Identifies the files of one log."""
 
-    def __init__(
-        self, filesystem: FileSystem, files: Sequence[tuple[str, int, int]], largest: int
-    ) -> None:
+    def __init__(self, filesystem: FileSystem, files: Sequence[tuple[str, int, int]]) -> None:
         self._filesystem = filesystem
-        self._largest = largest
         self._items = [_Item(path, size, base) for path, base, size in files]
         known = {path for path, _, _ in files}
         for path, entry in _entries(filesystem):
@@ -248,7 +246,7 @@ class _Identification:
         self._queues: dict[str, list[tuple[int, str]]] = {}
 
     def run(self) -> LogNames:
-        """The result."""
+        """Identify the files."""
         for item in self._items:
             self._judge(item)
         self._drop_other_grids()
@@ -294,7 +292,7 @@ class _Identification:
         votes: defaultdict[int, list[Frame]] = defaultdict(list)
         for position, found in first_frames(view):
             base = found.physical_offset - position
-            if 0 <= base <= self._largest:
+            if 0 <= base <= LARGEST_BASE:
                 votes[base].append(found)
         if not votes:
             return
@@ -328,7 +326,7 @@ class _Identification:
                     self._mute.append(item)
 
     def _place(self) -> None:
-        """Give misnamed files the offset that their frames show, if it is possible."""
+        """Give misnamed files the offsets that their frames show, if these are possible."""
         claims: defaultdict[int, list[_Item]] = defaultdict(list)
         for item in self._wrong:
             assert item.base is not None
@@ -380,19 +378,19 @@ class _Identification:
         self._doubts.append((other.path, reason))
 
     def _is_copy(self, item: _Item) -> None:
-        """A copy with a name that is not an offset is ignored: it does no harm."""
+        """Report a copy if its name is an offset; ignore it otherwise, because it does no harm."""
         if item.named is not None:
             assert item.base is not None
-            name = f"{item.base:0{_NAME_DIGITS}d}"
+            name = f"{item.base:0{NAME_DIGITS}d}"
             reason = f"it has the messages of {name}, which exists"
             self._strangers.append((item.path, reason))
 
     def _place_mute(self) -> None:
-        """Give the files whose content shows no offset a place."""
+        """Give a place to each file whose content shows no offset."""
         shifts = {
             item.named - base for base, item in self._placed.items() if item.named is not None
         }
-        # If all names are wrong by the same distance, the names of empty files are too.
+        # If all known names are wrong by the same distance, so are the names of empty files.
         shift = shifts.pop() if not self._right and len(shifts) == 1 else 0
         displaced: list[_Item] = []
         for item in self._mute:
@@ -412,7 +410,7 @@ class _Identification:
                 self._strangers.append((item.path, reason))
 
     def _free_names(self) -> Iterator[int]:
-        """Offsets without a file: first those whose file is renamed, then gaps, then the end."""
+        """Offsets without a file: first those that renames free, then gaps, then the log's end."""
         there = {*self._right, *self._placed}
         vacated = {item.named for item in self._placed.values()} - there
         yield from sorted(base for base in vacated if base is not None)
@@ -422,7 +420,7 @@ class _Identification:
 
     # --------------------------------------------------------------------------------- evidence
     def _agrees_with_queues(self, item: _Item) -> bool | None:
-        """Whether the queues have the messages of a file where its frames say; None if unknown."""
+        """Whether the queues have a file's messages where its frames have them; None if unknown."""
         others = 0
         for one in item.frames:
             entry = self._entry_of(one)
@@ -431,7 +429,7 @@ class _Identification:
             if entry == one.physical_offset:
                 return True
             others += 1
-        # One queue offset may be in the log twice: RocketMQ 3 counts wrong after a restart.
+        # One queue offset can be in the log twice: RocketMQ 3 counts wrong after a restart.
         return False if others >= _LEAST_FRAMES else None
 
     def _entry_of(self, message: Frame) -> int | None:
@@ -439,7 +437,7 @@ class _Identification:
         topic = message.topic.decode("utf-8", "replace")
         if topic in ("", ".", "..") or "/" in topic or "\0" in topic:
             return None
-        folder = f"{_CONSUME_QUEUE}/{topic}/{message.queue_id}"
+        folder = f"{CONSUME_QUEUE}/{topic}/{message.queue_id}"
         try:
             if folder not in self._queues:
                 self._queues[folder] = [
@@ -455,8 +453,9 @@ class _Identification:
             entry = queue_entry.decode_at(data, 0) if len(data) >= queue_entry.UNIT_SIZE else None
         except (OSError, LogquarryError, ValueError):
             return None
-        known = entry is not None and entry.is_written and not entry.is_filler
-        return entry.physical_offset if known and entry is not None else None
+        if entry is None or not entry.is_written or entry.is_filler:
+            return None
+        return entry.physical_offset
 
     def _same_bytes(self, one: _Item, other: _Item) -> bool:
         first, second = (self._filesystem.open(item.path) for item in (one, other))
@@ -476,8 +475,3 @@ class _Identification:
         if other is not None and other.named == base:
             return f"{told}: the names of this file and of {other.path} look swapped"
         return told
-
-
-def is_offset_name(name: str) -> bool:
-    """Whether a name has the form of a physical offset, or of an offset in a queue."""
-    return len(name) == _NAME_DIGITS and name.isascii() and name.isdigit()

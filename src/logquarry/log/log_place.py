@@ -3,7 +3,7 @@
 RocketMQ 5 writes its log to several folders (``storePathCommitLog=a,b``), and DLedger writes it to
 ``dledger-ID/data`` with 48 bytes before each frame. A reader of ``commitlog/`` alone would find no
 messages or only old ones, and would report an empty store. This module finds the folders of the
-log. If a part of the log is not found, it makes an error that names the feature and the next step.
+log. If it does not find all of them, it makes an error that names the feature and the next step.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from logquarry.config import StoreConfig
 from logquarry.errors import StoreNotFound, UnsupportedStore
 from logquarry.format import checkpoint, dledger
 from logquarry.log.filesystem import Entry, FileSystem, LocalFileSystem
-from logquarry.log.log_names import is_offset_name
+from logquarry.log.store_files import (
+    BATCH_QUEUE,
+    CHECKPOINT,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    is_offset_name,
+)
 
 DLEDGER: Final = "dledger"
 SEVERAL_LOG_PATHS: Final = "several_log_paths"
 LOG_ELSEWHERE: Final = "log_elsewhere"
 
-_COMMIT_LOG: Final = "commitlog"
-_QUEUE_FOLDERS: Final = ("consumequeue", "batchconsumequeue")
 _NO_LOG: Final = frozenset(
     {
         *("commitlog", "consumequeue", "consumequeue_ext", "consumequeue_rocksdb", "index"),
@@ -34,7 +38,7 @@ _NO_LOG: Final = frozenset(
         *("rocksdbstore", "kvStore", "tiered", ".logquarry", ".salvage"),
     }
 )
-"""Folders of a store's root that never hold files of the log, except ``commitlog`` itself."""
+"""Folders in a store's root that, except ``commitlog`` itself, never hold files of the log."""
 
 _STATED: Final = ("storePathCommitLog", "readOnlyCommitLogStorePaths")
 _NOTHING_READ: Final = "Nothing was read or changed."
@@ -64,7 +68,7 @@ class LogPlace:
         feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`.
         evidence: the folders, files or settings that show it.
         reason: the evidence in words, as a clause.
-        advice: the next step; None for the usual one of the feature.
+        advice: the next step; None for the next step that is usual for the feature.
     """
 
     feature: str
@@ -105,7 +109,7 @@ class LogFolders:
             there is no sign of one.
     """
 
-    paths: tuple[str, ...] = (_COMMIT_LOG,)
+    paths: tuple[str, ...] = (COMMIT_LOG,)
     feature: str | None = None
     read_only: frozenset[str] = frozenset()
     missing: LogPlace | None = None
@@ -126,21 +130,21 @@ def find_log_folders(
 
     A DLedger log counts if it is the only one and ``commitlog/`` has no files. Several folders
     count if the configuration names them and each is found (in the store, or at its path), or if
-    they lie in the store and continue the log. A recovery may have left a folder without files: it
-    counts if the files in the others reach to the durable offset. Reads folder names only.
+    they lie in the store and continue the log. A recovery may have left a folder without files; it
+    counts if the files in the other folders reach the durable offset. Reads folder names only.
 
     Args:
         filesystem: the store's folder.
         names: the entries of its root.
-        config: its settings.
-        durable_end: gives the durable offset, None if nothing shows it.
+        config: the store's settings.
+        durable_end: returns the durable offset, None if it is unknown.
 
     Raises:
         StoreNotFound: if a folder cannot be read.
     """
     folders = sorted(entry.name for entry in names if entry.is_dir)
-    bases = _offset_names(filesystem, _COMMIT_LOG)
-    own = (_COMMIT_LOG,) if bases else ()
+    bases = _offset_names(filesystem, COMMIT_LOG)
+    own = (COMMIT_LOG,) if bases else ()
     ledgers = _ledgers(filesystem, folders)
     if ledgers:
         if len(ledgers) == 1 and not bases:
@@ -156,10 +160,10 @@ def find_log_folders(
             stated, read_only = emptied, may_be_empty
     if stated and None not in stated:
         known = tuple(dict.fromkeys(path for path in stated if path is not None))
-        if known == (_COMMIT_LOG,):
+        if known == (COMMIT_LOG,):
             return LogFolders()
-        # A broker with these settings does not read commitlog/, so it gets no new file.
-        also = own if _COMMIT_LOG not in known else ()
+        # A broker with these settings does not read commitlog/, so commitlog/ gets no new file.
+        also = own if COMMIT_LOG not in known else ()
         paths = (*also, *known)
         feature = SEVERAL_LOG_PATHS if len(paths) > 1 else LOG_ELSEWHERE
         return _twice(filesystem, paths) or LogFolders(paths, feature, read_only | frozenset(also))
@@ -225,7 +229,7 @@ def _stated_folders(
 ) -> tuple[list[str | None], frozenset[str]]:
     """The folders that a configuration names, and those of them that get no new file.
 
-    A folder without a file of the log is None.
+    None stands for a folder without a file of the log.
     """
     found = {
         name: [
@@ -241,8 +245,8 @@ def _stated_folders(
 def _folder_of(
     filesystem: FileSystem, folders: Sequence[str], path: str, may_be_empty: bool
 ) -> str | None:
-    """A folder of the configuration, below the store's root; None if it has no file of the log,
-    or with ``may_be_empty`` if there is no such folder.
+    """A configured folder, below the store's root; None if it has no file of the log. With
+    ``may_be_empty`` a folder without files counts too: None only if the folder does not exist.
 
     The store may be a copy, in which the folder has another parent.
     """
@@ -283,15 +287,15 @@ def _other_parts(
 def find_missing_log(
     filesystem: FileSystem, names: Iterable[Entry], config: StoreConfig
 ) -> LogPlace | None:
-    """The place of a log of which ``commitlog/`` holds no file; None if the store is new.
+    """The place of the log if ``commitlog/`` holds no file of it; None if the store is new.
 
-    A store is new if no queue has an entry and the checkpoint names no message. Reads the first
+    A store is new if no queue has an entry and the checkpoint has no store time. Reads the first
     entry of one queue after another, until a queue has one.
 
     Args:
         filesystem: the store's folder.
         names: the entries of its root.
-        config: its settings.
+        config: the store's settings.
 
     Raises:
         StoreNotFound: if a folder cannot be read.
@@ -301,12 +305,12 @@ def find_missing_log(
         return None
     path = setting(config, "storePathCommitLog")
     where = f" (storePathCommitLog={path})" if path else ""
-    reason = f"there is no file in {_COMMIT_LOG}/, and {known} knows of messages{where}"
+    reason = f"there is no file in {COMMIT_LOG}/, and {known} knows of messages{where}"
     return LogPlace(LOG_ELSEWHERE, (known,), reason)
 
 
 def _goes_on(bases: Sequence[int], found: Sequence[int]) -> bool:
-    """Whether files of another folder continue this log. A copy does not: its offsets repeat."""
+    """Whether files of another folder continue this log; those of a copy repeat its offsets."""
     return not bases or (not set(bases) & set(found) and max(found) > min(bases))
 
 
@@ -314,14 +318,14 @@ def _offset_names(filesystem: FileSystem, folder: str) -> list[int]:
     try:
         entries = filesystem.list(folder)
     except StoreNotFound:
-        # A folder of the file system that this user may not read, such as lost+found.
+        # A folder of the file system that this user is not allowed to read, such as lost+found.
         return []
     return [int(entry.name) for entry in entries if not entry.is_dir and is_offset_name(entry.name)]
 
 
 def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None:
-    """A file that names a message in the log, None if there is none."""
-    for root in (name for name in _QUEUE_FOLDERS if name in folders):
+    """A file that points to a message in the log, None if there is none."""
+    for root in (name for name in (CONSUME_QUEUE, BATCH_QUEUE) if name in folders):
         for topic in filesystem.list(root):
             for queue in filesystem.list(f"{root}/{topic.name}") if topic.is_dir else ():
                 folder = f"{root}/{topic.name}/{queue.name}"
@@ -330,10 +334,10 @@ def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None
                     if not file.is_dir and file.size and _has_bytes(filesystem, path):
                         return path
     try:
-        times = checkpoint.decode(filesystem.read("checkpoint"))
+        times = checkpoint.decode(filesystem.read(CHECKPOINT))
     except (FileNotFoundError, ValueError):
         return None
-    return "checkpoint" if times.physic_timestamp > 0 else None
+    return CHECKPOINT if times.physic_timestamp > 0 else None
 
 
 def _has_bytes(filesystem: FileSystem, path: str) -> bool:

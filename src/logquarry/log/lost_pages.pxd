@@ -22,7 +22,6 @@ cdef extern from *:
         uintptr_t start;
         size_t size;
         pid_t owner;            /* 0: children have the map too */
-        long long lost;
         unsigned char *blocks;  /* one byte per block, 1 if it is lost */
         int next;
     } logquarry_slot;
@@ -31,7 +30,7 @@ cdef extern from *:
     static int logquarry_used = 0, logquarry_free = -1, logquarry_ready = 0;
     static long long logquarry_lost = 0;
     static size_t logquarry_page = 0;
-    /* The action before the first installation, and that before the last. */
+    /* The actions that were found before the first installation, and before the last one. */
     static struct sigaction logquarry_actions[3];
     static struct sigaction *logquarry_before = logquarry_actions;
 
@@ -39,7 +38,7 @@ cdef extern from *:
         return logquarry_slots[number / LOGQUARRY_GROUP] + number % LOGQUARRY_GROUP;
     }
 
-    /* Puts a page of FILL in place of a page. Only system calls: this runs in a signal handler. */
+    /* Replaces a page by a page of FILL. Only system calls: this runs in a signal handler. */
     static int logquarry_replace(uintptr_t page) {
         int rights = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
         void *made = mmap(NULL, logquarry_page, rights, flags, -1, 0);
@@ -63,7 +62,7 @@ cdef extern from *:
         if (before->sa_flags & SA_SIGINFO) {
             before->sa_sigaction(number, info, context);
         } else if (before->sa_handler == SIG_DFL || before->sa_handler == SIG_IGN) {
-            /* The access is repeated with the previous action; a sent signal has no access. */
+            /* The access repeats under the previous action. A sent signal has none: raise it. */
             sigaction(SIGBUS, before, NULL);
             if (info->si_code <= 0) raise(SIGBUS);
             return;
@@ -81,7 +80,7 @@ cdef extern from *:
         int saved = errno, used = __atomic_load_n(&logquarry_used, __ATOMIC_ACQUIRE), i, done = 0;
         uintptr_t address = (uintptr_t)info->si_addr;
         uintptr_t page = address & ~((uintptr_t)logquarry_page - 1);
-        /* A signal that a process sent, and a misaligned access, are no lost page. */
+        /* Neither a signal that a process sent nor a misaligned access is a lost page. */
         if (info->si_code > 0 && info->si_code != BUS_ADRALN && info->si_code != SI_KERNEL)
             for (i = 0; i < used; i++) {
                 logquarry_slot *slot = logquarry_at(i);
@@ -91,7 +90,6 @@ cdef extern from *:
                 if (!done && !(done = logquarry_replace(page))) break;
                 memset(slot->blocks + (page - start) / LOGQUARRY_BLOCK, 1,
                        logquarry_page / LOGQUARRY_BLOCK);
-                __atomic_add_fetch(&slot->lost, 1, __ATOMIC_RELEASE);
                 __atomic_add_fetch(&logquarry_lost, 1, __ATOMIC_RELEASE);
             }
         errno = saved;
@@ -99,7 +97,7 @@ cdef extern from *:
         logquarry_pass_on(number, info, context);
     }
 
-    /* Installs the handler, again if another one took its place. 0 if there is none. */
+    /* Installs the handler; also if another one has taken its place. 0 if it is not installed. */
     static int logquarry_install(void) {
         struct sigaction action, now, *before = logquarry_actions;
         if (sigaction(SIGBUS, NULL, &now)) return logquarry_ready;
@@ -143,7 +141,6 @@ cdef extern from *:
             logquarry_free = slot->next;
         slot->size = pages * logquarry_page;
         slot->owner = in_children ? 0 : getpid();
-        slot->lost = 0;
         __atomic_store_n(&slot->start, (uintptr_t)start, __ATOMIC_RELEASE);
         return number;
     }
@@ -164,11 +161,7 @@ cdef extern from *:
         __atomic_add_fetch(&logquarry_lost, 1, __ATOMIC_RELEASE);
     }
 
-    static long long logquarry_lost_in(int number) {
-        return __atomic_load_n(&logquarry_at(number)->lost, __ATOMIC_ACQUIRE);
-    }
-
-    /* The first lost block from one on, -1 if there is none. */
+    /* The first lost block at or after a block, -1 if there is none. */
     static long long logquarry_next(int number, long long block) {
         logquarry_slot *slot = logquarry_at(number);
         long long count = (long long)(slot->size / LOGQUARRY_BLOCK);
@@ -183,7 +176,6 @@ cdef extern from *:
     static long long logquarry_lost = 0;
     #define logquarry_total() logquarry_lost
     #define logquarry_note() (logquarry_lost++)
-    #define logquarry_lost_in(number) 0
     #define logquarry_next(number, block) (-1)
     #endif
     """
@@ -191,8 +183,6 @@ cdef extern from *:
     void c_forget "logquarry_forget"(int number)
     long long c_total "logquarry_total"() nogil
     void c_note "logquarry_note"()
-    long long c_lost_in "logquarry_lost_in"(int number) nogil
     long long c_next "logquarry_next"(int number, long long block) nogil
 
 cpdef long long lost()
-cpdef long long lost_in(int number)

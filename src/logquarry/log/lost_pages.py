@@ -7,14 +7,14 @@ no map, and the process touches no page of a map: readers copy their windows
 
 A page of a map can fail after it was probed: the page cache drops it and the disk fails when it is
 read again, another program truncates the file, or a written page finds no block on a full disk.
-The handler replaces such a page by a page of ``FILL`` and notes its number; the access goes on.
+The handler replaces such a page by a page of ``FILL`` and notes its number; the access continues.
 :mod:`logquarry.log.readable` asks after each read whether a page was lost.
 
 The handler is installed with the first map. If another handler took its place, such as that of
 ``faulthandler``, the next map installs it again. It replaces pages of watched maps only. For every
 other address, for a signal that a process sent, and for misaligned accesses it calls the handler
-that was there before. ``LOGQUARRY_SIGBUS=off`` installs none. Set it if another library in the
-process handles SIGBUS and must be the only one, such as a Java virtual machine.
+that was there before. With ``LOGQUARRY_SIGBUS=off`` no handler is installed. Set this if another
+library in the process, such as a Java virtual machine, must be the only one to handle SIGBUS.
 """
 
 from __future__ import annotations
@@ -64,17 +64,12 @@ def lost() -> int:
 
 
 def note_truncated() -> None:
-    """Count a truncated file in :func:`lost`: the rest of its last page became zeros."""
+    """Count a truncated file in :func:`lost`, because the rest of its last page became zeros."""
     global _noted  # noqa: PLW0603 - the one count of the process
     if cython.compiled:
         c_note()
     else:
         _noted += 1
-
-
-def lost_in(number: int) -> int:
-    """How many pages a watched map has lost."""
-    return c_lost_in(number) if cython.compiled else 0
 
 
 def next_lost(number: int, block: int) -> int:

@@ -1,11 +1,11 @@
 """Reads frames at given offsets, and merges runs read by other threads or machines into a walk.
 
 :func:`guided` merges runs of frames that others found (guesses) into the walk over the log. A frame
-names its place, so any part of a log can be read separately. But only the walk (:class:`LogReader`)
-decides whether a frame belongs to the log: a guess counts if the walk arrives exactly at its start.
-The walk reads all other parts itself.
+has its physical offset in it, so any part of a log can be read separately. But only the walk
+(:class:`LogReader`) decides whether a frame belongs to the log: a guess counts if the walk arrives
+exactly at its start. The walk reads all other parts itself.
 
-:func:`runs_at` reads the frames at offsets that consume queues or the index name.
+:func:`runs_at` reads the frames at the offsets in entries of consume queues or the index.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from logquarry.format.frame import BLANK, FIXED_SIZE_V1, DamageKind
 from logquarry.format.rows import NEED_MORE, REACHED_STOP, SIZE
 from logquarry.log import codec
 from logquarry.log.codec import Rows, Window
-from logquarry.log.file_sequence import StoreFile
 from logquarry.log.filesystem import REMOTE_RANGE, FileView
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE, Unreadable, first_unreadable
+from logquarry.log.store_files import StoreFile
 from logquarry.log.walk import (
     DEFAULT_BATCH_BYTES,
     MISSING_FILE,
@@ -90,7 +90,7 @@ def guided(
 
 
 def _may_guess_behind(reader: LogReader, event: Event) -> bool:
-    """Whether a walk started after this event would report the same as this walk."""
+    """Whether a new walk that starts after this event would report the same as this walk."""
     if isinstance(event, DamagedSpan):
         return reader.forgets_damage and not event.is_tail
     return not isinstance(event, ExpiredSpan)
@@ -127,8 +127,8 @@ def runs_at(
         offsets: physical offsets, ascending.
         sizes: the size that each frame must have; 0 for any.
         check_crc: whether to compare bodies with their CRC.
-        batch_bytes: about the bytes of frames in one run.
-        any_size: accept a sound frame also if its size differs from ``sizes``.
+        batch_bytes: approximate bytes of frames in one run.
+        any_size: accept a sound frame even if its size differs from ``sizes``.
     """
     files = layout.commit_log
     start = 0
@@ -211,11 +211,10 @@ def _window(view: FileView, file: StoreFile, at: int, length: int, room: int) ->
 def _whole_frames(
     view: FileView, file: StoreFile, window: Window, offsets: Offsets, start: int, room: int
 ) -> tuple[int, Window]:
-    """Count the frames that lie entirely in the window; at least the first one does.
+    """Find out which frames lie entirely in the window; it is enlarged if not even the first does.
 
     Returns:
-        The number of the first frame for the next window, and the window. The window is enlarged
-        if the first frame needs it.
+        The number of the first frame for the next window, and the window.
     """
     none = np.zeros(len(offsets), np.int32)
     _, codes = codec.check_places(window, offsets - window.base, none, check_crc=False)
@@ -239,7 +238,7 @@ def _hidden(
     rows: Rows,
     codes: npt.NDArray[np.int32],
 ) -> dict[int, Unreadable]:
-    """The places whose frames have bytes that the disk does not deliver, by their numbers."""
+    """Number of a place -> unreadable range, for each place whose frame overlaps such a range."""
     if not view.unreadable:
         return {}
     lengths = np.full(len(places), FIXED_SIZE_V1, np.int64)

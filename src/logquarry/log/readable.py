@@ -1,15 +1,15 @@
 """Maps whose pages are probed before a reader touches them, and which note every lost page.
 
 A read of a mapped page that the disk cannot deliver raises SIGBUS, and so does a read beyond the
-end of a file that was truncated after it was mapped. So each reader asks :class:`ReadableMap` for a
-window. It probes the pages of a window once: ``MADV_POPULATE_READ`` (Linux 5.14) loads them and
-returns an error in place of the signal. On other systems it reads the pages with ``pread``.
+end of a file that was truncated after it was mapped. So each reader gets a window, a range of the
+file, from :class:`ReadableMap`, which probes each page once: ``MADV_POPULATE_READ`` (Linux 5.14)
+loads it and returns an error in place of the signal. On other systems ``pread`` reads the pages.
 
-If pages cannot be read, the window is a copy: these pages hold ``FILL``, and
-:attr:`ReadableMap.unreadable` lists them. No frame, queue entry or index entry begins with these
+If pages cannot be read, the window is a copy in which these pages hold ``FILL``, and
+:attr:`ReadableMap.unreadable` lists them. No frame, queue entry or index entry begins with ``FILL``
 bytes. A caller that decodes bytes without a CRC must ask :func:`first_unreadable` too, after it has
 read them: a page can be lost after its probe, and then holds ``FILL`` too
-(:mod:`logquarry.log.lost_pages`). :func:`lost` tells cheaply whether any page of the process was.
+(:mod:`logquarry.log.lost_pages`). :func:`lost` is a cheap check: did the process lose any page?
 
 If no handler watches the map, a lost page would end the process. All windows are copies then, made
 with ``pread``.
@@ -42,7 +42,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 UNREADABLE: Final = DamageKind.UNREADABLE.label
-"""Kind of bytes that the disk does not deliver."""
+"""Kind of damage: bytes that the disk does not deliver."""
 FILL: Final = b"\xff"
 """The byte that a window has for each unreadable byte of the file."""
 BLOCK: Final = 4096
@@ -50,7 +50,7 @@ BLOCK: Final = 4096
 CHUNK: Final = 128 << 10
 """Bytes that are probed together. At a page fault the system reads this many bytes ahead."""
 _STEP: Final = 8 << 20
-"""Maximum bytes of one probe: a larger one would hold the process's memory map lock for long."""
+"""Maximum bytes of one probe: a larger one would hold the process's memory map lock too long."""
 _POPULATE_READ: Final = 22
 _UNKNOWN, _GOOD, _BAD = b"\0", b"\1", b"\2"
 _NO_BYTES: Final = memoryview(b"")
@@ -72,17 +72,17 @@ class Unreadable(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The range and the reason as the reason of a finding."""
+        """The range and its reason, as text for a finding."""
         return f"{self.length} bytes at position {self.offset} of the file {self.reason}"
 
 
 def first_unreadable(ranges: Sequence[Unreadable], start: int, length: int) -> Unreadable | None:
-    """The first of some ranges that overlaps another range.
+    """The first unreadable range that overlaps some bytes of a file.
 
     Args:
-        ranges: ordered by offset, without overlaps.
-        start: position of the other range in the file.
-        length: its bytes.
+        ranges: unreadable ranges, ordered by offset, without overlaps.
+        start: position of the bytes in the file.
+        length: number of bytes.
     """
     if not ranges:
         return None
@@ -110,7 +110,7 @@ class Probe:
     """The system calls that find out whether pages can be read. Tests replace it."""
 
     def populate(self, path: str, position: int, address: int, length: int) -> bool | None:
-        """Load mapped pages; None if the system has no such call.
+        """Load mapped pages; returns whether that worked, None if the system has no such call.
 
         Args:
             path: the file.
@@ -139,7 +139,7 @@ class Probe:
 @cache
 def _libc() -> Any:
     if sys.platform != "linux":
-        # Other systems have no such advice, or give its number another meaning.
+        # On other systems this number of madvise does not exist or has another meaning.
         return None
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -169,9 +169,9 @@ def reason_of(error: OSError) -> str:
 
 
 def rereads(read: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that only reads: it runs again if pages were lost meanwhile.
+    """Decorate a function that only reads, so that it runs again if pages were lost meanwhile.
 
-    The next run finds the pages by its probe, and handles them as unreadable.
+    The second run finds the lost pages by its probe, and handles them as unreadable.
     """
 
     @wraps(read)
@@ -195,7 +195,7 @@ def none_lost(place: str) -> Iterator[None]:
     """Raise an error at the end of a block if pages were lost in it: its results may be wrong.
 
     Raises:
-        UnreadableFile: for the place; the next call knows the pages, and reads around them.
+        UnreadableFile: for the place. The next call knows the lost pages and does not use them.
     """
     before = lost()
     yield
@@ -211,8 +211,8 @@ class WatchedMap(mmap.mmap):
     """
 
     number = -1
-    # A class attribute: it is needed even when the interpreter exits and has deleted the names of
-    # the module.
+    # A class attribute, because close() may run at the interpreter's exit, when the module's names
+    # are already deleted.
     _end = staticmethod(lost_pages.forget)
 
     @property
@@ -257,8 +257,8 @@ class ReadableMap:
         mapped: its map. It must not be closed while this object or a window is in use.
         size: bytes of the map.
         is_watched: whether another program may truncate the file.
-        descriptor: of the file, if windows are copies of it. This object closes it.
-        note: called with all unreadable ranges when another one is found.
+        descriptor: the file's descriptor, if windows are copies of the file; closed by this object.
+        note: called with all unreadable ranges whenever a new one is found.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class ReadableMap:
         return self._unreadable
 
     def reaches(self, end: int) -> bool:
-        """Whether the file still has the bytes before a position: it was not truncated."""
+        """Whether the file still has all bytes before a position, and so was not truncated."""
         return self._map.size() >= end
 
     def _is_truncated(self) -> bool:
@@ -305,8 +305,8 @@ class ReadableMap:
     def window(self, start: int, length: int) -> memoryview:
         """At least ``length`` bytes from a position, or all up to the map's end.
 
-        The view is a part of the map that ends where the probed bytes end; or, if any of the bytes
-        cannot be read, a copy.
+        If any of the bytes cannot be read, the view is a copy. Else it is a part of the map, and
+        ends where the probed bytes end.
         """
         stop = min(self._size, start + length)
         if start >= stop:
@@ -326,7 +326,7 @@ class ReadableMap:
         return self._view[start : self._good_end(last)]
 
     def _copy(self, start: int, stop: int) -> memoryview:
-        """A window that is a copy, from the file."""
+        """Copy a window from the file."""
         first = start - start % BLOCK
         data, faults = self._read(first, stop - first)
         if faults:

@@ -1,11 +1,11 @@
 """Opens a RocksDB folder of a store for reading; writes nothing to the store.
 
-The package ``rocksdict`` writes a file into the folder that it opens, in each mode. So the reader
+In every mode, the package ``rocksdict`` writes a file into the folder that it opens. So the reader
 opens a temporary folder of symbolic links to the files; for a remote store it copies them there.
 RocksDB opens all files at once, so the temporary folder is removed before the first read.
 
-A broker keeps the newest queue entries in memory, without a log of RocksDB: the folder of a broker
-that runs or was killed may lack them.
+A broker keeps the newest queue entries in memory, without RocksDB's write-ahead log. So they can be
+missing in the folder of a broker that runs or was killed.
 
 :func:`read_config` reads the documents of ``config/``, from RocksDB if the broker keeps them there.
 The JSON file of such a table is not read: it is older, or a copy that the broker exported.
@@ -38,7 +38,7 @@ _FAMILY: Final = "default"
 
 
 def is_there(filesystem: FileSystem, folder: str) -> bool:
-    """Whether a folder holds a RocksDB, even if its file CURRENT is missing."""
+    """Whether a folder holds a RocksDB database, even if its file CURRENT is missing."""
     return filesystem.exists(f"{folder}/{CURRENT}") or any(
         entry.name.startswith(_MANIFEST) or entry.name.endswith(".sst")
         for entry in filesystem.list(folder)
@@ -56,7 +56,7 @@ def is_installed() -> bool:
 
 
 def needs_package(what: str) -> UsageError:
-    """The error if the package is needed and missing: ``what`` is in RocksDB."""
+    """The error if ``rocksdict`` is not installed; ``what`` begins a clause "... in RocksDB"."""
     return UsageError(
         f"{what} in RocksDB, and the package rocksdict is not installed: "
         "pip install 'logquarry[rocksdb]'"
@@ -64,7 +64,7 @@ def needs_package(what: str) -> UsageError:
 
 
 class RocksDb:
-    """A RocksDB, as its files were when it was opened.
+    """A RocksDB database, as its files were when it was opened.
 
     Args:
         filesystem: the store's files.
@@ -120,7 +120,7 @@ class RocksDb:
                     return
                 yield key, found.value()
                 found.next()
-            # The iterator ends at damage as it does at the last key.
+            # The iterator ends at damage just as at the last key; only the status shows the damage.
             found.status()
         except Exception as error:
             raise self._failed(error) from error

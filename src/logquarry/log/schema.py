@@ -33,25 +33,25 @@ class Column:
 COLUMNS: Final = (
     Column("broker", "string", "name of the store"),
     Column("topic", "string", "topic"),
-    Column("queue_id", "int", "queue number in the topic"),
-    Column("queue_offset", "bigint", "position in the consume queue"),
+    Column("queue_id", "int", "queue id: number of the queue in the topic"),
+    Column("queue_offset", "bigint", "number of the message in its consume queue"),
     Column("physical_offset", "bigint", "start of the frame in the commit log"),
     Column("size", "int", "size of the frame in bytes"),
     Column("message_id", "string", "store host and physical offset, upper-case hex"),
-    Column("store_timestamp", "timestamp", "time of the put, broker's clock"),
-    Column("born_timestamp", "timestamp", "time of creation, producer's clock"),
+    Column("store_timestamp", "timestamp", "store time, by the broker's clock"),
+    Column("born_timestamp", "timestamp", "time of creation, by the producer's clock"),
     Column("born_host", "string", "address of the producer, ip:port"),
     Column("store_host", "string", "address of the broker, ip:port"),
-    Column("sys_flag", "int", "RocketMQ's bits: compression, transaction type, host families"),
-    Column("flag", "int", "bits for the application's own use"),
+    Column("sys_flag", "int", "RocketMQ's flag bits: compression, transaction type, IPv6 hosts"),
+    Column("flag", "int", "flag bits that the application sets"),
     Column("body_crc", "int", "CRC-32 of the body as stored, sign bit cleared"),
-    Column("reconsume_times", "int", "how often consumers sent the message back"),
+    Column("reconsume_times", "int", "how often a consumer sent the message back for a retry"),
     Column("prepared_transaction_offset", "bigint", "physical offset of the half message"),
     Column("tags", "string", "the TAGS property", optional=True),
     Column("keys", "string", "the KEYS property: keys, separated by spaces", optional=True),
     Column("uniq_key", "string", "the UNIQ_KEY property: the client's id", optional=True),
     Column("tags_code", "bigint", "hash of the tags, or delivery time of a delayed message"),
-    Column("properties", "map<string,string>", "all properties"),
+    Column("properties", "map<string,string>", "all properties of the message"),
     Column("body", "binary", "the body as stored"),
 )
 NAMES: Final = tuple(column.name for column in COLUMNS)
@@ -113,11 +113,6 @@ def _arrow_schema(names: tuple[str, ...]) -> pa.Schema:
 
     types = arrow_types()
     return pa.schema([(name, types[name]) for name in names])
-
-
-def spark_ddl(names: Sequence[str] = NAMES) -> str:
-    """The schema of some columns as Spark's DDL."""
-    return ", ".join(f"{name} {_BY_NAME[name].spark}" for name in names)
 
 
 def markdown() -> str:

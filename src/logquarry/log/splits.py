@@ -54,7 +54,7 @@ class LogExtent:
 
     Attributes:
         start: physical offset of the first byte.
-        stop: end (exclusive) of the bytes that may belong to a message.
+        stop: end (exclusive) of the bytes that can belong to a message.
         bound: see :class:`~logquarry.log.walk.LogReader`.
         tail: the end of the queued messages if sound frames follow there; the range from here to
             ``stop`` is the tail.
@@ -78,19 +78,19 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
     files = layout.commit_log
     reader = LogReader(layout, bound=bound, check_crc=False)
     if bound is not None:
-        # All queue entries may name messages older than the log's first file.
+        # It is possible that all queue entries point to messages before the log's first file.
         known = max(bound, files.start)
-        end = _chain_end(reader, known)
+        end = reader.chain_end(known)
         most = known + layout.config.max_message_size
         if end == known and reader.data_end(known, most) > known:
-            # The bound may lie inside a frame if its queue entry is wrong. Search no further than
+            # The bound may lie inside a frame if a queue entry is wrong. Search no further than
             # the longest frame: from a remote file, every searched byte has to be fetched.
             known = _frame_end(reader, known)
-            end = _chain_end(reader, known)
+            end = reader.chain_end(known)
         return LogExtent(files.start, end, bound, known if end > known else None)
     end = files.start
     if known_end is not None and files.start <= known_end < files.end:
-        end = _chain_end(reader, known_end)
+        end = reader.chain_end(known_end)
     # After the end of the chain there may be damage and then sound frames again.
     return LogExtent(files.start, max(end, reader.data_end(end)))
 
@@ -106,14 +106,6 @@ def _frame_end(reader: LogReader, offset: int) -> int:
             return int(min([event.end, *starts[starts >= offset][:1]]))
         return event.end
     return offset
-
-
-def _chain_end(reader: LogReader, start: int) -> int:
-    """End of the unbroken chain from ``start``; ``start`` itself if no frame starts there."""
-    end = start
-    for event in reader.chain(start):
-        end = event.end
-    return end
 
 
 def plan_splits(
@@ -182,8 +174,8 @@ STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
 _MOST_AHEAD: Final = 4
 _FRAMES_AT_ONCE: Final = 1 << 15
-"""Frames of one part. If a frame takes 256 bytes, a stretch is one part: fewer parts mean less work
-for each queue."""
+"""Maximum number of frames passed in one call. With frames of 256 bytes, a stretch takes one call:
+fewer calls mean less work for each queue."""
 
 Each = Callable[[Window, Followed], None]
 """Called with frames and their dispatch requests; both are valid until it returns."""
@@ -233,7 +225,7 @@ class StretchReader:
             check_crc=check_crc,
             keys=keys or layout.config.index_keys,
         )
-        # Room for the last frame of a stretch, which may reach beyond its end.
+        # Room for the last frame, which may reach beyond the end of the stretch.
         self._more = layout.config.max_message_size
 
     def read(self, start: int, stop: int, each: Each, *, resync: bool) -> Stretch | None:
@@ -242,11 +234,11 @@ class StretchReader:
         Args:
             start: start of the range.
             stop: end of the range, in the same file.
-            each: called with the frames, part by part.
+            each: called with the frames, some at a time.
             resync: whether ``start`` may lie inside a frame; ignored at the start of a file.
 
         Returns:
-            The frames' stretch, or None if there is none.
+            The stretch of these frames; None if there are no frames.
         """
         file = self._log.at(start)
         if file is None or not file.size:

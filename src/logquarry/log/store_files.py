@@ -1,4 +1,6 @@
-"""The names of the files and folders of a store, and the two forms of queue files.
+"""The files and folders of a store: their names, the listing of folders, forms of queue files.
+
+The log, a queue or a table of 3.x is a :class:`FileSequence`: files that form one offset space.
 
 ::
 
@@ -12,15 +14,24 @@
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from logquarry.config import StoreConfig
 from logquarry.format import batch, java, queue_entry
+from logquarry.log.filesystem import Entry, FileSystem
+from logquarry.log.rocksdb import is_there
+
+logger = logging.getLogger(__name__)
 
 COMMIT_LOG = "commitlog"
 CONSUME_QUEUE = "consumequeue"
 BATCH_QUEUE = "batchconsumequeue"
+COMPACTED = "compaction"
 COMPACTED_LOG = "compaction/compactionLog"
 COMPACTED_QUEUE = "compaction/compactionCq"
 INDEX = "index"
@@ -47,7 +58,15 @@ SALVAGE = ".salvage"
 
 NAME_DIGITS = 20
 LARGEST_BASE = java.LONG_MAX // 2
-"""Files with larger names are skipped, so that offset arithmetic stays within 64 bits."""
+"""A file whose name is a larger number is skipped: offset arithmetic must stay within 64 bits."""
+
+_QUEUE_ID = re.compile("0|-?[1-9][0-9]{0,9}")
+_LISTINGS = 3
+
+
+def is_offset_name(name: str) -> bool:
+    """Whether a name has the form of a physical offset, or of an offset in a queue."""
+    return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
 
 
 def quarantine(root: Path, *parts: str) -> Path:
@@ -86,3 +105,185 @@ def queue_form(config: StoreConfig, topic: str) -> QueueForm:
         return QueueForm(BATCH_QUEUE, batch.ENTRY_SIZE, config.batch_queue_file_size)
     assert config.queue_file_size is not None
     return QueueForm(CONSUME_QUEUE, queue_entry.UNIT_SIZE, config.queue_file_size)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """One file of a file sequence.
+
+    Attributes:
+        base: offset of its first byte in the sequence (its name).
+        size: its bytes on disk; a short file has fewer than ``file_size``.
+        path: path below the store's root.
+    """
+
+    base: int
+    size: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileSequence:
+    """Files that form one offset space, each with room for ``file_size`` bytes.
+
+    ``has_heads``: whether they are files of a DLedger log, in which a head precedes each frame.
+    """
+
+    files: tuple[StoreFile, ...]
+    file_size: int
+    has_heads: bool = False
+
+    def index_of(self, offset: int) -> int | None:
+        """Index of the file with room for ``offset``, None if there is none."""
+        low, high = 0, len(self.files)
+        while low < high:
+            middle = (low + high) // 2
+            if self.files[middle].base <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        if low and offset < self.files[low - 1].base + self.file_size:
+            return low - 1
+        return None
+
+    def at(self, offset: int) -> StoreFile | None:
+        """The file with room for ``offset``, None if there is none."""
+        index = self.index_of(offset)
+        return None if index is None else self.files[index]
+
+    @property
+    def start(self) -> int:
+        """Offset of the first byte, 0 if there are no files."""
+        return self.files[0].base if self.files else 0
+
+    @property
+    def end(self) -> int:
+        """Offset after the room of the last file."""
+        return self.files[-1].base + self.file_size if self.files else 0
+
+
+def of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None) -> FileSequence:
+    """The files of a queue or a table; the room of each holds a whole number of entries."""
+    size = stated or size_of(files)
+    # If even the largest file has no room for a whole entry, use the size of one entry.
+    return FileSequence(files, max(entry_size, size // entry_size * entry_size))
+
+
+def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
+    """Whether the files can have been made with a given size, even if some were damaged later.
+
+    Args:
+        size: bytes of a file, as a setting gives it.
+        sequences: the files of the log, or those of each queue.
+    """
+    sizes = {file.size for files in sequences for file in files if file.size}
+    shown = shown_sizes(sequences)
+    # If the files show no size, each of their sizes is possible; so is a larger one, if all files
+    # were cut short.
+    return not sizes or size in (shown or sizes) or (not shown and size > max(sizes))
+
+
+def shown_sizes(sequences: Sequence[Sequence[StoreFile]]) -> set[int]:
+    """The file sizes that the names of neighbouring files confirm."""
+    sizes = {file.size for files in sequences for file in files if file.size}
+    return sizes & {b.base - a.base for files in sequences for a, b in pairwise(files)}
+
+
+def size_of(files: tuple[StoreFile, ...]) -> int:
+    """Room of each file in bytes, inferred from the files."""
+    largest = max((file.size for file in files), default=0)
+    steps = [b.base - a.base for a, b in pairwise(files)]
+    # Two neighbours give the exact size; a gap between files gives only a multiple.
+    return min(steps) if steps and any(f.size == min(steps) for f in files) else largest
+
+
+class StoreFolders:
+    """The folders of one store. Each call lists them again.
+
+    Args:
+        filesystem: the store's folder.
+        by_names: whether names in the log's folder that are not offsets count as stray.
+
+    Attributes:
+        ignored: names in the store's folders that are not store files, as found so far.
+    """
+
+    def __init__(self, filesystem: FileSystem, *, by_names: bool) -> None:
+        self.filesystem = filesystem
+        self.ignored: list[str] = []
+        self._goes_by_names = by_names
+
+    def queue_names(self, root: str = CONSUME_QUEUE) -> tuple[tuple[str, int], ...]:
+        """(topic, queue id) of each queue in a folder, sorted."""
+        names: list[tuple[str, int]] = []
+        topics = self.filesystem.list(root)
+        if any(not topic.is_dir for topic in topics) and is_there(self.filesystem, root):
+            # The queues are in RocksDB (storeType=defaultRocksDB). RocksDB's files are not stray.
+            topics = [topic for topic in topics if topic.is_dir]
+        for topic in topics:
+            folder = f"{root}/{topic.name}"
+            queues = self.filesystem.list(folder) if topic.is_dir else []
+            for queue in queues:
+                if queue.is_dir and _is_queue_id(queue.name):
+                    names.append((topic.name, int(queue.name)))
+                else:
+                    self.ignore(f"{folder}/{queue.name}")
+            if not topic.is_dir:
+                self.ignore(folder)
+        return tuple(sorted(names))
+
+    def index_files(self) -> tuple[Entry, ...]:
+        """The index files by name, oldest first."""
+        found: list[Entry] = []
+        for entry in self.filesystem.list(INDEX):
+            if not entry.is_dir and entry.name.isascii() and entry.name.isdigit():
+                found.append(entry)
+            else:
+                self.ignore(f"{INDEX}/{entry.name}")
+        return tuple(found)
+
+    def numbered(self, folder: str) -> tuple[StoreFile, ...]:
+        """The files of a folder whose names are offsets, sorted by offset."""
+        files: dict[int, StoreFile] = {}
+        for _ in range(_LISTINGS):
+            # A listing that is made while a broker creates files can miss a file in the middle.
+            files |= {file.base: file for file in self._list_numbered(folder)}
+            found = [files[base] for base in sorted(files)]
+            steps = {b.base - a.base for a, b in pairwise(found)}
+            if len(steps) <= 1:
+                break
+        return tuple(files[base] for base in sorted(files))
+
+    def _list_numbered(self, folder: str) -> list[StoreFile]:
+        files: list[StoreFile] = []
+        hidden: list[str] = []
+        for entry in self.filesystem.list(folder):
+            name = entry.name
+            numbered = is_offset_name(name)
+            # Offset arithmetic from any accepted base stays within 64 bits.
+            if numbered and not entry.is_dir and int(name) <= LARGEST_BASE:
+                files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
+                continue
+            if numbered and entry.is_dir and folder == COMMIT_LOG:
+                hidden.append(name)
+            if folder != COMMIT_LOG or self._goes_by_names:
+                self.ignore(f"{folder}/{name}")
+        if files and folder == COMMIT_LOG:
+            # A folder, or a link to a disk that is not mounted, has the name of a file of the log:
+            # its messages are lost, not expired.
+            hidden += filter(is_offset_name, self.filesystem.broken_links(folder))
+            names = [name for name in hidden if int(name) <= LARGEST_BASE]
+            files += [StoreFile(int(name), 0, f"{folder}/{name}") for name in names]
+        return files
+
+    def ignore(self, path: str) -> None:
+        """Note a stray file."""
+        # A stray file makes RocketMQ refuse to start; here it only causes a warning.
+        if path not in self.ignored:
+            self.ignored.append(path)
+            logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))
+
+
+def _is_queue_id(name: str) -> bool:
+    # Accept only the spelling that RocketMQ writes: a folder 00 is not queue 0.
+    return _QUEUE_ID.fullmatch(name) is not None and java.INT_MIN <= int(name) <= java.INT_MAX

@@ -1,4 +1,4 @@
-"""Several stores at once: resolves paths, URLs and globs, and names the broker of each store."""
+"""Resolves paths, URLs and globs to one or more stores, and names the broker of each store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from logquarry.log.location import path_or_url
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE
 
 Stores = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A path, URL or glob, or several."""
+"""A path, a URL or a glob, or several of these."""
 
 _WILDCARD = re.compile(r"[*?\[]")
 
@@ -59,7 +59,7 @@ def stores_by_name(
     ``/r*/b*/store``: ``r1/b1``).
 
     Returns:
-        Name to location, in the order of the locations, each store once.
+        Name -> location, in the order of the locations, each store once.
 
     Raises:
         StoreNotFound, UsageError: as :func:`find_stores`; also if two stores get the same name.
@@ -113,7 +113,7 @@ def absolute(location: str | os.PathLike[str]) -> str:
     text = path_or_url(text)
     if "://" in text:
         return text.rstrip("/")
-    # Windows takes both separators; this package splits paths at "/".
+    # Windows accepts both separators; this package splits paths at "/".
     return os.path.abspath(text).replace(os.sep, "/")  # noqa: PTH100
 
 
@@ -153,11 +153,11 @@ def _is_store(folder: FileSystem, path: str) -> bool:
 
 
 def broker_names(locations: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Name the brokers of some stores; all names differ.
+    """Name the brokers of some stores; no two names are equal.
 
     The name is that of the store's folder. If folders share a name, it is the name of the nearest
     parent folder that distinguishes all of them (``/a/b1/store``, ``/a/b2/store``: ``b1``,
-    ``b2``); if no single parent does, the end of the path that does (``r1/b1/store``).
+    ``b2``); if no single parent folder does, it is the end of the path that does (``r1/b1/store``).
 
     Raises:
         UsageError: if a store is given twice.
@@ -185,7 +185,7 @@ def _components(path: str) -> tuple[str, ...]:
 
 
 def _telling_level(group: list[tuple[str, ...]]) -> list[str]:
-    """The names at the lowest level that distinguishes the whole group, else the last names."""
+    """The names at the lowest level at which all are different, else the last names."""
     for level in range(2, min(map(len, group)) + 1):
         names = [path[-level] for path in group]
         if len(set(names)) == len(names):

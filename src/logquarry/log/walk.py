@@ -1,20 +1,20 @@
 """The walk over the log: frames, blanks, damage and the log's end, as values.
 
 Reads, splits, verify and export all follow the log through :class:`LogReader`. It never raises on
-damage: it reports the damage, finds the next sound frame (resync: a frame names its own offset) and
-continues. The caller has the policy for damage.
+damage: it reports the damage, finds the next sound frame (resync: a frame has its own offset in it)
+and continues. The caller decides how to handle damage.
 
 The log ends at the end of the unbroken chain, or at ``bound`` if that is larger and the store was
 shut down cleanly. Sound frames after the end are stale: an earlier recovery truncated the log.
 Without a bound (after a crash, or beside a live writer) every sound frame counts.
 
 If the durable offset (:mod:`logquarry.format.checkpoint`) is at or above the bound, or the bound
-comes from a store that crashed, no break before the bound ends the log: the walk reports damage and
-continues after it.
+comes from a store that crashed, no break of the chain before the bound ends the log: the walk
+reports damage and continues after it.
 
 QUIRK: in the last file of a store that was shut down cleanly, a break of the chain is the log's
-end, though the queues may name messages after it. RocketMQ's recovery truncates the log there, in
-memory only; the files on disk are then the same as those of a sound store with that damage.
+end, even if queue entries point to messages after it. RocketMQ's recovery truncates the log there,
+in memory only; the files on disk are then the same as those of a sound store with that damage.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, SIZE, TABLE_FULL
 from logquarry.log import codec
 from logquarry.log.codec import Rows, Window
-from logquarry.log.file_sequence import StoreFile
 from logquarry.log.filesystem import FileView, GoneFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_bytes import LogBytes
 from logquarry.log.readable import Unreadable
+from logquarry.log.store_files import StoreFile
 
 DEFAULT_BATCH_BYTES = 4 << 20
 _LEAST_ROWS = 1024
@@ -42,9 +42,9 @@ _TAIL_RETRIES = 3
 _TAIL_RETRY_SECONDS = 0.01
 
 MISSING_FILE = "missing_file"
-"""Kind of a span without a file."""
+"""Kind of damage: a part of the log for which there is no file."""
 TORN_TAIL = "torn_tail"
-"""Kind of the bytes after the last sound frame that are neither a frame nor zeros."""
+"""Kind of damage: bytes after the last sound frame that are neither a frame nor zeros."""
 
 
 def _is_end(span: DamagedSpan) -> bool:
@@ -61,8 +61,8 @@ class Run:
         path: the file, for messages.
         view: the file, None if the window is a copy.
         base: physical offset of the file's first byte.
-        on_lost: called with each frame that was lost after the walk; returns whether the read goes
-            on without it (:mod:`logquarry.log.frames`).
+        on_lost: called with each frame that was lost after the walk; returns whether the read
+            continues without it (:mod:`logquarry.log.frames`).
     """
 
     window: Window
@@ -108,7 +108,7 @@ class DamagedSpan:
         kind: a :class:`DamageKind` label, MISSING_FILE or TORN_TAIL.
         reason: a description.
         path: the file.
-        ends_log: whether the log ends here, although the queues name messages after it.
+        ends_log: whether the log ends here, although queue entries point to messages after it.
     """
 
     offset: int
@@ -120,7 +120,7 @@ class DamagedSpan:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the log of another program may end here: the disk delivers the bytes."""
+        """Whether another program may have cut the log here; not if the bytes are unreadable."""
         return self.kind != DamageKind.UNREADABLE.label
 
     @property
@@ -138,7 +138,7 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredSpan:
-    """A part of the log that a live broker deleted while it was read: no damage."""
+    """A part of the log that a live broker deleted during the read; this is not damage."""
 
     offset: int
     length: int
@@ -155,7 +155,7 @@ class LogReader:
         bound: offset up to which the log is known to reach (the largest end of a queued message, in
             a store that was shut down cleanly); None if there is no bound.
         check_crc: whether to compare bodies with their CRC.
-        batch_bytes: about the bytes of frames in one :class:`Run`.
+        batch_bytes: approximate bytes of frames in one :class:`Run`.
         live: whether a writer has the store open; the walk then reads a torn tail again before it
             reports it.
     """
@@ -228,7 +228,7 @@ class LogReader:
         yield from self._behind(position)
 
     def chain(self, start: int) -> Iterator[Run | BlankSpan]:
-        """The frames and blanks from ``start`` up to the first position with neither."""
+        """The frames and blanks from ``start`` up to the first position that has neither."""
         position = start
         while True:
             event, position = self._step(position, None, look_ahead=False)
@@ -237,9 +237,16 @@ class LogReader:
             elif event is not None:
                 return
 
+    def chain_end(self, start: int) -> int:
+        """Where the unbroken chain from ``start`` ends; ``start`` if no frame or blank is there."""
+        end = start
+        for event in self.chain(start):
+            end = event.end
+        return end
+
     @property
     def forgets_damage(self) -> bool:
-        """Whether reports never depend on damage earlier in the walk, except for a torn tail."""
+        """Whether no report depends on damage earlier in the walk, except that of a torn tail."""
         return self.bound is None or self._is_sure
 
     def data_end(self, start: int, stop: int | None = None) -> int:
@@ -251,7 +258,7 @@ class LogReader:
         return self._log.find(start, stop)
 
     def fault(self, offset: int, length: int) -> Unreadable | None:
-        """The first unreadable range among some bytes of one file of the log."""
+        """The first unreadable range within some bytes of one log file."""
         file = self.files.at(offset)
         return None if file is None else self._log.fault(file, offset - file.base, length)
 
@@ -327,7 +334,7 @@ class LogReader:
                 why = (DamageKind.UNREADABLE.label, fault.words)
                 return self._broken(position, why, look_ahead=look_ahead)
         if count:
-            # Frames of a log are alike: make room for a quarter more than the last run had.
+            # Frames of a log are of similar size: make room for a quarter more than last time.
             self._rows_hint = max(_LEAST_ROWS, count * 2 if code == TABLE_FULL else count * 5 // 4)
             path = self.layout.filesystem.full_path(file.path)
             run = Run(window, rows[:count], path, self._log.map_of(file), file.base)
@@ -432,7 +439,7 @@ class LogReader:
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
 
     def _synced_after(self, position: int) -> int:
-        """How many synced bytes another program has cut from the live log, from a position on.
+        """The number of synced bytes after a position that another program cut from the live log.
 
         0 if the bytes are missing only because the writer wrote them after the walk's read.
         """
@@ -477,13 +484,13 @@ class LogReader:
         return False
 
     def _next_sound(self, start: int) -> int | None:
-        """The first sound frame or file with a blank at or after ``start``."""
+        """The offset of the first sound frame, or file that begins with a blank, from ``start``."""
         if self._searched is not None:
             begun, found = self._searched
             if begun <= start and (found is None or start <= found):
                 return found
         limit = self.files.end if self.bound is None else min(self.bound, self.files.end)
         found = self._log.find(start, limit)
-        # Remember the result: otherwise each of several files without a frame would search again.
+        # Remember the result, so that several files without a frame do not cause several searches.
         self._searched = None if self.live else (start, found)
         return found

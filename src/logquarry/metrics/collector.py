@@ -54,7 +54,7 @@ class StoreCollector(Collector):
 
     Args:
         store: the store.
-        node_id: value of the label ``node_id``; None for the store's broker name, as in RocketMQ.
+        node_id: value of the label ``node_id``; None: the store's broker name, as in RocketMQ.
     """
 
     def __init__(self, store: MessageStore, node_id: str | None = None) -> None:
@@ -75,7 +75,8 @@ class StoreCollector(Collector):
             return
         yield from self._storage(stats.state)
         yield from self._kept(stats.state)
-        if _counts(self._store):
+        # A store that is open for reading counts no operations.
+        if isinstance(self._store, StoreWriter):
             yield from self._work(stats)
 
     def _gauge(self, name: str, text: str, value: float | None) -> Iterator[Metric]:
@@ -229,13 +230,6 @@ def prometheus_text(store: MessageStore, node_id: str | None = None) -> str:
     registry.register(StoreCollector(store, node_id))
     text: bytes = generate_latest(registry)
     return text.decode()
-
-
-def _counts(store: MessageStore | StoreWriter) -> bool:
-    """Return whether the store counts its operations: it does only if it is open for writing."""
-    from logquarry.store.message_store import StoreWriter
-
-    return isinstance(store, StoreWriter)
 
 
 def _buckets(counts: Sequence[int], bounds: Sequence[int]) -> list[tuple[str, float]]:

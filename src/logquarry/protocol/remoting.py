@@ -6,10 +6,9 @@ Compiled if possible.
 
     [length 4][type 1, header length 3][header][body]       length: all bytes after this field
 
-The header is JSON (type 0) or RocketMQ's binary form (type 1). :class:`RemotingReader` reads both,
-and an answer has the same form as its request. It also has the ``opaque`` of its request, and the
-lowest bit of ``flag`` is set. :mod:`logquarry.protocol.remoting_codes` has the codes and their
-fields.
+The header is JSON (type 0) or RocketMQ's binary form (type 1). :class:`RemotingReader` reads both.
+The header of an answer has the form and the ``opaque`` of its request, and the lowest bit of its
+``flag`` is set. :mod:`logquarry.protocol.remoting_codes` has the codes and their fields.
 
 The commands do not depend on how the network cuts the bytes. Invalid bytes raise
 :class:`~logquarry.errors.ProtocolViolation` as soon as the reader detects them. The reader checks a
@@ -84,8 +83,8 @@ class RemotingReader:
         """Process bytes, and return the commands that are complete now.
 
         Raises:
-            ProtocolViolation: if the bytes are not a frame; its ``events`` are the commands before
-                them. The reader ignores all later bytes.
+            ProtocolViolation: if some bytes are not a frame; its ``events`` are the commands before
+                these bytes. The reader ignores all later bytes.
         """
         if self._is_spoilt:
             return []

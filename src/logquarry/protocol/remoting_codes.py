@@ -116,7 +116,7 @@ class ResponseCode(IntEnum):
 
 
 class Refused(Exception):
-    """Refuses a request: the answer has a code other than SUCCESS.
+    """Raised to refuse a request: the answer then has a code other than SUCCESS.
 
     Attributes:
         code: the response code.
@@ -130,7 +130,7 @@ class Refused(Exception):
 _LARGEST_BODY: Final = 2 << 20
 """Maximum bytes of a JSON body: enough for a heartbeat of 4,000 groups.
 
-Parsing 16 MiB can take seconds, in which the event loop does nothing else.
+Parsing 16 MiB can take seconds, during which the event loop does nothing else.
 """
 _KINDS: Final = {"text": TEXT, "bool": BOOL, "int": 31, "long": 63}
 _DEFAULTS: Final[Mapping[str, Any]] = {"text": "", "int": 0, "long": 0, "bool": False}
@@ -143,7 +143,7 @@ def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
 
     Args:
         words: the fields.
-        keys: the letter of each field in the header, for the short form of a send.
+        keys: one letter for each field, its name in the header of the short form of a send.
     """
     found = []
     for number, word in enumerate(words.split()):

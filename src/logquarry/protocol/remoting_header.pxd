@@ -29,7 +29,7 @@ cdef extern from *:
         logquarry_put_bytes(head, at, text + sizeof text - at);
     }
 
-    /* A text of ASCII that needs no escape; else the head is not plain. */
+    /* Appends a text of ASCII that needs no escape; any other text makes the head not plain. */
     static inline void logquarry_put_text(logquarry_head *head, PyObject *text) {
         const unsigned char *from;
         Py_ssize_t size, i;
@@ -81,7 +81,7 @@ cdef extern from *:
         return !overflow && number >= INT32_MIN && number <= INT32_MAX;
     }
 
-    /* Whether a text is a plain number that surely fits; other texts may be numbers too. */
+    /* Reads a plain number that surely fits; 0 for any other text, which may be a number too. */
     static inline int logquarry_read_number(PyObject *text, int bits, long long *number) {
         const unsigned char *at, *end;
         long long value = 0;
@@ -101,8 +101,8 @@ cdef extern from *:
         return 1;
     }
 
-    /* Copies a text from `start` on without its escapes, and moves behind its quote; -1 if it has
-       no end, a control character, or an escape beyond ASCII. */
+    /* Copies a text from `start` on, decodes its escapes, and moves past its closing quote. -1 if
+       it has no end, has a control character, or has an escape beyond ASCII. */
     static inline Py_ssize_t logquarry_unescape(logquarry_scan *scan, const char *start, char *to) {
         const char *at = start;
         char *out = to;

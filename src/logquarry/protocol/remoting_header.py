@@ -1,8 +1,8 @@
 """Commands of the remoting protocol, and their headers as bytes. Compiled if possible.
 
-Compiled, :func:`scan_json` and :func:`_json_head` handle the headers that clients and brokers
+If compiled, :func:`scan_json` and :func:`_json_head` handle the headers that clients and brokers
 write; all other headers take the path of the interpreted code. tests/property/test_remoting.py
-compares the two.
+compares the two paths.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _NO_FIELDS: Final[Mapping[str, str]] = MappingProxyType({})
 _LANGUAGE: Final = "PYTHON"
 _PREFIX_SIZE, _LARGEST = PREFIX.size, LARGEST_FRAME
 _MOST_DIGITS = 18
-"""Maximum number of digits with which every number fits into 64 bits."""
+"""Every number with at most this many digits fits into 64 bits."""
 
 
 class Flag(IntEnum):
@@ -113,7 +113,7 @@ class RemotingCommand(NamedTuple):
 
     @property
     def is_oneway(self) -> bool:
-        """Whether this is a request without answer."""
+        """Whether this is a request that gets no answer."""
         return bool(self.flag & _ONEWAY)
 
     def answer(
@@ -179,7 +179,7 @@ def _json_head(
     fields: Mapping[str, str],
     body_size: int,
 ) -> bytes | None:
-    """Compiled: the head of a frame without remark; None if it is long or needs escapes."""
+    """If compiled: the head of a frame without remark; None if it is long or needs escapes."""
     head.size, head.is_plain = _PREFIX_SIZE, True
     out = cython.address(head)
     put_bytes(out, b'{"code":', 8)
@@ -276,8 +276,8 @@ def _is_int(value: Any) -> bool:
 def scan_json(header: bytes) -> Any:
     """The document of a header; None if it is not strict JSON.
 
-    Compiled, only an object of texts, whole numbers and objects of these is read; None for all
-    other documents.
+    If compiled, it reads only an object of texts, whole numbers and such objects, and returns None
+    for all other documents.
 
     Raises:
         ValueError: if a text is not UTF-8.
@@ -292,7 +292,7 @@ def scan_json(header: bytes) -> Any:
         return found if scan.at == scan.end else None
     text = header.decode()
     try:
-        # As json.loads, without its searches for white space.
+        # Does what json.loads does, without its searches for white space.
         document, end = _scan(text, 0)
     except (ValueError, RecursionError, StopIteration):
         return None
@@ -300,7 +300,7 @@ def scan_json(header: bytes) -> Any:
 
 
 def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
-    """Compiled: the object at a position; None if it has anything unusual."""
+    """If compiled: the object at a position; None if it has anything unusual."""
     found: dict[str, Any] = {}
     if scan.at == scan.end or scan.at[0] != b"{":
         return None
@@ -334,8 +334,8 @@ def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
 
 
 def _scan_text(scan: Any) -> str | None:
-    """Compiled: the text at a position; None if there is no text, or if an escape in it gives a
-    character beyond ASCII."""
+    """If compiled: the text at a position; None if there is no text, or if an escape in it stands
+    for a character beyond ASCII."""
     if scan.at == scan.end or scan.at[0] != b'"':
         return None
     scan.at += 1
@@ -358,7 +358,7 @@ def _scan_text(scan: Any) -> str | None:
 
 
 def _scan_number(scan: Any) -> int | None:
-    """Compiled: the whole number at a position, or its first 18 digits; None if there is none."""
+    """If compiled: the whole number at a position, or its first 18 digits; None for no number."""
     start = scan.at
     is_negative = scan.at[0] == b"-"
     if is_negative:
@@ -444,7 +444,7 @@ class HeaderField(NamedTuple):
 
     Attributes:
         name: RocketMQ's name; key of the parsed fields.
-        kind: TEXT, BOOL, or for a number its bits without the sign bit (31 or 63).
+        kind: TEXT or BOOL; for a number, how many bits it has without the sign bit (31 or 63).
         default: the value if the field is missing; REQUIRED if it must be there.
         key: its name in the header, if it differs.
     """
@@ -495,6 +495,6 @@ def _number(name: str, bits: int, text: str) -> int:
 
 
 _TEXT, _BOOL, _REQUIRED = TEXT, BOOL, REQUIRED
-_INTEGER: Final = re.compile(r"[+-]?\d{1,99}")  # Java takes neither blanks nor underscores.
-# raw_decode without a Python call around it; the type stubs lack it.
+_INTEGER: Final = re.compile(r"[+-]?\d{1,99}")  # Java accepts neither blanks nor underscores.
+# scan_once is raw_decode without a Python call around it; the type stubs lack it.
 _scan: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined]

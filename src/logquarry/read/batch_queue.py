@@ -1,9 +1,9 @@
 """Reads one batch queue of RocketMQ 5: queue offset -> frame (``BatchConsumeQueue``).
 
-:class:`BatchQueue` gives the entries as any :class:`~logquarry.read.queue.Queue` does: one
-per queue offset. An entry for several messages is repeated, so all offsets of an inner batch name
-its frame (:func:`logquarry.read.get_message.get_message` picks the message). Files are searched by
-the first queue offset of their first entry.
+:class:`BatchQueue` gives one entry per queue offset, as any :class:`~logquarry.read.queue.Queue`
+does: a unit. It makes a unit for each message of an entry, so all queue offsets of an inner batch
+lead to its frame (:func:`logquarry.read.get_message.get_message` picks the message). Files are
+searched by the first queue offset of their first entry.
 
 Damaged bytes never make a read raise. A read skips entries that were never written, and entries
 whose queue offsets are below the end of an earlier entry.
@@ -24,8 +24,8 @@ from logquarry.errors import UnreadableFile
 from logquarry.format import batch, java
 from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.read.queue import (
     NO_CODE,
     UNIT_DTYPE,
@@ -49,13 +49,13 @@ _MOST_KEPT: Final = 4
 
 
 def is_batch_written(entries: BatchEntries) -> Bools:
-    """Which entries name messages, by the rule of ``BatchConsumeQueue.recover``."""
+    """Which entries point to messages, by the rule of ``BatchConsumeQueue.recover``."""
     found: Bools = (entries["physical_offset"] >= 0) & (entries["size"] > 0)
     return found & (entries["base"] >= 0) & (entries["count"] > 0)
 
 
 def own_messages(entries: BatchEntries) -> BatchEntries:
-    """Entries shortened at their start by the queue offsets of lost messages.
+    """Remove the queue offsets of lost messages from the start of each entry.
 
     See :func:`logquarry.write.queue_writer.without_gaps`.
     """
@@ -71,11 +71,11 @@ def own_messages(entries: BatchEntries) -> BatchEntries:
 
 
 def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
-    """For each frame that units name: the index of its first unit, and its number of units.
+    """For each frame that units point to: the index of its first unit, and its number of units.
 
     Args:
-        places: physical offset of each unit.
-        is_batch: whether neighbours may name one frame (:attr:`Queue.is_batch`).
+        places: physical offset in each unit.
+        is_batch: whether neighbouring units may point to one frame (:attr:`Queue.is_batch`).
     """
     if not is_batch:
         return np.arange(len(places)), np.ones(len(places), np.int64)
@@ -89,8 +89,8 @@ class Spans:
 
     Attributes:
         entries: the entries.
-        starts: first queue offset of each.
-        stops: queue offset after its last message.
+        starts: first queue offset of each entry.
+        stops: queue offset after the last message of each entry.
     """
 
     entries: BatchEntries
@@ -103,7 +103,7 @@ class Spans:
         entries = own_messages(entries[is_batch_written(entries)])
         entries = entries[entries["count"] > 0]
         starts = entries["base"].astype(np.int64)
-        # A hostile base near the largest number must not wrap.
+        # An invalid base near the largest number must not overflow.
         sane = starts <= java.LONG_MAX - np.iinfo(np.int16).max
         if not sane.all():
             entries, starts = entries[sane], starts[sane]
@@ -157,8 +157,8 @@ class BatchQueue(FileQueue):
     def min_offset(self) -> int:
         """The first queue offset whose frame is still in the log (``correctMinOffset``).
 
-        QUIRK: only the first file is read. If the log has none of its frames, the min offset is the
-        end of that file.
+        QUIRK: only the first file is read. If the log has no frame of that file, the min offset is
+        the end of the file.
         """
         spans = self._of_file(0) if self.files else None
         if spans is None or not len(spans.starts):
@@ -169,7 +169,7 @@ class BatchQueue(FileQueue):
 
     @property
     def max_offset(self) -> int:
-        """The queue offset after the last message; 0 without one."""
+        """The queue offset after the last message; 0 if there is none."""
         spans = self._last_spans()
         return int(spans.stops[-1]) if spans is not None else 0
 
@@ -191,7 +191,7 @@ class BatchQueue(FileQueue):
                 yield QueueSegment(start, int(spans.stops[-1]) - start)
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """One unit per queue offset in a range, without the offsets that no entry has."""
+        """One unit per queue offset in a range; offsets for which there is no entry are skipped."""
         for spans in self.spans(start, stop):
             first = int(np.searchsorted(spans.stops, start, "right"))
             last = int(np.searchsorted(spans.starts, stop, "left"))
@@ -200,7 +200,7 @@ class BatchQueue(FileQueue):
                 yield at, units[at - begin : end - begin]
 
     def spans(self, start: int, stop: int) -> Iterator[Spans]:
-        """The entries of each file that may have queue offsets in a range."""
+        """The entries of each file that can have queue offsets in a range."""
         if start >= stop:
             return
         for index in range(self._file_of(start), len(self.files)):
@@ -210,7 +210,7 @@ class BatchQueue(FileQueue):
                 return
 
     def positions(self, start: int, stop: int) -> BatchEntries:
-        """The written entries at some positions, counted in entries from position 0."""
+        """The written entries from position ``start`` to ``stop``, counted in entries."""
         found = [np.empty(0, BATCH_DTYPE)]
         for file, entries in self.batches():
             base = file.base // ENTRY_SIZE
@@ -226,8 +226,8 @@ class BatchQueue(FileQueue):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The first offset of the first frame stored at ``timestamp`` or later, or of the last
-        frame (``getOffsetInQueueByTime``)."""
+        """The first queue offset of the first frame stored at ``timestamp`` or later; if there is
+        none, of the last frame (``getOffsetInQueueByTime``)."""
         found = 0
         for index in range(len(self.files)):
             spans = self._of_file(index)
@@ -259,7 +259,7 @@ class BatchQueue(FileQueue):
         return low
 
     def _first(self, index: int) -> int | None:
-        """The first queue offset of a file, from its first entry; None if it has none."""
+        """The first queue offset of a file, from its first entry; None if it has no entry."""
         if index not in self._firsts:
             head = self._all(index, 1)
             is_there = len(head) and bool(is_batch_written(head)[0])
@@ -304,7 +304,7 @@ class BatchQueue(FileQueue):
 def all_queues(
     layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
 ) -> list[FileQueue | RocksQueue]:
-    """All queues that have files, of both kinds, and the queues in RocksDB."""
+    """All consume queues and batch queues that have files, and the queues in RocksDB."""
     files = files or OpenFiles(layout)
     found: list[FileQueue | RocksQueue] = [
         queue
@@ -322,7 +322,7 @@ def open_queue(
     log_min_offset: int | None = None,
     files: OpenFiles | None = None,
 ) -> FileQueue | None:
-    """One queue of either kind; None if it has no files. Only listed names become paths."""
+    """A consume queue or batch queue; None if it has no files. Only listed names become paths."""
     for kind in (BatchQueue, ConsumeQueue):
         if (topic, queue_id) in kind.names(layout):
             return kind(layout, topic, queue_id, log_min_offset=log_min_offset, files=files)

@@ -1,6 +1,6 @@
 """``scan`` and ``to_arrow``: reads many messages in physical order, as objects or Arrow batches.
 
-A read warns of a topic in its filter that no store knows: it finds nothing, without an error.
+If the filter has a topic that no store knows, the read finds nothing and logs a warning, no error.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
 
 from logquarry import arguments
 from logquarry.arguments import optional
@@ -26,8 +28,6 @@ from logquarry.read.store_sizes import require_log
 from logquarry.text import listed, nearest, plural, printable
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from logquarry.stored_message import StoredMessage
 
 
@@ -65,7 +65,7 @@ def runs(
     check_crc: bool = True,
     stop_offset: int | None = None,
 ) -> Iterator[Run]:
-    """The messages before ``stop_offset`` that may pass a filter, in physical order.
+    """The messages before ``stop_offset`` that could pass a filter, in physical order.
 
     Each message of an inner batch is a separate row, in an unwrapped window.
     """
@@ -106,8 +106,6 @@ def arrow_reader(
     stop_offset: int | None = None,
 ) -> pa.RecordBatchReader:
     """Messages that pass a filter, as record batches; each batch is read when you ask for it."""
-    import pyarrow as pa
-
     arguments.flag(decompress, "decompress")
     chosen = schema.NAMES
     if columns is not None:
@@ -131,16 +129,16 @@ logger = logging.getLogger(__name__)
 
 _Source = Callable[[StoreLayout], set[str] | None]
 _NEAR: Final = 0.4
-"""Least similarity of a name that the warning suggests."""
+"""The warning suggests a known name only if it is at least this similar to the wanted name."""
 _MOST_NAMES: Final = 5
 
 
 def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter) -> None:
     """Log a warning for each wanted topic that none of the stores knows, and for a bad pattern.
 
-    A topic is known if it has queues, or the configuration names it. If any of the stores cannot
-    list its topics, there is no warning. Messages that are not yet in a queue may be of any topic:
-    so this is not an error.
+    A topic is known if it has queues, or the configuration names it. If the topics of any store
+    cannot be listed, there is no warning. An unknown topic is not an error, because messages that
+    are not yet in a queue can have any topic.
 
     Args:
         layouts: the stores' files.
@@ -149,8 +147,8 @@ def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter
     if wanted.topics is None and wanted.topic_pattern is None:
         return
     found: set[str] = set()
-    # The cheapest source comes first: each plan reads the queues' names, which usually have all
-    # topics. RocksDB takes longest to open.
+    # The cheapest source comes first: a plan has read the names of the queues, and these usually
+    # show all topics. RocksDB takes longest to open.
     sources: tuple[_Source, ...] = (_with_queues, _configured, _in_rocksdb)
     for source in sources:
         for layout in layouts:
@@ -180,7 +178,7 @@ def _with_queues(layout: StoreLayout) -> set[str]:
 
 
 def _configured(layout: StoreLayout) -> set[str]:
-    """The topics of the configuration, of compaction, and of queue folders that are new."""
+    """The topics of the configuration, of compaction, and of the queue folders, listed again."""
     folders = {
         entry.name
         for parent in (CONSUME_QUEUE, BATCH_QUEUE)

@@ -1,4 +1,4 @@
-"""Reads single frames of the commit log by physical offset; has the start and end of the log.
+"""Reads single frames of the commit log by physical offset, and finds the log's start and end.
 
 To read many messages, use :class:`logquarry.log.walk.LogReader`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -16,19 +16,16 @@ from logquarry.errors import CorruptFrame, MessageNotFound
 from logquarry.format import dledger, frame
 from logquarry.format.frame import Blank, Damage, DamageKind, Frame, Outcome
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import FileSequence, StoreFile
+from logquarry.log.walk import BlankSpan, DamagedSpan, LogEnd, LogReader, Run
 from logquarry.read.log_end import last_file_start, sound_bound
-
-if TYPE_CHECKING:
-    from logquarry.log.walk import LogReader
-
 
 logger = logging.getLogger(__name__)
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _LONGEST_CHAIN: Final = 256
-"""Frames that are followed one by one; if there are more, the kernels are loaded."""
+"""Maximum number of frames to follow without kernels; if there are more, kernels are loaded."""
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
 _NO_BYTES: Final = memoryview(b"")
@@ -40,7 +37,7 @@ class CommitLog:
     Args:
         layout: the store's files.
         files: reads them (default: a new :class:`OpenFiles`).
-        last_entries: gives the last entry of each queue, the one furthest in the log first
+        last_entries: returns the last entry of each queue, the one furthest in the log first
             (:func:`logquarry.read.log_end.last_entries`). Called only to find the log's end.
 
     Attributes:
@@ -60,7 +57,7 @@ class CommitLog:
         self._reader = files or OpenFiles(layout)
         self._last_entries = last_entries
         self._end: int | None = None
-        # The view that the last read used; the next read probably uses it too: offset, end, bytes.
+        # (offset, end, bytes) of the view that the last read used; the next read is often in it.
         self._hot = (0, 0, _NO_BYTES)
         self._hot_file: StoreFile | None = None
 
@@ -76,23 +73,23 @@ class CommitLog:
 
     @property
     def min_offset(self) -> int:
-        """Offset at which the first file starts; 0 without files."""
+        """Offset at which the first file starts; 0 if there are no files."""
         return self.files.start
 
     @property
     def max_offset(self) -> int:
         """Where the log ends: the end of its last message, or of the blank after it.
 
-        The end is found from the last message that the queues name; the log itself is not read,
-        so damage before that message is not seen. If that message is missing, the last file is
-        read, and without queues the whole log.
+        The last message that a queue entry points to shows the end. The log is not read, so damage
+        before that message is not noticed. If that message is missing, the last file is read; if
+        there are no queues, the whole log.
         """
         if self._end is None:
             self._end = self._find_end()
         return self._end
 
     def set_end(self, offset: int) -> None:
-        """Set the log's end, as a walk over the whole log found it."""
+        """Set the log's end, which the caller found by a walk over the whole log."""
         self._end = offset
 
     def _find_end(self) -> int:
@@ -167,7 +164,7 @@ class CommitLog:
         return file is None or self._reader.reaches(file.path, end - file.base)
 
     def unreadable_at(self, offset: int, size: int) -> Damage | None:
-        """The damage if the disk did not deliver some of ``size`` bytes that were read."""
+        """The damage, if the disk did not deliver all of the ``size`` bytes read; else None."""
         file = self.files.at(offset)
         fault = None if file is None else self._reader.fault(file.path, offset - file.base, size)
         return None if fault is None else Damage(DamageKind.UNREADABLE, fault.words)
@@ -213,11 +210,11 @@ class CommitLog:
         return self.unreadable_at(offset, len(data)) or found
 
     def message_at(self, offset: int) -> Frame:
-        """The message that starts at an offset, its CRC checked.
+        """The message that starts at an offset; its CRC is checked.
 
         Raises:
             MessageNotFound: if the offset lies outside the log, or within a message or a blank.
-            CorruptFrame: if the place is damaged.
+            CorruptFrame: if there is damage at the offset.
         """
         if not self.min_offset <= offset < self.max_offset:
             raise MessageNotFound(
@@ -241,8 +238,6 @@ class CommitLog:
         The chain of frames from the start of the file decides, so that a wrong offset from the user
         is not reported as damage.
         """
-        from logquarry.log.walk import BlankSpan, DamagedSpan, Run
-
         where = f"{self._layout.log_path(offset)}: no message starts at {offset}"
         start = max(file.base for file in self.files.files if file.base <= offset)
         # Each entry of a DLedger log begins with a head.
@@ -301,14 +296,10 @@ class CommitLog:
         return True
 
     def _walked_end(self, start: int, bound: int | None) -> int:
-        from logquarry.log.walk import LogEnd
-
         for event in self._log_reader(bound).events(start):
             if isinstance(event, LogEnd):
                 return event.offset
         return start
 
     def _log_reader(self, bound: int | None) -> LogReader:
-        from logquarry.log.walk import LogReader
-
         return LogReader(self._layout, bound=bound, live=self._layout.is_live())

@@ -2,12 +2,12 @@
 
 The broker keeps the newest message of each key of such a topic in ``compaction/``::
 
-    compactionLog/TOPIC/QUEUE/   frames, with offsets of this log as PHYSICALOFFSET
+    compactionLog/TOPIC/QUEUE/   frames; their PHYSICALOFFSET is an offset in this log
     compactionCq/TOPIC/QUEUE/    entries of batch queues; a file has the name of its log file
 
-A get answers from these files, also for messages whose frames in ``commitlog/`` have expired.
-Messages after the last one in these files are still complete in ``commitlog/``: a get finds them
-through the consume queue.
+A get answers from these files, even for messages whose frames in ``commitlog/`` have expired.
+``commitlog/`` still has all messages after the last one in these files: a get finds them through
+the consume queue.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format.frame import Frame
-from logquarry.log.file_sequence import FileSequence
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import COMPACTED_LOG, COMPACTED_QUEUE
+from logquarry.log.store_files import COMPACTED_LOG, COMPACTED_QUEUE, FileSequence
 from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import CLEANUP, COMPACTION_POLICY, topic_attributes
@@ -36,7 +35,7 @@ QueueKey = tuple[str, int]
 def compacted_topics(layout: StoreLayout) -> frozenset[str]:
     """The compaction topics that have files in ``compaction/``.
 
-    A topic whose policy was changed back leaves its files there, and the broker reads its queue.
+    Topics whose policy was changed back are left out: the broker reads their consume queues.
     """
     if COMPACTED_QUEUE.partition("/")[0] not in layout.folders:
         return frozenset()
@@ -140,7 +139,7 @@ class CompactedGets:
         return low, max(high, compacted.max_offset)
 
     def queue_at(self, queue: Queue, offset: int) -> Queue:
-        """The queue whose entries name the messages that a get at an offset returns."""
+        """The queue whose entries point to the messages that a get at an offset returns."""
         compacted, _ = self._opened(queue)
         return compacted if offset < compacted.max_offset else queue
 
@@ -167,7 +166,7 @@ class CompactionFault(NamedTuple):
 
 
 def compaction_faults(layout: StoreLayout) -> Iterator[CompactionFault]:
-    """The messages in ``compaction/`` that an entry names and that are damaged or missing."""
+    """The messages that entries in ``compaction/`` point to, but that are damaged or missing."""
     files = OpenFiles(layout)
     for topic in sorted(compacted_topics(layout)):
         for folder in layout.filesystem.list(f"{COMPACTED_QUEUE}/{topic}"):

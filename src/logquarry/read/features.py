@@ -1,13 +1,13 @@
 """Detects the features of a store (RocketMQ 5: batch queues, RocksDB, timers) and its version.
 
-RocketMQ 5 stores carry files that this library reads but cannot write, and files that it does not
-read at all. :class:`StoreFeatures` names each of them with its evidence; :mod:`.fence` decides from
-them which calls a store allows.
+Some files of a RocketMQ 5 store can be read but not written by this library, and others not even
+read. :class:`StoreFeatures` lists the features that such files show, each with its evidence;
+from the features, :mod:`.fence` decides which calls a store allows.
 
-It reads: the names in the store's root, ``config/``, ``consumequeue/`` and a few folders below;
-``config/topics.json``; the checkpoint; up to 64 frames that queues point to; the last 256 entries
-of the newest index file with the frames that they point to; and for pending timers the used pages
-of ``timerwheel``. No file of the log is read as a whole.
+This module reads the names in the store's root, ``config/``, ``consumequeue/`` and a few folders
+below; ``config/topics.json``; the checkpoint; up to 64 frames that queues point to; the last 256
+entries of the newest index file, and the frames that they point to; and for pending timers the used
+pages of ``timerwheel``. It reads no file of the log as a whole.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class StoreFeatures:
         queue_kinds: topic -> kind of its queues, of each topic with a known kind.
         writer: the version that wrote the store.
         unknown: files and folders in the root and in ``config/`` that no RocketMQ version known
-            here writes. Nothing touches them.
+            here writes. This library never changes them.
     """
 
     features: tuple[Feature, ...]
@@ -166,7 +166,7 @@ class StoreFeatures:
         return any(feature.name == name for feature in self.features)
 
     def get(self, name: str) -> Feature | None:
-        """The feature of a name, None if the store does not show it."""
+        """The feature with a name; None if the store does not show it."""
         return next((feature for feature in self.features if feature.name == name), None)
 
     def topics_of(self, kind: QueueKind) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
         index: whether to read the index too, for INDEX_TAGS and the version of the writer.
 
     Raises:
-        StoreNotFound: if a file or folder is there and cannot be read.
+        StoreNotFound: if a file or folder exists but cannot be read.
     """
     return _Finder(layout).find(index=index)
 
@@ -199,7 +199,7 @@ def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
 def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool]:
     """Topic -> kind of its queues, and whether the store has queues in RocksDB.
 
-    Reads folder names and ``config/topics.json``. Topics that RocksDB alone names are not known.
+    Reads folder names and ``config/topics.json``. Topics that are only in RocksDB stay unknown.
     """
     finder = _Finder(layout)
     kinds = finder.queue_kinds()
@@ -217,7 +217,7 @@ def rocksdb_config(layout: StoreLayout) -> Feature | None:
 
 
 def topic_attributes(layout: StoreLayout) -> Mapping[str, Mapping[str, Any]]:
-    """Topic -> attributes, by ``config/topics.json`` or RocksDB; none if they cannot be read."""
+    """Topic -> attributes, from ``config/topics.json`` or RocksDB; empty if unreadable."""
     try:
         document = read_config(layout.filesystem, broker_config.TOPICS_FILE)
         table = fastjson.decode(document)["topicConfigTable"]
@@ -242,7 +242,7 @@ class _Finder:
         self._other_log = layout.other_log
 
     def find(self, *, index: bool) -> StoreFeatures:
-        """All features; without ``index``, only the features that need no look into the index."""
+        """All features; without ``index``, only those that can be found without the index."""
         kinds = self.queue_kinds()
         self._rocksdb()
         if index:
@@ -276,8 +276,8 @@ class _Finder:
         """The kinds, and the features that they imply."""
         kinds: dict[str, QueueKind] = {}
         kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
-        # Between the renames of an interrupted rebuild, only the rebuild's folder has queues in
-        # RocksDB.
+        # If a rebuild was interrupted between two renames, only the rebuild's folder has the queues
+        # in RocksDB.
         found = rocksdb_folders(self._layout) or rocksdb_folders(self._layout, f"{REBUILD}/")
         in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in found)
         if in_rocksdb:
@@ -402,7 +402,7 @@ class _Finder:
             self._add(MULTI_DISPATCH, (folder,), f"queues of other topics: {_names(copies)}")
 
     def _sample(self) -> Iterator[tuple[str | None, Frame]]:
-        """(topic of the queue, frame) of the last entry of some queues; the log's first frame."""
+        """Yield (None, the log's first frame), then (topic, frame of the last entry) of queues."""
         if self._other_log is not None or not self._layout.commit_log.files:
             return
         files = OpenFiles(self._layout)
@@ -479,8 +479,8 @@ class _Finder:
         if signs:
             return Writer("5.0.0", "5.4.0", tuple(signs))
         if broker_config.TOPICS_FILE in self._settings and SIDECAR not in self._root:
-            # 5.x writes "attributes" for each topic, and starts a timer wheel by default. This
-            # library writes the file too.
+            # 5.x would have written "attributes" for each topic, and by default a timer wheel. In a
+            # store with our folder, topics.json proves nothing: this library writes the file too.
             return Writer(None, "5.0.0", (f"{CONFIG}/{broker_config.TOPICS_FILE}",))
         return Writer()
 

@@ -1,7 +1,7 @@
-"""Refuses calls that would harm a store with features that this library does not maintain.
+"""Refuses calls that would harm a store with features that this library cannot maintain.
 
-Each call that writes calls :func:`require` before its first byte: before the lock file, before
-``abort``. A refusal names the feature, the files that show it, the harm that the call would do, the
+Each call that writes first calls :func:`require`, before it writes even the lock file or ``abort``.
+A refusal names the feature, the files that show it, the harm that the call would do, the
 calls that still work, and the way out (docs/rocketmq-5.md has the table). All combinations that
 :data:`_REFUSED` does not list are allowed: real brokers have served every message of such a store
 afterwards.
@@ -30,7 +30,7 @@ from logquarry.read.store_sizes import require_log
 
 
 class Action(Enum):
-    """What a call would do to a store; the value completes "cannot ..."."""
+    """What a call would do to a store; the value completes the sentence "cannot ..."."""
 
     WRITE = "be opened to write"
     LOAD = "get the rows of a Spark job"
@@ -61,8 +61,8 @@ _REFUSED: Final = {
     names.LOG_PATH: _EACH,
     names.DLEDGER: _EACH,
 }
-"""Feature -> the actions that it forbids. A log that is not found as a whole forbids every action
-(:mod:`logquarry.log.log_place`)."""
+"""Feature -> the actions that it forbids. If a part of the log is not found, every action is
+forbidden (:mod:`logquarry.log.log_place`)."""
 
 _HARM: Final = {
     names.ROCKSDB_QUEUES: "The queues in RocksDB would not change, so the broker would not "
@@ -93,7 +93,7 @@ _OUT = {
     names.QUEUE_EXT: "start the broker on the store: the broker recovers it",
     names.PROPERTY_CRC: "write the rows with `logquarry import`, or with put() in Python",
 }
-"""Feature -> the way out."""
+"""Feature -> the way out: what the user can do instead."""
 _USUAL_OUT: Final = (
     "start the broker on the store: the broker recovers it; or copy the messages: `logquarry "
     "export`, or `logquarry salvage --into`, which makes a plain store and lists the parts it omits"
@@ -156,13 +156,13 @@ def refusal(
     except UnsupportedStore as error:
         return error
     if found is None:
-        # The settings are determined later, and show whether the index has tags.
+        # The index is not needed: whether it has tags is determined later, with the settings.
         found = find_features(layout, index=False)
     for feature in _forbidding(found, layout.config, action):
         return _error(layout.root, feature, action)
     # Opening a store for writing recovers it if it was not shut down cleanly.
     if mode == "rocketmq" and action in (Action.WRITE, Action.LOAD, Action.RECOVER):
-        # If the log has no files, it is missing, not elsewhere: the recovery reports the loss.
+        # If the log has no files, it is lost and not elsewhere: the recovery reports the loss.
         fits = {names.LOG_ELSEWHERE} if layout.log_folders.feature is None else set()
         unfit = _NOT_AS_ROCKETMQ - fits
         other = next((one for one in found.features if one.name in unfit), None)
@@ -210,8 +210,8 @@ def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
         topic: the queue's topic.
 
     Raises:
-        UnsupportedStore: for a queue of multi-dispatch in RocksDB, if the configuration switches it
-            off.
+        UnsupportedStore: for a queue of multi-dispatch in RocksDB, if the configuration switches
+            multi-dispatch off.
     """
     is_off = layout.config.enable_multi_dispatch is False
     if topic.startswith("%LMQ%") and others.has_rocksdb and is_off:
@@ -236,13 +236,13 @@ def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterabl
     """
     for topic in topics:
         require_queue(layout, others, topic)
-    # Otherwise a group would begin at a wrong offset.
+    # Without these offsets, a group would begin at a wrong offset.
     if rocksdb_config(layout) is not None and not is_installed():
         raise needs_package(f"{layout.root}: the offsets of its consumer groups are")
 
 
 def _forbidding(found: StoreFeatures, config: StoreConfig, action: Action) -> Iterator[Feature]:
-    # A store that is opened to write may have to be recovered first.
+    # A store that is opened for writing may have to be recovered first.
     actions = {action, *_IMPLIED.get(action, ())}
     for feature in found.features:
         refused = _REFUSED.get(feature.name, frozenset())
@@ -255,7 +255,7 @@ def _forbidding(found: StoreFeatures, config: StoreConfig, action: Action) -> It
 
 
 def _are_all_in_rocksdb(found: StoreFeatures, feature: Feature) -> bool:
-    """Whether the store has one RocksDB, and no queue outside of it."""
+    """Whether the store has one RocksDB database, and all its queues are in it."""
     kinds = {*found.queue_kinds.values()} - {"rocksdb"}
     return not kinds and len(feature.evidence) == 1 and feature.evidence[0].endswith(CURRENT)
 

@@ -37,13 +37,13 @@ from logquarry.read.queue import UNIT_DTYPE, Queue, Units
 _FOUND: Final = GetMessageStatus.FOUND
 _NO_MATCH: Final = GetMessageStatus.NO_MATCHED_MESSAGE
 _ROOM: Final = 1 << 20
-"""Bytes of table and frames in one answer; the reference makes larger ones."""
+"""Maximum bytes of table and frames in one answer; the reference makes larger answers."""
 _MOST_AT_ONCE: Final = 1 << 12
 _LONGEST: Final = 1 << 20
 """Maximum bytes of the log that are read for the messages of one get."""
 _MASK: Final = (1 << COUNT_SHIFT) - 1
 _REFERENCE_GETS: Final = 64
-"""Gets by the reference before the kernels are loaded, which takes half a second."""
+"""How many gets the reference answers before the kernels are loaded, which takes half a second."""
 _MOST_TAGS: Final = 1 << 10
 _CHECK_EVERY: Final = 0.001
 """Seconds between two checks for truncated files: a check costs as much as a get."""
@@ -71,8 +71,6 @@ class LogAtHand:
     __slots__ = ("address", "data", "end", "state")
 
     def __init__(self, start: int, end: int, data: memoryview, limits: TransferLimits) -> None:
-        from logquarry.format.crc import crc32_address
-
         self.end = end
 
         self.data = np.frombuffer(data, np.uint8)
@@ -81,7 +79,7 @@ class LogAtHand:
                 int(self.data.ctypes.data),
                 start,
                 end,
-                crc32_address(),
+                java.crc32_address(),
                 limits.count,
                 limits.size,
                 limits.disk_count,
@@ -140,7 +138,7 @@ class KernelGet:
         self._entries: dict[Queue, _Entries] = {}
         self._tags: dict[frozenset[str], _Tags | None] = {}
         self._at_hand: LogAtHand | None = None
-        # The files for which _in_memory holds: whether the whole log counts as in memory.
+        # _in_memory: whether the whole log counts as in memory, computed for the files in _files.
         self._files: object = None
         self._in_memory = False
         # Only the writer changes the files of a live log.
@@ -164,7 +162,7 @@ class KernelGet:
         low, high = queue.bounds()
         if kernel is None or not (low <= offset < high and 0 <= max_count <= _MOST_AT_ONCE):
             return None
-        # Comparisons instead of min() and max(): a call of these takes as long as reading a
+        # Comparisons instead of min() and max(): a call of either takes as long as reading a
         # message.
         most = max_count if max_count > LEAST_UNITS else LEAST_UNITS
         wanted, last = 0, offset + max_count
@@ -193,7 +191,7 @@ class KernelGet:
                 self.release()
                 return None
             self._next_check = now + _CHECK_EVERY
-        # Each call takes its own scratch memory; if an error loses one, the next call makes one.
+        # No two calls share scratch memory. If an error loses one, a later call makes another.
         free = self._free
         scratch = free.pop() if free else _Scratch()
         to = scratch.address
@@ -222,7 +220,7 @@ class KernelGet:
         return _new_result(GetResult, (_FOUND, messages, after, low, high))
 
     def _loaded(self) -> Any:
-        """The kernel; None while too few gets were made to load it."""
+        """The kernel; None as long as there were too few gets to make loading it worthwhile."""
         self._reference_gets += 1
         if self._reference_gets > _REFERENCE_GETS or _KERNELS in sys.modules:
             kernels = codec.kernels()
@@ -255,12 +253,12 @@ class KernelGet:
     def _read_log(self, units: _Entries, offset: int, count: int = 1) -> LogAtHand:
         """The bytes of the log around ``count`` messages from a queue offset on.
 
-        If they lie further apart than _LONGEST, the first ones.
+        If the messages take more than _LONGEST bytes, around the first ones only.
         """
         at = offset - units.first
         place, size, _ = units.units[at].item()
         if count > 1:
-            # Between the messages of a queue lie those of the other queues.
+            # The log has messages of other queues between those of one queue.
             last, last_size, _ = units.units[min(at + count, len(units.units)) - 1].item()
             size = max(size, min(last + last_size - place, _LONGEST))
         start, end, data = self._log.window_at(place, size)
@@ -281,9 +279,9 @@ class MessageGetter:
         broker: the ``broker`` of each message.
 
     Attributes:
-        log: as given.
+        log: the store's log.
         kernel: answers the common gets.
-        compacted: answers those of compaction topics.
+        compacted: answers the gets of compaction topics.
     """
 
     def __init__(
@@ -319,7 +317,7 @@ class MessageGetter:
                 found = self.reference(queue, offset, max_count, tags)
             if lost() == before:
                 return found
-            # A page was lost meanwhile: what was read may be wrong.
+            # A page was lost meanwhile, so the bytes that were read may be wrong.
             self.release()
 
     def reference(

@@ -82,14 +82,14 @@ class GetResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
-    """The most messages and bytes of one ``get`` (``isTheBatchFull``).
+    """The maximum numbers of messages and bytes of one ``get`` (``isTheBatchFull``).
 
     The first message is always part of the answer.
 
     Attributes:
-        memory_bytes: messages further back from the log's end than this count as on disk.
+        memory_bytes: size of the log's last part; messages in that part count as in memory.
         count: maximum number of messages in memory; ``disk_count`` is for messages on disk.
-        size: maximum bytes in memory; ``disk_size`` is for messages on disk.
+        size: maximum bytes of messages in memory; ``disk_size`` is for messages on disk.
     """
 
     memory_bytes: int
@@ -141,7 +141,7 @@ def get_message(
 
     Raises:
         CorruptFrame: if the first message has damage that no recovery has noted. Damage further on
-            ends the answer before it, so that the next ``get`` raises.
+            ends the answer before the damage, so that the next ``get`` raises.
     """
     low, high = queue.min_offset, queue.max_offset
 
@@ -185,7 +185,7 @@ def get_message(
             continue
         most, most_size = on_disk if physical_offset < in_memory_from else in_memory
         # QUIRK: the sum with a filler's size overflows in Java, so it is below any limit. The
-        # messages of an inner batch share their frame.
+        # messages of an inner batch share one frame, which counts once.
         added = 0 if unit_size == FILLER_SIZE or physical_offset == last_place else unit_size
         grown = size + added
         if messages and (len(messages) >= most or grown > most_size):
@@ -236,7 +236,7 @@ def get_message(
 
 
 class _InnerReader:
-    """Reads the message of an entry; of an inner batch, the message at the entry's queue offset."""
+    """Reads an entry's message; if the frame is an inner batch, the one at the queue offset."""
 
     def __init__(self, read: Callable[[bytes, int], StoredMessage | Damage | None]) -> None:
         self._read = read
@@ -252,7 +252,7 @@ class _InnerReader:
                 return found
             batch = found.unwrap()
             if len(batch) == 1 and is_inner_batch(batch[0].sys_flag):
-                # Its body is not a batch: the frame is one message, also for clients.
+                # Its body is not a batch: clients, too, take the frame as one message.
                 return found
             self._place, self._batch = physical_offset, batch
         first, count = self._batch[0].queue_offset, len(self._batch)
@@ -265,14 +265,14 @@ class _InnerReader:
 
 
 def may_match(tags_code: int, codes: Collection[int]) -> bool:
-    """Whether the message of a tags code may have a tag with one of these codes."""
+    """Whether a message with this tags code can have a tag with one of the wanted codes."""
     # An address into ConsumeQueueExt does not determine the tag: the frame does. Java compares
     # intValue(), and delivery times of the schedule topic take more than 32 bits.
     return tags_code < java.INT_MIN or java.to_int(tags_code) in codes
 
 
 def memory_start(log: CommitLog, limits: TransferLimits) -> int:
-    """Offsets below this one count as on disk (``checkInDiskByCommitOffset``)."""
+    """The offset before which messages count as on disk (``checkInDiskByCommitOffset``)."""
     # The log's end is expensive to find, and only a large log needs it.
     if log.files.end - log.min_offset <= limits.memory_bytes:
         return java.LONG_MIN

@@ -3,14 +3,14 @@ from libc.stdint cimport int32_t, int64_t
 
 cdef extern from *:
     """
-    /* As kind.__new__(kind), without a lookup; `nothing` is an empty tuple. */
+    /* Does what kind.__new__(kind) does, without a lookup; `nothing` is an empty tuple. */
     static inline PyObject *logquarry_new(PyObject *kind, PyObject *nothing) {
         return ((PyTypeObject *)kind)->tp_new((PyTypeObject *)kind, nothing, NULL);
     }
     """
     object new_of "logquarry_new"(object kind, object nothing)
 
-# As logquarry.format.rows.ROW.
+# The same layout as logquarry.format.rows.ROW.
 cdef struct Row:
     int64_t queue_offset
     int64_t store_timestamp

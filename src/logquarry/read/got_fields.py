@@ -24,10 +24,10 @@ _new = object.__new__
 
 
 class GotFields:
-    """The fields of a message that most readers use; :class:`~logquarry.read.messages.GotMessage`
-    has them.
+    """The fields of a message that most readers use; the base class of
+    :class:`~logquarry.read.messages.GotMessage`.
 
-    Compiled, they become Python objects when they are read.
+    If this module is compiled, a field becomes a Python object only when it is read.
     """
 
     __slots__ = (
@@ -78,11 +78,11 @@ def make_messages(
     """The messages of a get.
 
     Args:
-        kind: their class, a subclass of :class:`GotFields`.
-        block: table and frames.
-        count: rows of the table.
-        broker: their ``broker``.
-        levels: delay of each level, for their tags codes.
+        kind: the class of the messages, a subclass of :class:`GotFields`.
+        block: the bytes of the table and the frames.
+        count: number of rows of the table.
+        broker: the ``broker`` of each message.
+        levels: delay of each level, for the tags codes.
         tags_of: decodes the tags of a message whose properties are not UTF-8.
     """
     made: list[Any] = []
@@ -112,7 +112,7 @@ def make_messages(
             message.tags = tags
             made.append(message)
         return tuple(made)
-    # In one loop and without a constructor: a call takes as long as all other work.
+    # In one loop and without a constructor: its call would take as long as all other work.
     for (
         queue_offset,
         store_timestamp,

@@ -94,11 +94,11 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class TagEntries:
-    """What the newest messages in the index show.
+    """What the newest messages in the index show about tags.
 
     Attributes:
         path: the index file that was read.
-        has_tags: whether a message with a tag has an entry for it.
+        has_tags: whether a message that has a tag has an index entry for the tag.
     """
 
     path: str
@@ -108,8 +108,8 @@ class TagEntries:
 def with_index_tags(layout: StoreLayout) -> StoreLayout:
     """Find out whether the index has tags, and return the layout with this setting.
 
-    If no message shows it, the store's record or the version decides: since 5.4.0 a broker makes
-    ``rocksdbstore/``.
+    If no message shows it, the settings recorded in the store decide, or else the version: since
+    5.4.0 a broker makes ``rocksdbstore/``.
     """
     if layout.config.index_tags is not None:
         return layout
@@ -125,9 +125,9 @@ def tag_hash(topic: str, tag: str) -> int:
 
 
 def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
-    """Whether the newest entries of the index name tags; None if no message there has a tag.
+    """Whether the index has entries for tags of its newest messages; None if these have no tags.
 
-    Reads the last 256 entries of the newest index file that has any, and their frames.
+    Reads the last 256 entries of the newest index file that has entries, and their frames.
     """
     files = OpenFiles(layout)
     log = CommitLog(layout, files=files)
@@ -176,8 +176,8 @@ def query_message(
 ) -> list[Frame]:
     """Messages that the index has under a key, in the order of the log.
 
-    As in Java, the answer includes messages of other keys with the same hash, and a message twice
-    if the index has it twice. Messages that the log no longer holds are left out.
+    As in Java, the answer includes messages with other keys of the same hash, and has a message
+    twice if the index has it twice. Messages that the log no longer holds are left out.
     """
     found: list[Frame] = []
     last_time = end
@@ -190,7 +190,7 @@ def query_message(
             if message is None:
                 continue
             if number == 0:
-                # QUIRK: if the oldest message was deleted, the next round reads the same again.
+                # QUIRK: if the oldest message was deleted, the next round reads the same offsets.
                 last_time = message.store_timestamp
             found.append(message)
         if found or last_time < begin:
@@ -235,7 +235,7 @@ def search_log(
 def has_key(frame: Frame, topic: str, key: str) -> bool:
     """Whether RocketMQ indexes a message under a topic and a key (``IndexService.buildIndex``).
 
-    Its keys are its UNIQ_KEY and each word of its KEYS. A message that was rolled back has no keys.
+    The keys are the UNIQ_KEY and each word of KEYS. A message that was rolled back has no keys.
     """
     message = StoredMessage(frame)
     if sys_flag.transaction_type(frame.sys_flag) == sys_flag.TRANSACTION_ROLLBACK:

@@ -1,4 +1,4 @@
-"""Index files: their headers, entries and shapes (``IndexFile``), and the messages that they name.
+"""Reads index files (``IndexFile``): headers, entries, shapes, and the messages in the entries.
 
 A query follows each chain at most once and only backwards, so that no damage makes it loop. A short
 file lacks the entries after its end. Damaged bytes never make a read raise.
@@ -10,8 +10,8 @@ every entry must be in the chain of its slot, whose place depends on the number 
 
 The index is evidence of messages that log and queues have lost. The queues are the first evidence
 of a lost part of the log. If the queues are lost too, the index still has the physical offset of
-each message with a key, but no size: a message whose frame is missing reaches up to the next one in
-the index. The last one counts as the smallest frame.
+each message with a key, but no size: a missing frame is taken to reach up to the next one in the
+index. If it is the last one, it counts with the size of the smallest frame.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _WORD: Final = 4
 _ENTRY_WORDS: Final = ENTRY.size // _WORD
 _CHUNK: Final = 4 << 20
 _MOST_CHECKED: Final = 4_096
-"""Entries that are checked at each end of a file."""
+"""Maximum number of entries to check at each end of a file."""
 _MOST_GUESSES: Final = 20_000
 _LARGEST_SEARCHED: Final = 512 << 20
 _ENOUGH: Final = 0.9
-"""Share of the entries that must fit, if no number of slots fits all of them."""
+"""If no number of slots fits all entries, one that fits at least this share of them will do."""
 
 _ENTRIES_A_SLOT: Final = DEFAULT_SHAPE.entries // DEFAULT_SHAPE.slots
 
@@ -81,7 +81,7 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
 
 
 def kept_shape(layout: StoreLayout) -> IndexShape | None:
-    """The shape that a writer recorded in the store, None without a record."""
+    """The shape that a writer recorded in the store, None if there is no record."""
     slots, entries = (layout.kept_settings.get(n) for n in ("max_hash_slot_num", "max_index_num"))
     return IndexShape(slots, entries) if slots and entries else None
 
@@ -102,10 +102,10 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
     words = (len(data) - HEADER.size) // _WORD
     last = header.entry_count - 1
     most = words - _ENTRY_WORDS * header.entry_count
-    # RocketMQ 3.x counts the keys there, not the slots.
+    # In this field RocketMQ 3.x counts the keys, not the slots.
     used = header.slots_used if header.slots_used < last else 1
     least = max(1, min(used, most))
-    # A file is slots and whole entries: that fixes the number of slots modulo five.
+    # A file has only slots and whole entries: its size fixes the number of slots modulo five.
     remainder = words % _ENTRY_WORDS
 
     def from_last_word(word: int) -> int:
@@ -131,8 +131,8 @@ def _last_nonzero_word(data: memoryview) -> int | None:
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
     while stop > HEADER.size:
         start = max(HEADER.size, stop - _CHUNK)
-        # A live index may change during the read, and numpy's flatnonzero needs unchanging data: a
-        # copy.
+        # A live index may change during the read, but numpy's flatnonzero needs data that does not
+        # change: search a copy.
         found = np.flatnonzero(np.frombuffer(data[start:stop], np.int32) != 0)
         if len(found):
             return (start - HEADER.size) // _WORD + int(found[-1])
@@ -141,7 +141,7 @@ def _last_nonzero_word(data: memoryview) -> int | None:
 
 
 def _words_with(data: memoryview, offset: int) -> Iterator[int]:
-    """Words that may hold a physical offset as part of an entry."""
+    """Words that could be part of an entry with a given physical offset."""
     if offset == 0:
         return
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
@@ -175,8 +175,8 @@ def _share_chained(
     numbers: npt.NDArray[np.int64],
     header: IndexHeader,
 ) -> float:
-    """Share of some entries that are chained correctly: the entry's slot names it or a newer entry,
-    and the entry points to an earlier entry of the same slot.
+    """Share of some entries that are chained correctly: the entry's slot points to it or to a newer
+    entry, and the entry points to an earlier entry of the same slot.
     """
     some = entries[numbers]
     offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)
@@ -226,16 +226,16 @@ class IndexFile:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no key."""
+        """Whether the file has no key."""
         return self.header.entry_count <= 1
 
     @property
     def is_usable(self) -> bool:
-        """Whether keys can be found in it."""
+        """Whether keys can be found in the file."""
         return self.is_empty or self.shape is not None
 
     def is_time_matched(self, begin: int, end: int) -> bool:
-        """Whether it may have keys of messages stored from ``begin`` to ``end``."""
+        """Whether the file can have keys of messages stored from ``begin`` to ``end``."""
         header = self.header
         first, last = header.begin_timestamp, header.end_timestamp
         if begin < first and end > last:
@@ -268,7 +268,7 @@ class IndexFile:
     def all_offsets(self, topic: str, key: str) -> list[int] | None:
         """All offsets that the file has for a key, newest first; hashes are compared.
 
-        None if the chain is broken, so that offsets may be missing.
+        None if the chain is broken, because offsets could be missing then.
         """
         hashes = _hashes(topic, key)
         header, shape = self.header, self.shape
@@ -324,19 +324,19 @@ class IndexFile:
 
 
 def _hashes(topic: str, key: str) -> tuple[int, int]:
-    """The hashes that an entry of a key may have; the first one determines its slot."""
+    """The hashes that an entry of a key can have; the first one determines its slot."""
     # 3.x stored the hash raw, in the same slot. In 4.9.3 a hash is never negative.
     return index.key_hash(topic, key), java.hash_code(index.key_text(topic, key))
 
 
 Int64 = npt.NDArray[np.int64]
 LARGEST_MESSAGE: Final = 64 << 20
-"""Bytes; a message that seems larger is damage."""
+"""Maximum bytes of a message; a message that seems larger is damage."""
 _ENTRY: Final = ENTRY.dtype()
 _ENTRIES_AT_ONCE: Final = 1 << 20
-"""Entries that are read at once."""
+"""Number of entries that are read at once."""
 _LEAST_APART: Final = 2
-"""Fewest messages far after the log's files that count: one entry may be damaged."""
+"""Messages far after the log's files count if there are this many: one entry may be damaged."""
 
 
 class Span(Protocol):
@@ -352,7 +352,7 @@ class Span(Protocol):
 
 
 def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
-    """The last message in the index, as an entry of a queue would name it.
+    """The last message in the index, in the form of a queue entry.
 
     Usually this reads one header: the entries are read only if the message starts at or after
     ``least``. A header that differs from its entries counts as damaged.
@@ -362,7 +362,7 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
         least: physical offset up to which other files show messages.
 
     Returns:
-        The entry; None if the index names no message from ``least`` on.
+        The entry; None if the index has no message at or after ``least``.
     """
     try:
         file = next((one for one in reversed(_files(layout)) if not one.is_empty), None)
@@ -370,7 +370,7 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
             return None
         places = next(_places(file, from_end=True), None)
     except StoreNotFound:
-        # No permission: a reader of the log does without the index.
+        # The user has no permission to read the index: a reader of the log does without it.
         return None
     if places is None or not len(places) or (np.diff(places) < 0).any():
         return None
@@ -389,7 +389,7 @@ def indexed_frames(layout: StoreLayout, least: int, spans: Sequence[Span]) -> tu
     Args:
         layout: the store's files.
         least: the offset.
-        spans: damaged parts of the log, in order; a message inside such a part ends with it.
+        spans: damaged parts of the log, in order; a message that starts in one ends in it too.
 
     Returns:
         The physical offset of each message, and its bytes, estimated by the next message.

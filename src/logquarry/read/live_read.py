@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -18,16 +18,13 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.format import queue_entry
 from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
-from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import Unreadable, first_unreadable
-from logquarry.log.store_files import BATCH_QUEUE, NAME_DIGITS
+from logquarry.log.store_files import BATCH_QUEUE, NAME_DIGITS, FileSequence, StoreFile
+from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
-
-if TYPE_CHECKING:
-    from logquarry.log.walk import LogReader
 
 _NO_BYTES: Final = memoryview(b"")
 _Files = tuple[tuple[int, ...], int, int]
@@ -80,8 +77,6 @@ class LiveLog(CommitLog):
         self._hot = (0, 0, _NO_BYTES)
 
     def _log_reader(self, bound: int | None) -> LogReader:
-        from logquarry.log.walk import LogReader
-
         return LogReader(self._layout_now(), bound=bound, live=True)
 
 
@@ -133,10 +128,10 @@ class LiveQueue(Queue):
         self.units_per_file = files.file_size // UNIT_SIZE
         self._files = files
         self._log = log
-        # The min offset, valid for this start of the queue's first file and of the log.
+        # (start of the queue's first file, start of the log), and the min offset valid for them.
         self._min: tuple[tuple[int, int], int] | None = None
-        # The min offset, valid for these lists of the queue's and the log's files. A list is
-        # replaced when a file is deleted.
+        # The lists of the queue's files and of the log's files, and the min offset valid for them.
+        # A list is replaced when a file is deleted.
         self._low: tuple[object, object, int] = None, None, 0
 
     def bounds(self) -> tuple[int, int]:
@@ -240,7 +235,7 @@ class LiveBatchQueue(Queue):
         self._seen: tuple[_Files, BatchQueue] | None = None
 
     def _now(self) -> BatchQueue:
-        """The queue as it is now; a later append makes another object."""
+        """The queue as it is now. After an append this makes a new object."""
         state = self._files.bases, self._files.max_offset, max(0, self._log.min_offset)
         with self._change:
             if self._seen is None or self._seen[0] != state:

@@ -1,12 +1,12 @@
 """Finds where the log of a store ends, and which of its damage a recovery has noted.
 
 A store that this library wrote has a durable offset (:mod:`logquarry.format.checkpoint`). The log
-reaches at least up to it, also after a crash, and a break before it is damage.
+reaches at least up to it, even after a crash. A break in the chain of frames before it is damage.
 
-A store without a durable offset that was shut down cleanly (no ``abort``) has dispatched every
-message, so the log reaches at least to the end of the last message in any queue. Bytes after that
-are stale frames of an earlier recovery, unless they continue in an unbroken chain (verify.md,
-"Where the log ends").
+If a store has no durable offset but was shut down cleanly (no ``abort``), every message was
+dispatched. So the log reaches at least to the end of the last message in any queue. Bytes after
+that are stale frames of an earlier recovery, unless an unbroken chain of frames continues there
+(verify.md, "Where the log ends").
 
 QUIRK: the queues may be stale too. When RocketMQ's recovery finds a bad frame, it deletes all later
 files of the log, but cuts the file with the bad frame, and the queues, in memory only: sound frames
@@ -21,10 +21,10 @@ bytes that turn out not to be a message:
 - if a process has the store open, or may have: up to the last whole frame of the chain. An
   incomplete frame is read again at the next call;
 - if the store was not shut down cleanly and no process has it open: up to the last frame;
-- if the store was shut down cleanly: up to the last message that the queues name, and further while
-  the chain is unbroken.
+- if the store was shut down cleanly: up to the last message in the queues, and further while the
+  chain is unbroken.
 
-A call costs a listing of the log's folder and the bytes written since the last call.
+A call lists the log's folder and reads the bytes that were written since the last call.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ from typing import Final, NamedTuple
 from logquarry.format import frame
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
-from logquarry.log.file_sequence import StoreFile
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import DAMAGE
+from logquarry.log.store_files import DAMAGE, StoreFile
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.index_file import LARGEST_MESSAGE, Span, last_indexed
@@ -64,7 +63,7 @@ class Noted(NamedTuple):
 
 
 class DamageMap:
-    """The damaged places of a log; ``offset in map`` tests one.
+    """The damaged parts of a log; ``offset in map`` tests whether an offset is in one.
 
     Args:
         spans: the damage, in order. The list may grow later.
@@ -103,13 +102,13 @@ def known_damage(layout: StoreLayout) -> DamageMap:
 def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> list[QueueEntry]:
     """The last entry of each queue (default: all), the one that reaches furthest first.
 
-    If the index names a later message than all queues, an entry for that message comes first: the
+    If the index has a later message than all queues, an entry for that message comes first: the
     queues may be lost too.
 
-    An entry that ends more than a file after the log's last file is left out, unless the entry
-    before it is there too: one entry may be damaged, but two show that files of the log are
-    missing. This reads at most the last files of each queue. Of the queues in RocksDB, which may be
-    millions, only those that reach furthest count.
+    An entry whose message ends more than a file after the log's last file is left out, unless the
+    entry before it also points after that file: one entry may be damaged, but two show that files
+    of the log are missing. This reads at most the last files of each queue. RocksDB may have
+    millions of queues, so of these only the ones that reach furthest count.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -133,7 +132,7 @@ def _end(entry: QueueEntry) -> int:
 
 
 def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
-    """Whether the last two entries of a queue name possible messages after the log's files."""
+    """Whether the last two entries of a queue point to possible messages after the log's files."""
     at = queue.max_offset - 2
     before = next((entry for _, entry in queue.entries(at, at + 1)), None) if at >= 0 else None
     return (
@@ -145,11 +144,11 @@ def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
 
 
 def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | None:
-    """Where the log ended before its last files were lost, or emptied by a crash; None if none
-    were.
+    """Where the log ended before its last files were lost, or emptied by a crash; None if that did
+    not happen.
 
-    A crash may leave the queues ahead of the log within a file. An entry of a message in a later
-    file shows that this file had messages.
+    After a crash the queues may be ahead of the log within one file. But if an entry points to a
+    message in a later file, that file had messages.
 
     Args:
         layout: the store's files.
@@ -168,10 +167,10 @@ def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | Non
 def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
     """The durable offset, or the end of the last message in the queues of a closed store.
 
-    None if a process writes the store; and, without a durable offset, if no queue has an entry, or
-    if the store has an ``abort`` file and the queues point to no missing file after the log. This
-    reads no byte of the log, so it does not see damage at the log's end; a walk over the log needs
-    :func:`sound_bound`.
+    None if a process writes the store. If there is no durable offset, also None if no queue has an
+    entry, or if there is an ``abort`` file and no queue points to a missing file after the log.
+    This reads no byte of the log, so it does not see damage at the log's end; a walk over the log
+    needs :func:`sound_bound`.
 
     Args:
         layout: the store's files.
@@ -218,7 +217,7 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
 
 
 def last_file_start(layout: StoreLayout) -> int | None:
-    """Where the last file with a frame starts; None if no file has one.
+    """Where the last file with a frame starts; None if no file has a frame.
 
     A file that begins with zeros was made ahead of time.
     """
@@ -233,7 +232,7 @@ def last_file_start(layout: StoreLayout) -> int | None:
 
 
 def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
-    """The store time of a log's last message, in milliseconds; 0 without a message.
+    """The store time of a log's last message, in milliseconds; 0 if there is no message.
 
     The log must have no damage. This reads the last file that has a message, without bodies.
 
@@ -285,7 +284,7 @@ class LogFrontier:
 
         Args:
             layout: a new listing of the store's files.
-            known: an offset up to which the log was followed before, also by another object.
+            known: an offset up to which some object has followed the log before.
         """
         log = layout.commit_log
         if not log.files:
@@ -336,7 +335,7 @@ class LogFrontier:
             seen is not None
             and (seen.files, seen.checkpoint) == (files, checkpoint)
             # The files of a backup may change in place.
-            and _follow(LogReader(layout), seen.end) == seen.end
+            and LogReader(layout).chain_end(seen.end) == seen.end
         ):
             return seen.end
         entries = last_entries(layout)
@@ -358,12 +357,12 @@ class LogFrontier:
     def _chain_end(self, layout: StoreLayout, known: int, *, is_live: bool) -> int:
         log = layout.commit_log
         reader = LogReader(layout, live=True)
-        # The bytes before the last file with a frame are frames or damage, as their reader will
-        # find. So a walk from a known offset far back is not necessary.
+        # The bytes before the last file with a frame are frames or damage; their reader finds out.
+        # So a walk from a known offset far back is not necessary.
         start = last_file_start(layout)
         start = log.start if start is None else start
         at = known if start <= known < log.end else start
-        while (end := _follow(reader, at)) == start and known < start and start > log.start:
+        while (end := reader.chain_end(at)) == start and known < start and start > log.start:
             start = max(file.base for file in log.files if file.base < start)
             at = max(start, known)
         # The locks of other machines cannot be read.
@@ -373,7 +372,7 @@ class LogFrontier:
                 self._warn(reader, end)
             return end
         while end != self._searched and (found := reader.find(end + 1, log.end)) is not None:
-            end = _follow(reader, found)
+            end = reader.chain_end(found)
         self._searched = end
         return end
 
@@ -392,10 +391,3 @@ class LogFrontier:
                 end,
                 found,
             )
-
-
-def _follow(reader: LogReader, start: int) -> int:
-    end = start
-    for event in reader.chain(start):
-        end = event.end
-    return end

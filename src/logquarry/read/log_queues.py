@@ -1,10 +1,10 @@
-"""Consume queues made from the log in memory, and counts of the messages that queues hold.
+"""Makes consume queues in memory from the log, and counts the messages that queues hold.
 
-A frame names its queue and its queue offset. So one walk over the log gives every queue, filled as
-by RocketMQ's dispatcher (``ConsumeQueue.putMessagePositionInfoWrapper``).
+A frame has its queue and its queue offset in it. So one walk over the log gives every queue, filled
+as RocketMQ's dispatcher fills it (``ConsumeQueue.putMessagePositionInfoWrapper``).
 
-:class:`RetainedCounter` counts messages and bytes per queue. A put and a dispatch count nothing; a
-call of the counter reads the entries that are new since the last call, 20 bytes a message. After
+:class:`RetainedCounter` counts messages and bytes per queue. It costs a put or a dispatch nothing:
+a call of the counter reads the entries that are new since the last call, 20 bytes each. After
 the log's start has moved, it also reads the queue files that lost messages.
 """
 
@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.config import StoreConfig
+from logquarry.format import java, queue_entry, sys_flag
 from logquarry.format import properties as props
-from logquarry.format import queue_entry, sys_flag
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.format.rows import SIZE
 from logquarry.log.frames import message_counts
@@ -37,7 +37,7 @@ class UnitCount(NamedTuple):
     """The sums of some entries.
 
     Attributes:
-        messages: entries that name a message in the log.
+        messages: number of entries that point to a message in the log.
         bytes: bytes of these messages.
         largest: bytes of the largest message.
         end: physical offset at which the last message ends.
@@ -61,13 +61,13 @@ class UnitCount(NamedTuple):
 def count_units(
     units: Units, min_offset: int, max_offset: int, *, is_batch: bool = False
 ) -> UnitCount:
-    """Count the entries that name a message between two physical offsets.
+    """Count the entries that point to a message between two physical offsets.
 
     Args:
         units: the entries.
         min_offset: first physical offset.
         max_offset: physical offset after the last one.
-        is_batch: whether neighbours may name one frame, whose bytes count once.
+        is_batch: whether neighbouring entries may point to one frame, whose bytes count once.
     """
     if is_batch:
         firsts = units[np.append(True, np.diff(units["physical_offset"]) != 0)[: len(units)]]
@@ -148,7 +148,7 @@ class RetainedCounter:
         """Count the entries in a range; returns how many offsets of it were counted."""
         done = start
         for first, units in queue.runs(start, stop):
-            # If another process writes the log, its end may be read before its queues.
+            # If another process writes the log, its end may have been read before the queues.
             behind = units["physical_offset"] >= log_end
             count = int(behind.argmax()) if bool(behind.any()) else len(units)
             number = first // queue.units_per_file
@@ -162,7 +162,7 @@ class RetainedCounter:
 
     @staticmethod
     def _drop(queue: Queue, known: _Counted, log_start: int, log_end: int) -> None:
-        """Count the first files again, up to the first that lost no message."""
+        """Count the first files again, up to the first file that lost no message."""
         room = queue.units_per_file
         for number in sorted(known.files):
             start, stop = number * room, min((number + 1) * room, known.until)
@@ -181,7 +181,6 @@ class RetainedCounter:
 
 LMQ_PREFIX: Final = "%LMQ%"
 _SYSTEM_PREFIXES: Final = ("%RETRY%", "rmq_sys_")
-_MOST_DIGITS: Final = 18
 
 _COLUMNS: Final = ("queue_id", "queue_offset", "physical_offset", "sys_flag", "tags_code")
 
@@ -233,7 +232,7 @@ class LogQueue(Queue):
             yield QueueSegment(start, min(room, self.max_offset - start))
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """The entries in a range, one run between two gaps."""
+        """The entries in a range: one run for each part without a gap."""
         first, last = np.searchsorted(self._offsets, [start, stop]).tolist()
         cuts = np.flatnonzero(np.diff(self._offsets[first:last]) > 1) + 1
         bounds = [first, *(cuts + first).tolist(), last]
@@ -273,7 +272,7 @@ class QueueBuilder:
         for (topic, queue_id), parts in sorted(self._parts.items()):
             offsets = np.concatenate([part[0] for part in parts])
             units = np.concatenate([part[1] for part in parts])
-            # An offset that falls or repeats: the topic was deleted and recreated.
+            # If an offset falls or repeats, the topic was deleted and recreated.
             falls = np.flatnonzero(np.diff(offsets) <= 0)
             first = int(falls[-1]) + 1 if len(falls) else 0
             result[topic, queue_id] = LogQueue(
@@ -311,7 +310,7 @@ class QueueBuilder:
             self._add_copies(run, queued, units)
 
     def _add_copies(self, run: Run, queued: npt.NDArray[np.bool_], units: Units) -> None:
-        """Add the other queues that a message names (``multiDispatchLmqQueue``)."""
+        """Add messages to other queues that their properties list (``multiDispatchLmqQueue``)."""
         from logquarry.log import columns
 
         numbered = columns.rows_with_property(run.window, run.rows, props.INNER_MULTI_QUEUE_OFFSET)
@@ -325,7 +324,7 @@ class QueueBuilder:
 def _spread(
     offsets: Offsets, units: Units, counts: Offsets | None, rows: npt.NDArray[np.int64]
 ) -> tuple[Offsets, Units]:
-    """One entry for each message of some frames; ``counts``: messages by frame (None: one each)."""
+    """One entry for each message of some frames. ``counts``: messages in each; None: one each."""
     if counts is None:
         return offsets, units
     own = counts[rows]
@@ -353,12 +352,13 @@ def named_copies(
     if len(names) != len(offsets):
         return
     for name, offset in zip(names, offsets, strict=True):
-        if name and offset.isascii() and offset.isdigit() and len(offset) <= _MOST_DIGITS:
-            yield copy_key(name, queue_id, config), int(offset)
+        number = java.digits(offset)
+        if name and number != java.NO_NUMBER:
+            yield copy_key(name, queue_id, config), number
 
 
 def _only_carries(message: StoredMessage) -> bool:
-    """Whether a message has the properties of another one that it was made from.
+    """Whether a message only carries the properties of the message that it was made from.
 
     RocketMQ 5 dispatches no message of a system topic to further queues, but a retried or delayed
     message keeps the properties of its original (``MultiDispatchUtils.isNeedHandleMultiDispatch``).

@@ -1,7 +1,7 @@
-"""Messages that a log has lost: its tail, by the checkpoint, and others, by queues and index.
+"""Finds messages that a log has lost: the last ones by the checkpoint, others by queues and index.
 
-The checkpoint names the store time of the last message on the disk. If queues and index are lost
-with the end of the log, nothing else shows that there were later messages.
+The checkpoint has the store time of the last message on the disk. If queues and index are lost
+with the end of the log, only the checkpoint shows that there were later messages.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.format import java
+from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.read.batch_queue import all_queues, frames_in
@@ -26,26 +27,29 @@ from logquarry.text import plural, time_text
 logger = logging.getLogger(__name__)
 
 
-def lost_tail(layout: StoreLayout, last_time: int) -> str | None:
-    """Why messages after the last one of a log are lost, in words; None if nothing shows that.
+def checkpoint_times(layout: StoreLayout) -> Checkpoint:
+    """The times of the checkpoint; zeros if it is missing or cannot be read."""
+    try:
+        return layout.read_checkpoint() or Checkpoint()
+    except ValueError:
+        return Checkpoint()
 
-    Of 386 stores that RocketMQ and this library wrote, the checkpoint is later than the last
-    message only in those that lost messages. A power cut may be the reason: it loses messages that
-    were dispatched, but not synced.
+
+def lost_tail(layout: StoreLayout, last_time: int) -> str | None:
+    """The evidence, in words, that a log has lost its last messages; None if there is none.
+
+    In 386 stores that RocketMQ and this library wrote, the checkpoint was later than the last
+    message only if messages were lost. A power cut may be the reason: it loses messages that were
+    dispatched, but not synced.
 
     Args:
         layout: the files of a store that no process has open.
-        last_time: the latest store time of a message in the log, in ms; 0 without a message.
+        last_time: the latest store time of a message in the log, in ms; 0 if there is none.
     """
-    try:
-        times = layout.read_checkpoint()
-    except ValueError:
-        return None
+    covered = max(checkpoint_times(layout))
     # The durable offset shows where the log ends; a recovery writes it.
-    if times is None or layout.durable_end is not None or not layout.commit_log.files:
-        return None
-    covered = max(times)
-    if covered <= last_time:
+    is_known = layout.durable_end is not None or not layout.commit_log.files
+    if is_known or covered <= max(0, last_time):
         return None
     last = f"the last message in the log was stored at {time_text(last_time)}"
     return (
@@ -70,7 +74,7 @@ def find_lost_tail(layout: StoreLayout, entries: Sequence[QueueEntry]) -> str | 
     if entries:
         last = entries[0]
         if log.at(last.physical_offset) is None:
-            # The entries show a lost file already.
+            # The entries already show that a file is lost.
             return None
         if lost_tail(layout, CommitLog(layout).store_time_at(*last[:2])) is None:
             return None
@@ -106,16 +110,16 @@ class LostMessages(NamedTuple):
 def lost_messages(layout: StoreLayout, spans: Sequence[Span], log_end: int) -> LostMessages:
     """Count the messages of queues and index in damaged parts of the log and after its end.
 
-    Reads all queue entries. A message that several queues name counts once. Each message of an
-    inner batch counts, and the bytes of its frame count once. The bytes of a message that only the
-    index names are an estimate (:func:`logquarry.read.index_file.indexed_frames`).
+    Reads all queue entries. A message in several queues counts once. Each message of an inner batch
+    counts, and the bytes of its frame count once. The bytes of a message that is only in the index
+    are an estimate (:func:`logquarry.read.index_file.indexed_frames`).
 
     Args:
         layout: the store's files.
         spans: the damaged parts, in the order of the log.
         log_end: physical offset of the log's end.
     """
-    # An entry that points further ahead is itself damaged.
+    # An entry that points further beyond the log's end than this is damaged itself.
     log = layout.commit_log
     limit = java.LONG_MAX
     if log.files:
@@ -144,7 +148,7 @@ def lost_messages(layout: StoreLayout, spans: Sequence[Span], log_end: int) -> L
             counts.append(held)
     at, size = indexed_frames(layout, min([log_end, *starts.tolist()]), spans)
     is_lost = lost(at)
-    # The queues come first: they have the sizes.
+    # The queues come first, because they have the exact sizes.
     offsets.append(at[is_lost])
     sizes.append(size[is_lost])
     counts.append(np.ones(np.count_nonzero(is_lost), np.int64))

@@ -3,14 +3,13 @@
 :func:`read_message` serves gets without the kernel: it checks the common frame (4.9.3's magic, IPv4
 hosts) with one ``struct`` call and its CRC, and leaves all other frames to the reference codec.
 
-:class:`GotMessages` has the messages of one get by the kernel: a copy of their frames, and a table
-of the fields that the kernel found (:mod:`logquarry.format.rows`). Message objects are made
-when you read them, so that counting or forwarding messages costs no objects.
+:class:`GotMessages` holds the messages of one get that the kernel answered: a copy of their frames,
+and a table of the fields that the kernel found (:mod:`logquarry.format.rows`). A message object is
+made when you read it, so that counting or forwarding messages makes no objects.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final, overload
@@ -22,15 +21,7 @@ from logquarry.format.rows import ROW
 from logquarry.read.got_fields import GotFields, make_messages
 from logquarry.stored_message import StoredMessage
 
-_HOST: Final = f"{frame.HOST_SIZE_V4}s"
-_PREFIX: Final = struct.Struct(
-    frame.HEAD.struct.format
-    + _HOST
-    + frame.STORE_TIME.struct.format[1:]
-    + _HOST
-    + frame.TAIL.struct.format[1:]
-)
-"""A frame with two IPv4 hosts, up to its body."""
+_PREFIX: Final = frame.prefix(frame.HOST_SIZE_V4, frame.HOST_SIZE_V4)
 assert _PREFIX.size == frame.BODY_POSITION
 
 _V6: Final = sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6
@@ -111,8 +102,8 @@ def read_message(
 
     Args:
         broker: the ``broker`` of the message.
-        delay_levels_ms: delay of each level, for its tags code.
-        data: the bytes that a queue entry names.
+        delay_levels_ms: delay of each level, for the message's tags code.
+        data: the bytes that a queue entry points to.
         offset: their physical offset.
 
     Returns:
@@ -163,7 +154,7 @@ def frames_of(messages: Sequence[StoredMessage]) -> bytes:
 
 
 class GotMessage(GotFields, StoredMessage):
-    """A message whose frame was found sound by the kernel. Made by :class:`GotMessages`."""
+    """A message whose frame the kernel found sound. Made by :class:`GotMessages`."""
 
     __slots__ = ()
 
@@ -179,7 +170,7 @@ class GotMessage(GotFields, StoredMessage):
         return outcome
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickles this message only, without the frames of the other messages of the get.
+        # Pickle only this message, without the frames of the other messages of the get.
         return _stored_message, (self.frame, self.broker, self._delay_levels_ms)
 
 
@@ -194,16 +185,16 @@ def _tags_of(message: GotMessage) -> str | None:
 class GotMessages(Sequence[StoredMessage]):
     """The messages of one ``get``, in queue order. Equal to any tuple of the same messages.
 
-    Made by :class:`logquarry.read.get_kernel.KernelGet`, which sets its attributes: a constructor
-    would take half as long as a message.
+    Made by :class:`logquarry.read.get_kernel.KernelGet`, which sets its attributes: a call of a
+    constructor would take half as long as reading a message.
     """
 
     __slots__ = ("_block", "_broker", "_count", "_levels", "_made")
 
     _block: bytes
-    """Table and frames."""
+    """The bytes of the table and the frames."""
     _count: int
-    """Rows of the table."""
+    """Number of rows in the table."""
     _broker: str
     _levels: tuple[int, ...]
     _made: tuple[StoredMessage, ...] | None

@@ -44,7 +44,7 @@ class Unacknowledged(NamedTuple):
 
     Attributes:
         group: the consumer group.
-        topic: the topic; of messages that were popped again, the retry topic.
+        topic: the topic; the retry topic if the messages were popped again.
         queue_id: the queue.
         messages: number of messages.
         oldest: time of the oldest pop, in ms.
@@ -62,7 +62,7 @@ class Pops(NamedTuple):
 
     Attributes:
         queues: by group, topic and queue.
-        hint: the reason why some are not included; None if all are.
+        hint: the reason why some pops are not included; None if all are.
     """
 
     queues: tuple[Unacknowledged, ...]
@@ -80,7 +80,7 @@ _Popped = dict[tuple[str, str, int], dict[int, int]]
 def unacknowledged_pops(layout: StoreLayout) -> Pops:
     """The pops that consumers have not acknowledged, as the files show them.
 
-    A broker keeps recent pops in memory only, for some seconds.
+    For some seconds, a broker keeps recent pops only in memory.
     """
     popped: _Popped = defaultdict(dict)
     _add_check_points(popped, _revive_messages(layout))
@@ -128,7 +128,7 @@ def _revive_messages(layout: StoreLayout) -> Iterator[Frame]:
 
 
 def _add_check_points(popped: _Popped, frames: Iterable[Frame]) -> None:
-    """Add the messages of check points that no acknowledgement names (``PopCheckPoint``)."""
+    """Add the messages of check points that are not acknowledged (``PopCheckPoint``)."""
     acknowledged: set[tuple[Any, ...]] = set()
     points: list[tuple[tuple[Any, ...], int]] = []
     for frame in frames:
@@ -165,7 +165,7 @@ def _add_orders(popped: _Popped, table: dict[str, Any]) -> None:
 
 
 def _add_records(popped: _Popped, layout: StoreLayout) -> str | None:
-    """Add the records of ``kvStore/`` (``PopConsumerRecord``); the reason if they are not read."""
+    """Add ``kvStore/``'s records (``PopConsumerRecord``); returns the reason if that fails."""
     try:
         for _, value in RocksDb(layout.filesystem, KV_STORE).items(_COLUMN_FAMILY):
             record = json.loads(value)

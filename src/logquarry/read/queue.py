@@ -5,8 +5,8 @@
 :class:`logquarry.read.rocksdb_queue.RocksQueue` reads RocksDB, and
 :class:`logquarry.read.log_queues.LogQueue` is made from the log.
 
-Guarantees: damaged bytes never make a read raise. A range takes no more memory than the files,
-except in :meth:`Queue.units`, whose caller gives the length.
+Guarantees: damaged bytes never make a read raise. Reading a range takes no more memory than the
+files, except in :meth:`Queue.units`, whose caller gives the length.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UsageError
 from logquarry.format import java, queue_entry
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
-from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import FileSequence, StoreFile
 
 NO_CODE: Final = java.LONG_MIN
 """Tags code of an entry whose frame holds several messages, each with other tags. Like an address
@@ -37,7 +37,7 @@ StoreTime = Callable[[int, int], int]
 """(physical offset, size) -> store timestamp of the message there, -1 if there is none."""
 
 MOST_HOLES: Final = 1 << 24
-"""Maximum number of entries without a file in one range."""
+"""Maximum number of entries in one range that are in missing files."""
 
 _FIRST_CHUNK: Final = 512
 _LARGEST_CHUNK: Final = 1 << 16
@@ -58,8 +58,8 @@ class Queue(ABC):
     Attributes:
         topic: its topic.
         queue_id: its number in the topic.
-        units_per_file: entries of a queue file; no ``get`` reads past the end of one.
-        is_batch: whether several queue offsets may name one frame: an inner batch.
+        units_per_file: entries of a queue file; a ``get`` never reads past the end of a file.
+        is_batch: whether several queue offsets may lead to one frame, an inner batch.
     """
 
     topic: str
@@ -87,18 +87,18 @@ class Queue(ABC):
         return self.min_offset, self.max_offset
 
     def reaches(self, stop: int) -> bool:
-        """Whether the files still have all entries before a queue offset: no file was truncated."""
+        """Whether the files still have all entries before a queue offset (none was truncated)."""
         return True
 
     @property
     @abstractmethod
     def last_entry(self) -> QueueEntry | None:
-        """The last entry that names a message."""
+        """The last entry that points to a message."""
 
     @property
     def last_physical_end(self) -> int | None:
         """Physical offset at which the last message ends (``maxPhysicOffset``), by its entry;
-        None without a message."""
+        None if there is no message."""
         entry = self.last_entry
         return None if entry is None else entry.physical_offset + entry.size
 
@@ -110,19 +110,19 @@ class Queue(ABC):
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
         """The entries in ``[start, stop)``: (offset of the first, entries), file by file.
 
-        Offsets without a file are skipped. Entries that were never written (:func:`is_written`) are
-        included.
+        Offsets in missing files are skipped. Entries that were never written (:func:`is_written`)
+        are included.
         """
 
     def units(self, start: int, stop: int) -> Units:
         """The entries in ``[start, stop)``, cut at the queue's end; index 0 is ``start``.
 
-        Entries without a file are zeros, which count as not written. A range within one file is not
+        Entries in missing files are zeros, which count as not written. A range in one file is not
         copied.
 
         Raises:
-            UsageError: if ``start`` is negative, or more than MOST_HOLES entries of the range have
-                no file (:meth:`runs` skips them).
+            UsageError: if ``start`` is negative, or more than MOST_HOLES entries of the range are
+                in missing files (:meth:`runs` skips these entries).
         """
         if start < 0:
             raise UsageError(f"there is no queue offset {start}")
@@ -152,10 +152,10 @@ class Queue(ABC):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The offset whose message was stored about ``timestamp`` (``getOffsetInQueueByTime``).
+        """The offset of a message stored at or near ``timestamp`` (``getOffsetInQueueByTime``).
 
-        Java's search, step for step: a message stored at that time; else the nearer neighbour in
-        the file, the earlier one on a tie; 0 if there is no message.
+        It is the result of Java's search: a message stored at that time; else the nearer neighbour
+        in the file, the earlier one on a tie; 0 if there is no message.
 
         QUIRK: Java chooses the file by its modification time. A file is last written with its last
         message, so this method uses that message's store time; copied files, whose modification
@@ -168,12 +168,12 @@ class Queue(ABC):
         low = max(0, self.min_offset - chosen.start)
         found = _bisect(units, low, timestamp, store_time, log_min_offset)
         if found is None:
-            # If entries are missing (Java has no such queue), the others are searched.
+            # If entries are missing (not possible in Java), the others are searched.
             there = np.flatnonzero(is_written(units))
             low = int(np.searchsorted(there, low))
             found = _bisect(units[there], low, timestamp, store_time, log_min_offset)
             found = int(there[found]) if found is not None and found >= 0 else found
-        # QUIRK: without any message -1 byte is added, and the quotient cut towards zero.
+        # QUIRK: if there is no message, Java adds -1 byte, and its division rounds towards zero.
         return 0 if found is None else max(0, chosen.start + found)
 
     def _segment_by_time(
@@ -203,9 +203,9 @@ class Queue(ABC):
 def _bisect(
     units: Units, low: int, timestamp: int, store_time: StoreTime, log_min_offset: int
 ) -> int | None:
-    """Index of the entry stored about ``timestamp``, searched from ``low`` on as in Java.
+    """Index of the entry stored at or near ``timestamp``, searched from ``low`` on as in Java.
 
-    -1 if it finds no message in the log, None if it reaches an entry that was never written. If a
+    -1 if the search finds no message in the log, None if it reaches an unwritten entry. If a
     message is missing, Java returns offset 0; this function returns an index before the queue.
     """
     high = len(units) - 1
@@ -243,7 +243,7 @@ def is_written(units: Units) -> npt.NDArray[np.bool_]:
 
 
 def has_message(units: Units) -> npt.NDArray[np.bool_]:
-    """Which entries name a message: those that are written and do not only pad a file."""
+    """Which entries point to a message: those that are written and do not only pad a file."""
     message: npt.NDArray[np.bool_] = is_written(units) & (units["size"] != FILLER_SIZE)
     return message
 
@@ -326,7 +326,7 @@ class FileQueue(Queue):
 
     @property
     def files(self) -> tuple[StoreFile, ...]:
-        """The files, by the byte offset in the queue at which they start."""
+        """The files, in the order of the byte offset in the queue at which they start."""
         return self.sequence.files
 
     @property
@@ -358,7 +358,7 @@ class FileQueue(Queue):
 
     @abstractmethod
     def _written_prefix(self, index: int, start: int) -> int:
-        """Number of entries of a file before the first unwritten one; at least ``start``."""
+        """Number of entries before a file's first unwritten one; ``start`` are known as written."""
 
     def _room_of(self, index: int) -> int:
         """Bytes of a file before the next file begins."""
@@ -388,10 +388,10 @@ class ConsumeQueue(FileQueue):
 
     @property
     def min_offset(self) -> int:
-        """The first offset in the first file whose message is still in the log; else 0.
+        """The first offset whose message is still in the log; 0 if the first file has none.
 
-        QUIRK: ``correctMinOffset`` reads only the first file. If that file has no such entry, the
-        min offset is 0.
+        QUIRK: ``correctMinOffset`` reads only the first file. If no entry of that file points to a
+        message in the log, the min offset is 0.
         """
         if self._min_offset is None:
             self._min_offset = self._find_min()

@@ -1,9 +1,9 @@
 """Reads the consume queues in RocksDB of RocketMQ 5 (``RocksDBConsumeQueueStore``).
 
-The broker keeps its newest entries in memory, and RocksDB gets them at a clean shutdown or when
-enough have gathered. So a :class:`RocksQueue` has the entries of RocksDB, and after them
+The broker keeps its newest entries in memory, and writes them to RocksDB at a clean shutdown or
+when enough have gathered. So a :class:`RocksQueue` has the entries of RocksDB, and after them
 entries that :class:`logquarry.read.log_queues.QueueBuilder` makes from the log after the dispatched
-end. The queue is complete, also beside a live broker.
+end. Thus the queue is complete even beside a live broker.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import numpy.typing as npt
 from logquarry.errors import CorruptFile
 from logquarry.format import rocksdb_queue as table
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb, is_installed, is_there, needs_package
-from logquarry.log.store_files import CONSUME_QUEUE
+from logquarry.log.store_files import CONSUME_QUEUE, StoreFile
 from logquarry.log.walk import LogReader
 from logquarry.read.log_queues import LogQueue, QueueBuilder, QueueKey
 from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
@@ -40,7 +39,7 @@ Int64 = npt.NDArray[np.int64]
 
 _SEGMENT: Final = 1 << 16
 _CHUNK: Final = 1 << 13
-"""Entries that are read at once: a ``get`` reads them all."""
+"""Number of entries that are read at once, even if a ``get`` needs fewer."""
 
 
 def rocksdb_folders(layout: StoreLayout, parent: str = "") -> tuple[str, ...]:
@@ -65,8 +64,8 @@ class QueueDb:
     Attributes:
         folder: the folder below the store's root.
         dispatched_end: physical offset up to which RocksDB has the entries of all messages.
-        bounds: (topic, queue id) -> first and last queue offset, with the place of each message;
-            None for a first queue offset that the broker has not written.
+        bounds: (topic, queue id) -> first and last queue offset, with the place of each message.
+            The first is None if the broker has not written it.
 
     Raises:
         UsageError: if the package ``rocksdict`` is not installed.
@@ -90,7 +89,7 @@ class QueueDb:
             place, offset = table.BOUND.struct.unpack(value)
             side = firsts if name.which == table.MIN else lasts
             side[name.topic, name.queue_id] = offset, place
-        # The broker notes the first queue offset of each queue that a client asks for.
+        # The broker records a queue's first queue offset only after a client has asked for it.
         self.bounds = {key: (firsts.get(key), last) for key, last in sorted(lasts.items())}
 
     def entries(
@@ -121,7 +120,7 @@ class QueueDb:
         """All queues.
 
         Args:
-            tails: the queues of the messages in the log from the dispatched end on.
+            tails: the queues made from the log after the dispatched end.
             log_min_offset: physical offset of the log's first byte.
         """
         found: dict[QueueKey, Queue] = dict(tails)
@@ -145,10 +144,10 @@ def _warn_once(text: str) -> None:
 
 
 def open_queues(layout: StoreLayout) -> QueueDb | None:
-    """The queues of a store in RocksDB; None if only the log shows the store's queues.
+    """The queues of a store in RocksDB; None if readers must make the queues from the log.
 
-    That is so without RocksDB, without the package ``rocksdict``, or if RocksDB cannot read its
-    files: the log has each message, and readers make the queues from it.
+    That is so if there is no RocksDB, if the package ``rocksdict`` is missing, or if RocksDB cannot
+    read its files. No message is missing then, because the log has all of them.
     """
     folders = rocksdb_folders(layout)
     if not folders or not is_installed():
@@ -166,7 +165,7 @@ def open_queues(layout: StoreLayout) -> QueueDb | None:
 
 
 def rocksdb_queues(layout: StoreLayout) -> list[RocksQueue]:
-    """The queues of a store in RocksDB, as it has them; none if :func:`open_queues` gives None.
+    """The queues of a store as RocksDB has them; empty if :func:`open_queues` returns None.
 
     Entries in a damaged block are missing, with a warning.
     """
@@ -199,21 +198,21 @@ def derived_queues(
 
 
 class RocksQueue(Queue):
-    """A queue in RocksDB, continued by the messages of the log after the dispatched end.
+    """A queue in RocksDB, continued with the messages of the log after the dispatched end.
 
     Args:
         database: the queues of the store.
         key: topic and queue id.
         log_min_offset: physical offset of the log's first byte.
-        tail: the messages after the dispatched end; None without any.
-        is_strict: whether damage in RocksDB raises ``CorruptFile``; else entries are missing there.
+        tail: the messages after the dispatched end; None if there are none.
+        is_strict: whether damage in RocksDB raises ``CorruptFile``; if not, entries are missing.
 
     Attributes:
-        files: none: RocksDB has no file of a single queue.
-        last_place: physical offset of the last message, as RocksDB notes it.
+        files: always empty, because RocksDB has no files for single queues.
+        last_place: physical offset of the last message, as RocksDB has it.
     """
 
-    # The broker reads entries without regard to files.
+    # There are no queue files at whose end a get would have to stop.
     units_per_file = 1 << 62
     files: tuple[StoreFile, ...] = ()
 
@@ -305,8 +304,8 @@ class RocksQueue(Queue):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The first offset stored at ``timestamp`` or later; after the last message's time the
-        last offset. The broker's search (``BoundaryType.LOWER``) gives the queue's end then."""
+        """The first offset of a message stored at ``timestamp`` or later; the last offset if there
+        is none (the broker's search, ``BoundaryType.LOWER``, then returns the queue's end)."""
         offsets = range(*self.bounds())
 
         def time_of(offset: int) -> int:

@@ -1,9 +1,9 @@
 """Plans which parts of a store a filtered read needs: ranges of the log, slices of consume queues.
 
-The queues are an index of the log. A read of some topics or queues takes the frames that their
-queues name, and walks only the parts of the log that no queue covers (frames that are never
-dispatched, missing entries, blanks). It gives the same messages as a walk over the whole log, and
-usually reads a fraction of it. A read by key does likewise with the index files.
+The queues are an index of the log. A read of some topics or queues reads the frames that entries of
+these queues point to, and walks only the parts of the log that no queue covers (frames that are
+never dispatched, missing entries, blanks). It gives the same messages as a walk over the whole log,
+and usually reads a fraction of it. A read by key uses the index files in the same way.
 
 If the queues may be unsound (an ``abort`` file, entries out of order), the log is walked.
 """
@@ -41,10 +41,10 @@ MOST_UNITS = 1 << 26
 """Maximum number of queue entries (20 bytes each) that a plan reads; if there are more, it walks
 the log."""
 MOST_PLACES = 1 << 11
-"""Maximum number of frames of one part that the index names."""
+"""Maximum number of frames in one part that was planned from the index."""
 
 WORTHWHILE = 0.5
-"""Largest share of the log that is read through the queues; above it a walk is as fast."""
+"""Largest share of the log to read through the queues; for a larger one a walk is as fast."""
 
 Offsets = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.int32]
@@ -67,7 +67,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class QueueSlice:
-    """The entries ``[start, stop)`` of one queue, which name ``length`` bytes of messages."""
+    """The entries ``[start, stop)`` of one queue; their messages take ``length`` bytes."""
 
     topic: str
     queue_id: int
@@ -127,7 +127,7 @@ def plan_read(
         layout: the store's files.
         selection: the wanted messages.
         split_size: maximum bytes of messages in a part.
-        min_parts: fewest parts, if there are enough messages.
+        min_parts: minimum number of parts, if there are enough messages.
         skip_damage: whether reading continues after damage. Then the plan reads the last file to
             find the log's end (:func:`~logquarry.read.log_end.sound_bound`), which each part needs.
             If False, reading ends at the first damage.
@@ -187,7 +187,8 @@ def read_part(
 def filter_of(plan: ReadPlan, part: Part) -> MessageFilter:
     """The conditions on the messages of one part that is read separately.
 
-    A frame may be in several queues (multi-dispatch); it is a message of the queue that it names.
+    With multi-dispatch, several queues can point to one frame. Of these queues, only the one whose
+    topic and ID are in the frame has it as a message.
     """
     if not isinstance(part, QueueSlice):
         return plan.selection.wanted
@@ -223,7 +224,7 @@ def read_in_order(
     sizes = np.concatenate([sizes for _, sizes in found])
     order = np.argsort(offsets, kind="stable")
     offsets, sizes = offsets[order], sizes[order]
-    # Several queues may name one frame (multi-dispatch), which is one message.
+    # Entries of several queues may point to one frame (multi-dispatch), which is one message.
     once = np.flatnonzero(np.diff(offsets, prepend=-1))
     offsets, sizes = offsets[once], sizes[once]
     at = 0
@@ -260,7 +261,7 @@ def _reader(layout: StoreLayout, plan: ReadPlan, check_crc: bool, batch_bytes: i
 def _places(
     layout: StoreLayout, plan: ReadPlan, part: QueueSlice | PlaceList
 ) -> tuple[Offsets, Sizes]:
-    """Offsets and sizes of the frames that a part names, ascending, each once."""
+    """Offsets and sizes of the frames of a part, in ascending order, each frame once."""
     if isinstance(part, PlaceList):
         offsets = np.array(part.offsets, np.int64)
         sizes = np.zeros(len(offsets), np.int32)
@@ -283,10 +284,10 @@ def _places(
 
 # ------------------------------------------------------------------------------------- by time
 def time_range(layout: StoreLayout, wanted: MessageFilter, extent: LogExtent) -> tuple[int, int]:
-    """Offsets of the files whose messages may lie between two store times.
+    """Start and end of the files whose messages can lie between two store times.
 
-    The log is ordered by store time unless the clock was set back: files whose first messages are
-    out of order are all read.
+    The log is ordered by store time unless the clock was set back. So if the first messages of the
+    files are not in that order, the whole log is read.
     """
     start, stop = extent.start, extent.stop
     if wanted.since_ms is None and wanted.until_ms is None:
@@ -375,8 +376,8 @@ class _QueuePlanner:
     def _gaps(self, units: list[Units]) -> list[LogSplit] | None:
         """Ranges of the log within the wanted range that no queue covers.
 
-        None if the messages of two entries overlap: one entry is wrong, and might hide a message
-        that no queue names.
+        None if the messages of two entries overlap: then one entry is wrong, and might hide a
+        message that is in no queue.
         """
         if not units:
             return None
@@ -396,14 +397,14 @@ class _QueuePlanner:
         for i in np.flatnonzero(gap_stops > gap_starts).tolist():
             start, end = max(int(gap_starts[i]), first), min(int(gap_stops[i]), stop)
             if start < end:
-                # An entry's message ends where the next frame starts; a wanted offset may lie
-                # anywhere.
+                # A frame starts where an entry's message ends, but a wanted offset may lie inside a
+                # frame.
                 inside = start != gap_starts[i]
                 gaps.append(LogSplit(start, end, inside, tail is not None and start >= tail))
         return gaps
 
     def _slices(self, queue: ConsumeQueue, units: Units, min_parts: int) -> Iterator[QueueSlice]:
-        """The wanted entries of a queue, cut by the bytes of their messages."""
+        """The wanted entries of a queue, cut into slices by the bytes of their messages."""
         if not self.selection.wanted.takes_queue(queue.topic, queue.queue_id):
             return
         least, beyond = self.selection.wanted.offsets_of(queue.topic, queue.queue_id)
@@ -422,7 +423,7 @@ class _QueuePlanner:
             at = end
 
     def _by_index(self) -> tuple[tuple[int, ...], list[LogSplit]] | None:
-        """The frames that the index names for the wanted keys, and the ranges it does not cover."""
+        """The frames that the index has for the wanted keys, and the ranges it does not cover."""
         index = Index(self.layout, files=OpenFiles(self.layout))
         files = [file for file in index.files if not file.is_empty]
         if not files or not index.is_usable:
@@ -456,7 +457,7 @@ class _QueuePlanner:
 
 
 def _is_whole(queue: ConsumeQueue) -> bool:
-    """Whether no file is missing between the ends of a queue."""
+    """Whether no file is missing between the first and the last file of a queue."""
     runs = queue.runs(queue.min_offset, queue.max_offset)
     return sum(len(units) for _, units in runs) == queue.max_offset - queue.min_offset
 

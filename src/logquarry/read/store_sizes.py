@@ -1,13 +1,13 @@
 """The settings that a store's files show: file sizes, and which entries queues and index have.
 
 Each setting comes from the first of these that has it: the user's configuration, the files, the
-record that the store keeps (:mod:`logquarry.log.kept_settings`), RocketMQ's default. A
-configuration that the files contradict is an error, because reading or continuing the files with it
-would lose messages, or entries. An empty log is an error too, if the queues know of messages.
+record that the store keeps (:mod:`logquarry.log.kept_settings`), RocketMQ's default. If the files
+contradict the configuration, this is an error, because reading or continuing the files with it
+would lose messages or entries. It is also an error if the log is empty but queues have messages.
 
 With ``enableMultiDispatch`` a broker writes the further queues of a message into its frame
-(INNER_MULTI_DISPATCH), with the queue offset in each (INNER_MULTI_QUEUE_OFFSET). If an entry of a
-queue points to a frame that names the queue, and has another topic, the setting was on.
+(INNER_MULTI_DISPATCH), with the queue offset in each (INNER_MULTI_QUEUE_OFFSET). If a queue entry
+points to a frame of another topic, and that frame lists the queue, the setting was on.
 """
 
 from __future__ import annotations
@@ -27,11 +27,21 @@ from logquarry.format import batch, index, java, queue_entry, state_table
 from logquarry.format.frame import Frame
 from logquarry.format.index import IndexShape
 from logquarry.format.rows import REACHED_STOP
-from logquarry.log.file_sequence import FileSequence, StoreFile, fits_files, shown_sizes, size_of
+from logquarry.log import codec
 from logquarry.log.kept_settings import levels_text
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import setting
-from logquarry.log.store_files import CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, INDEX
+from logquarry.log.store_files import (
+    CHECKPOINT,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    INDEX,
+    FileSequence,
+    StoreFile,
+    fits_files,
+    shown_sizes,
+    size_of,
+)
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import find_queue_kinds
@@ -46,10 +56,10 @@ _MOST_QUEUES: Final = 256
 
 
 def with_entry_rules(layout: StoreLayout) -> StoreLayout:
-    """The layout with the settings that decide which entries queues and index have.
+    """Add to the layout the settings that decide which entries queues and index have.
 
     These are the dialect, index tags, batch queues, multi-dispatch and LMQ.
-    ``enable_multi_dispatch`` stays None if nothing but the messages themselves can show it.
+    ``enable_multi_dispatch`` stays None if only the messages themselves can show it.
     """
     config, kept = layout.config, layout.kept_settings
     if config.dialect is None:
@@ -87,7 +97,7 @@ def _with_multi_dispatch(config: StoreConfig, layout: StoreLayout) -> StoreConfi
 def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
     """Complete the settings; see the head of this module.
 
-    Delay levels too: with other levels, the delivery times in the schedule queues would look wrong.
+    Also sets the delay levels: with wrong ones, times in the schedule queues would look wrong.
 
     Args:
         config: the user's settings.
@@ -192,7 +202,7 @@ def _sized(
 
 
 def _common_size(queues: list[FileSequence], entry_size: int) -> int:
-    """The most frequent size of a queue file; 0 without files. Single files may be damaged."""
+    """The most frequent size of a queue file (single files may be damaged); 0 if there is none."""
     sizes = Counter(
         file.size
         for queue in queues
@@ -228,7 +238,7 @@ def require_own_settings(layout: StoreLayout) -> None:
     """Refuse a configuration with sizes of another store.
 
     Raises:
-        UsageError: if the files contradict the configuration; it names both.
+        UsageError: if the files contradict the configuration; the error shows both.
     """
     config = layout.config
     if config.mapped_file_size_commit_log is not None:
@@ -237,7 +247,7 @@ def require_own_settings(layout: StoreLayout) -> None:
         found = layout.queue_files()
         queues = [queue.files for queue in found]
         sizes = [file.size for files in queues for file in files if file.size]
-        # Several files of one size were not all cut short.
+        # If several files have the same size, they were not all cut short.
         shown = shown_sizes(queues) or (set(sizes) if sizes[1:] and len(set(sizes)) == 1 else set())
         if shown and config.queue_file_size not in shown:
             common = _common_size(found, queue_entry.UNIT_SIZE)
@@ -252,7 +262,7 @@ def require_own_settings(layout: StoreLayout) -> None:
     plain = dataclasses.replace(config, max_hash_slot_num=None, max_index_num=None)
     for file in Index(layout.with_config(plain)).files:
         shape = file.shape
-        # A crash may leave a file short; its slots are those of the settings.
+        # A crash may leave a file short, but its slots still match the settings.
         is_torn = (
             shape is not None
             and layout.has_abort
@@ -268,10 +278,10 @@ def require_own_settings(layout: StoreLayout) -> None:
 
 
 def require_stated_size(layout: StoreLayout) -> None:
-    """Refuse a size of the log's files that the files contradict: most would look damaged.
+    """Refuse a configured size of log files that the files contradict: they would look damaged.
 
     Raises:
-        UsageError: if the configuration gives such a size; it names both.
+        UsageError: if the files contradict the size; the error shows both sizes.
     """
     stated, files = layout.config.mapped_file_size_commit_log, layout.commit_log.files
     if stated is None or fits_files(stated, [files]):
@@ -285,10 +295,7 @@ def require_stated_size(layout: StoreLayout) -> None:
 
 
 def _has_message_behind(layout: StoreLayout, file: StoreFile, size: int) -> bool:
-    """Whether a log file has a message that begins or ends after its first bytes."""
-    # Needed only if the given size differs from the size of the files.
-    from logquarry.log import codec
-
+    """Whether a log file has a message that begins or ends after its first ``size`` bytes."""
     if file.size <= size:
         return False
     view = layout.open_file(file.path)
@@ -315,7 +322,7 @@ def require_log(layout: StoreLayout) -> None:
         return
     missing = layout.missing_log
     if missing is None:
-        # A writer that has just begun may have made the first file after the listing.
+        # A writer that has just started may have made the first file after the listing.
         layout.refresh()
     else:
         what = "the log's files are empty" if layout.commit_log.files else "the log has no files"
@@ -326,7 +333,7 @@ def require_log(layout: StoreLayout) -> None:
 
 
 def _known(layout: StoreLayout) -> str:
-    """What the checkpoint or the queues show of the log, in words; empty if nothing."""
+    """What the checkpoint or the queues show of the log, in words; empty if they show nothing."""
     messages = 0
     starts, ends = [], []
     for queue in all_queues(layout):
@@ -348,7 +355,7 @@ class MultiDispatchFound:
 
     Attributes:
         path: folder of a queue that multi-dispatch fills.
-        has_lmq: whether all queues named ``%LMQ%...`` have queue id 0; None without such a queue.
+        has_lmq: whether all queues named ``%LMQ%...`` have queue id 0; None if there are none.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""The timer messages of RocketMQ 5 that wait for their time: from the log, or counted by the wheel.
+"""Finds the timer messages of RocketMQ 5 that wait (in the log), or counts them (in the wheel).
 
 The answer is derived from the log and from the queue of ``rmq_sys_wheel_timer``; of the timer's own
 files only ``config/timercheck`` is read::
@@ -11,10 +11,10 @@ files only ``config/timercheck`` is read::
     deleted by TIMER_DEL_UNIQKEY with the same slot       neither is delivered
     all others                                            wait
 
-So the answer is right after a kill too, when ``timercheck`` and the wheel are older than the log.
+So the answer is correct even after a kill, if ``timercheck`` and the wheel are older than the log.
 
-The wheel alone gives numbers. A slot keeps its numbers after its messages were delivered, so that
-only slots from the read time of ``timercheck`` on count. Messages in the queue of
+The wheel alone shows only how many messages wait. A slot keeps its count after its messages were
+delivered, so only slots at or after the read time of ``timercheck`` count. Messages in the queue of
 ``rmq_sys_wheel_timer`` from the queue offset of ``timercheck`` on are not in the wheel yet.
 """
 
@@ -30,8 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.errors import UnreadableFile
+from logquarry.format import java, timer
 from logquarry.format import properties as props
-from logquarry.format import timer
 from logquarry.format.frame import Frame
 from logquarry.format.property_crc import PREFIX
 from logquarry.format.queue_entry import QueueEntry
@@ -47,7 +47,7 @@ from logquarry.read.rocksdb_queue import derived_queues, rocksdb_folders
 CHECK: Final = f"{CONFIG}/{timer.CHECK_FILE}"
 QUEUE_ID: Final = 0
 _CLOCK_SLACK_MS: Final = 60_000
-"""The clock may have been set back by this many milliseconds."""
+"""Allowance for a clock that was set back, in milliseconds."""
 
 K = TypeVar("K", bytes, str)
 
@@ -66,8 +66,8 @@ class Timer(NamedTuple):
     """A message that waits for its time.
 
     Attributes:
-        slot_time: its slot (TIMER_OUT_MS), in ms: it is delivered once the span of the slot is
-            over.
+        slot_time: its slot (TIMER_OUT_MS), in ms. The broker delivers the message once the span of
+            the slot is over.
         queue_offset: its queue offset in ``rmq_sys_wheel_timer``.
         physical_offset: its physical offset.
         size: bytes of its frame.
@@ -76,7 +76,7 @@ class Timer(NamedTuple):
         uniq_key: its UNIQ_KEY.
         keys: its KEYS.
         rolled: how often it was put back into its queue.
-        deletes: the message that it deletes (TIMER_DEL_UNIQKEY); it is not delivered itself.
+        deletes: key of a message to delete (TIMER_DEL_UNIQKEY); this message is not delivered then.
         store_timestamp: time at which it was stored, ms.
     """
 
@@ -96,10 +96,10 @@ class Timer(NamedTuple):
 def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
     """The message in a frame of ``rmq_sys_wheel_timer``; None if it can never be delivered."""
     values = props.decode_bytes(frame.properties)
-    out = _long(values.get(props.TIMER_OUT_MS))
+    out = java.digits(values.get(props.TIMER_OUT_MS, ""))
     topic = values.get(props.REAL_TOPIC)
     queue_id = props.parse_int(values.get(props.REAL_QUEUE_ID, ""))
-    if frame.topic != _TOPIC or out is None or topic is None or queue_id is None:
+    if frame.topic != _TOPIC or out == java.NO_NUMBER or topic is None or queue_id is None:
         return None
     return Timer(
         out,
@@ -114,10 +114,6 @@ def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
         values.get(props.TIMER_DELETE_UNIQ_KEY),
         frame.store_timestamp,
     )
-
-
-def _long(text: str | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 class Timers:
@@ -142,7 +138,7 @@ class Timers:
     def add(self, frame: Frame, queue_offset: int) -> Timer | None:
         """Add the message at a queue offset; None if it can never be delivered.
 
-        An older message that it continues (a roll) or deletes waits no longer.
+        If it continues an older message (a roll), the older message no longer waits.
         """
         found = timer_of(frame, queue_offset)
         if found is None:
@@ -163,7 +159,7 @@ class Timers:
         return self._take(_content(frame, topic, frame.queue_id), None)
 
     def remove(self, queue_offset: int) -> None:
-        """Remove a message: it waits no longer."""
+        """Remove a message that no longer waits."""
         found = self.waiting.pop(queue_offset)
         self.done[queue_offset] = found.slot_time
         content = self._contents.pop(queue_offset)
@@ -180,7 +176,7 @@ class Timers:
         return found
 
     def deleted_by(self, one: Timer) -> Iterator[int]:
-        """The queue offsets of the messages that a message deletes: those in its slot."""
+        """The queue offsets of the messages in the same slot that a message deletes."""
         assert one.deletes is not None
         for key in {one.deletes, one.deletes.removeprefix(timer.delete_key(one.topic, ""))}:
             for offset in self._by_key.get(key, ()):
@@ -259,8 +255,8 @@ def find_timers(
 
     Args:
         queue: queue 0 of ``rmq_sys_wheel_timer``, None if there is none.
-        message: the message at a physical offset with a size.
-        runs: the frames of the log from a physical offset on, which may lie inside a frame.
+        message: reads the message at a physical offset, given its size.
+        runs: reads the frames of the log from a physical offset on, which may lie inside a frame.
         known: the deliveries that are known.
     """
     found = Timers()
@@ -277,8 +273,8 @@ def find_timers(
     if found.waiting:
         start = known.since
         if start is None:
-            # In the log, the delivered copy of a message follows the message, possibly at once if
-            # the message is not in the wheel yet.
+            # In the log, the delivered copy of a message comes after the message, possibly directly
+            # after it if the message is not in the wheel yet.
             enqueued = max((check.enqueued for check in known.checks), default=0)
             places = [(o >= enqueued, one.physical_offset) for o, one in found.waiting.items()]
             late = [place for is_late, place in places if is_late]
@@ -314,7 +310,7 @@ def read_check(layout: StoreLayout) -> TimerCheck:
 
 
 def check_or_none(layout: StoreLayout) -> TimerCheck:
-    """``timercheck`` of a store; zeros if it cannot be read: then the log shows the deliveries."""
+    """``timercheck`` of a store; zeros if unreadable, so that only the log shows the deliveries."""
     try:
         return read_check(layout)
     except (ValueError, UnreadableFile):
@@ -339,7 +335,7 @@ def timers_of(layout: StoreLayout, check: TimerCheck | None = None) -> Timers:
 
     Args:
         layout: the store's files.
-        check: instead of the store's own ``timercheck``.
+        check: contents to use instead of the store's own ``timercheck``.
     """
     check = check_or_none(layout) if check is None else check
     log = CommitLog(layout)
@@ -362,7 +358,7 @@ def known_by(layout: StoreLayout, check: TimerCheck) -> Known:
 
 
 def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
-    """A physical offset before which ``timercheck`` counts each delivery of the wheel.
+    """A physical offset; ``timercheck`` accounts for each delivery from the wheel before it.
 
     The broker delivers a slot after the slot's time. So no frame that was stored before the read
     time is the delivered copy of a message still in the wheel. The start of a log file is near
@@ -394,7 +390,7 @@ class PendingTimers:
     Attributes:
         in_wheel: entries in the wheel's slots that are not due yet.
         in_queue: messages that are not in the wheel yet.
-        evidence: the files that show it.
+        evidence: the files that show them.
     """
 
     in_wheel: int
@@ -429,13 +425,16 @@ def used_slots(layout: StoreLayout) -> npt.NDArray[np.void]:
     """The slots of ``timerwheel`` that were ever used; none if there is no wheel.
 
     With ``timerWheelSnapshotFlush``, a broker writes the wheel to files ``timerwheel.POSITION``.
-    The newest of them counts with ``timerwheel``: of two slots, the one with the later entry.
+    The newest of these is merged with ``timerwheel``; the slot with the later entry is used.
     """
     names = {entry.name for entry in layout.filesystem.list("")}
-    snapshots = [
-        name for name in names if name.startswith(_SNAPSHOT) and name[len(_SNAPSHOT) :].isdigit()
-    ]
-    chosen = sorted(snapshots, key=lambda name: int(name[len(_SNAPSHOT) :]))[-1:]
+    snapshots = {
+        java.digits(name.removeprefix(_SNAPSHOT)): name
+        for name in names
+        if name.startswith(_SNAPSHOT)
+    }
+    newest = max(snapshots, default=java.NO_NUMBER)
+    chosen = [] if newest == java.NO_NUMBER else [snapshots[newest]]
     chosen += [timer.WHEEL] if timer.WHEEL in names else []
     slots = np.concatenate([np.empty(0, _SLOT), *(_slots_of(layout, name) for name in chosen)])
     order = np.lexsort((-slots["last"].astype(np.int64), slots["time"]))
@@ -449,7 +448,7 @@ def _slots_of(layout: StoreLayout, name: str) -> npt.NDArray[np.void]:
     try:
         view = layout.open_file(name)
     except FileNotFoundError:
-        # A broker has deleted a snapshot.
+        # A broker has deleted a snapshot since the listing.
         return found[0]
     position = 0
     while (position := view.next_data(position)) < view.size:

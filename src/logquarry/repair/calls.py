@@ -1,4 +1,4 @@
-"""Checks and repairs as calls on a path: the functions behind the commands of the same names.
+"""Functions that check or repair the store at a path; the commands of the same names use them.
 
 ``recover``, ``rebuild`` and ``retain`` take a path themselves
 (:mod:`logquarry.repair.recover.recover`, :mod:`logquarry.repair.rebuild.rebuild`,
@@ -62,7 +62,7 @@ def diff(
     storage_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> StoreDiff:
-    """Compare two stores: their logs byte by byte where both have them, then their queues.
+    """Compare two stores: the common part of their logs byte by byte, then their queues.
 
     Nothing is changed; writers may have the stores open. ``logquarry diff --json`` prints
     ``to_json()`` of the result (docs/json.md).
@@ -111,7 +111,7 @@ def salvage(
         include_stale: whether to save also sound frames after the log's end, after all others.
         config: settings of the store; missing sizes are inferred from the files.
         storage_options: options of the file system, for a URL.
-        bars: makes a progress callback, as a context, from the name of a part of the work.
+        bars: called with the name of each part of the work; returns a context with its progress.
 
     Returns:
         The result: ``plan`` with the saved messages and the losses, and ``is_whole``.

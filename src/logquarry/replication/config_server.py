@@ -51,7 +51,7 @@ class TableRequest(NamedTuple):
     Attributes:
         code: the request code.
         table: the table.
-        nothing: RocketMQ's remark in the answer if the broker has no such table.
+        nothing: the remark in RocketMQ's answer if the broker has no such table.
     """
 
     code: RequestCode
@@ -75,7 +75,7 @@ REQUESTS: Final = (
 _BY_CODE: Final = {request.code.value: request for request in REQUESTS}
 
 _SETTLED_NS: Final = 2_000_000_000
-"""Nanoseconds. Do not cache a younger file: it may change without a new modification time."""
+"""Minimum age in ns of a cached file: a younger one may change without a new modification time."""
 _LARGEST_DOCUMENT: Final = LARGEST_FRAME - (1 << 12)
 """Maximum bytes of a document: the frame also needs room for a header."""
 
@@ -89,7 +89,7 @@ class _Found(NamedTuple):
     Attributes:
         signatures: signatures of the file and of its backup at the time of the read.
         document: the content; None if there is nothing to serve.
-        is_spoilt: whether a file exists that cannot be served.
+        is_spoilt: whether a file exists but cannot be served.
         is_sure: whether all reads succeeded. A failed read may succeed the next time with the same
             signature, so its result is not cached.
     """
@@ -190,9 +190,9 @@ class ConfigServerOptions(ServerOptions):
     """Options of a ConfigServer.
 
     Attributes:
-        idle_ms: the server closes a connection without a request for this long
+        idle_ms: the server closes a connection that has sent no request for this long
             (``serverChannelMaxIdleTimeSeconds``).
-        fast_port: whether to listen also at the port minus 2, where RocketMQ slaves request topics.
+        fast_port: whether to also listen at the port minus 2, where RocketMQ slaves request topics.
     """
 
     idle_ms: int = 120_000
@@ -210,9 +210,9 @@ class ConfigServerStatus(NamedTuple):
 
     Attributes:
         address: host:port that it listens at.
-        connections: open connections.
-        answered: requests answered with a table.
-        refused: connections refused, or closed because of invalid bytes.
+        connections: number of open connections.
+        answered: number of requests that were answered with a table.
+        refused: number of connections refused, or closed because of invalid bytes.
         has_ended: whether the server failed and serves nothing any more.
     """
 

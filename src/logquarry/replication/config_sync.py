@@ -40,7 +40,7 @@ class ConfigSyncOptions:
         interval: seconds between two copies.
         timeout: seconds to wait for the connection, and for each answer.
         tls: TLS settings; None for no TLS.
-        server_name: the name in the master's certificate; None for its host.
+        server_name: the name in the master's certificate; None for the master's host.
     """
 
     interval: float = 10.0
@@ -126,7 +126,6 @@ def sync_config(
     port: int,
     *,
     options: ConfigSyncOptions | None = None,
-    surroundings: Surroundings | None = None,
 ) -> ConfigSynced:
     """Copy the tables of a master's ``config/`` once.
 
@@ -136,7 +135,6 @@ def sync_config(
             :class:`~logquarry.replication.config_server.ConfigServer`.
         port: its port.
         options: timeouts and TLS.
-        surroundings: sockets; a simulation passes its own.
 
     Returns:
         The result. Written files are synced.
@@ -147,21 +145,20 @@ def sync_config(
         StoreUnavailable: if the store cannot be written.
         UsageError: if the store is not a slave.
     """
-    return ConfigSync(store, host, port, options=options, surroundings=surroundings).sync()
+    return ConfigSync(store, host, port, options=options).sync()
 
 
 class ConfigSync:
     """Copies the tables of a master's ``config/`` into a slave's store, again and again.
 
     It copies at :meth:`start` (or the start of the ``with`` block), and then at an interval. Close
-    it before the store.
+    it before you close the store.
 
     Args:
         store: the slave's store, open for writing with ``broker_role`` SLAVE.
         host: host of the master's broker.
         port: its port.
         options: interval, timeouts and TLS.
-        surroundings: sockets; a simulation passes its own.
 
     Attributes:
         error: the error that ended the copying; None while it works.
@@ -178,13 +175,11 @@ class ConfigSync:
         port: int,
         *,
         options: ConfigSyncOptions | None = None,
-        surroundings: Surroundings | None = None,
     ) -> None:
         require_peer(store, host, port, options, ConfigSyncOptions)
         self._tables: ConfigTables = store.config_tables()
         self._host, self._port = host, port
         self._options = options or ConfigSyncOptions()
-        self._surroundings = surroundings or Surroundings()
         self._syncing = threading.Lock()
         self._connection: socket.socket | None = None
         self._times = 0
@@ -272,7 +267,7 @@ class ConfigSync:
 
     def _sync(self) -> ConfigSynced:
         options = self._options
-        connection = self._surroundings.connect(self._host, self._port, options.timeout)
+        connection = Surroundings().connect(self._host, self._port, options.timeout)
         try:
             if options.tls is not None:
                 name = options.server_name or self._host

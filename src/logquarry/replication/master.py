@@ -2,7 +2,7 @@
 
 One thread serves all connections. It sends 1 MiB of the mapped log per system call. For each slave
 it keeps only a MasterConnection and the bytes that the socket has not taken yet, so a peer cannot
-increase its memory use.
+make the master use more memory.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from logquarry.store.message_store import StoreWriter
 logger = logging.getLogger(__name__)
 
 _GATHER: Final = 1 << 20
-"""Bytes of the log in one system call."""
+"""Maximum bytes of the log to send in one system call."""
 _TURN: Final = 8 << 20
-"""Bytes sent to one slave before the next slave's turn."""
+"""Maximum bytes to send to one slave before the next slave's turn."""
 _REPORTS: Final = 16 << 10
-"""Bytes read from one slave before the next slave's turn. At least one TLS record: if a record is
-read in part, the selector does not see its rest."""
+"""Maximum bytes to read from one slave before the next slave's turn. A TLS record must fit: if only
+a part of a record is read, the selector does not see the rest of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +48,8 @@ class MasterOptions(ServerOptions):
     Attributes:
         limits: transfer size and rate for each slave.
         times: heartbeat and housekeeping intervals.
-        full_history: whether an empty slave gets the log from the first file on; False: from the
-            last file on, as with RocketMQ.
+        full_history: whether an empty slave gets the log from the first file on. If False, it gets
+            the log from the last file on, as from RocketMQ.
     """
 
     limits: TransferLimits = field(default_factory=TransferLimits)
@@ -62,9 +62,9 @@ class SlaveView(NamedTuple):
 
     Attributes:
         peer: the slave's address.
-        next_offset: physical offset of the next byte to send; None before its first report.
-        acknowledged: the slave has all bytes before this physical offset; None before its first
-            report.
+        next_offset: physical offset of the next byte to send; None before the slave's first report.
+        acknowledged: the slave has all bytes before this physical offset; None before the slave's
+            first report.
         sent_bytes: bytes of the log sent over this connection.
     """
 
@@ -83,7 +83,7 @@ class MasterStatus(NamedTuple):
         acknowledged: highest physical offset that a slave has acknowledged since the store was
             opened.
         slaves: the connected slaves.
-        refused: connections refused, or closed because of invalid bytes.
+        refused: number of connections refused, or closed because of invalid bytes.
         has_ended: whether the master failed and serves nothing any more.
     """
 
@@ -111,7 +111,7 @@ class HaMaster(Server[_Slave]):
     """Sends a store's log to slaves (``HAService``).
 
     The master listens once it is made, and serves from :meth:`start` (or the ``with`` block) on.
-    Close it before the store.
+    Close it before you close the store.
 
     Args:
         store: the store, open for writing.
@@ -303,7 +303,7 @@ class HaMaster(Server[_Slave]):
         is_silent = slave.machine.state is MasterState.AWAITING_REQUEST
         return "it sent no report" if is_silent else None
 
-    # Register the slave for puts before status() lists it: a put must count each listed slave.
+    # Register the slave for puts before status() lists it: puts must know of each listed slave.
     def _came(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_came()

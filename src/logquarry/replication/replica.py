@@ -3,9 +3,9 @@
 The replica appends each transfer, and checks every complete frame: magic, lengths, CRC and physical
 offset. A transfer may end inside a frame; the replica does not acknowledge an incomplete frame.
 
-At each connection the slave requests the end of its own log again, at least the last complete
-frame, and compares the bytes. So it finds out whether its log is a prefix of this master's log;
-RocketMQ's protocol has no request for that. ::
+At the start of each connection the slave requests bytes that it already has: the end of its log,
+with at least one complete frame. It compares the master's bytes with its own. If they differ, the
+two logs have diverged, and replication stops. (RocketMQ's protocol cannot compare logs.) ::
 
     master  |=========================================|---- new ----...
     slave   |==========================[== compared ==]
@@ -30,7 +30,7 @@ _ROWS: Final = 4_096
 
 
 class SpoiltReplica(ProtocolViolation):
-    """The end of the slave's log holds invalid bytes of the master; replication cannot continue.
+    """The end of the slave's log has invalid bytes from the master; replication cannot continue.
 
     The slave acknowledged none of these bytes. The next opening of the store removes them.
     """
@@ -40,7 +40,7 @@ class Replica:
     """The log of a slave. Only :meth:`sync` is thread-safe.
 
     Args:
-        feed: the log.
+        feed: the slave's log.
         root: the store's path, for errors.
         start: physical offset at which an empty log begins; None: the master chooses (RocketMQ: its
             last file).
@@ -129,7 +129,7 @@ class Replica:
         return base + (self._last_from(window, 0) or 0)
 
     def _last_from(self, window: codec.Window, at: int) -> int | None:
-        """Position of the last frame of a chain; None if the chain does not reach the end."""
+        """Position of the last frame of a chain; None if the chain ends before the window does."""
         last: int | None = None
         code = TABLE_FULL
         while code == TABLE_FULL:
@@ -274,7 +274,7 @@ class Replica:
         self._has_beaten = True
 
     def elsewhere(self, offset: int) -> None:
-        """React to a master without the requested offset: its log begins or ends at ``offset``.
+        """React if the master lacks the requested offset: its log begins or ends at ``offset``.
 
         Returns normally if another connection may succeed.
 
@@ -324,12 +324,12 @@ class Replica:
         Raises:
             StoreUnavailable: if this sync or an earlier one failed.
         """
-        # Read before the sync: bytes appended during the sync may not be durable.
+        # Read before the sync: bytes appended during the sync are possibly not durable.
         vouched = self._vouched
         end = min(vouched, self._feed.sync())
-        # Without CRC checks, a body with a wrong CRC may be in the log. After a power cut it looks
-        # torn: only the durable offset shows that the frame is complete, so that offset must be on
-        # the disk.
+        # Without CRC checks, a body with a wrong CRC may be in the log. After a power cut its frame
+        # looks torn. Only the durable offset shows that the frame is complete, so this offset must
+        # be on the disk.
         self._feed.keep(not self._check_crc)
         return end
 

@@ -49,7 +49,7 @@ class Admission:
 
     Args:
         allowed: the networks that may connect; None for all.
-        now_ms: gives the time in milliseconds, of a monotonic clock.
+        now_ms: returns the time of a monotonic clock, in milliseconds.
 
     Attributes:
         refused: number of refused connections.
@@ -293,7 +293,7 @@ class Server(ABC, Generic[P]):
         try:
             connection, address = listener.accept()
         except OSError as error:
-            # There are no descriptors left, or the peer is gone already. Without descriptors the
+            # No descriptors are left, or the peer is gone already. Without descriptors the
             # listener stays ready: pause, because a busy loop would use a whole CPU.
             self._admission.refuse("?", str(error))
             time.sleep(_PAUSE_SECONDS)

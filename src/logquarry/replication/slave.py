@@ -1,4 +1,4 @@
-"""The slave of replication: copies a master's log into its own store, and acknowledges it.
+"""The slave of replication: copies a master's log into its own store, and acknowledges bytes.
 
 One thread receives, appends and checks; if only few bytes have arrived, it also syncs. If many
 bytes arrive, a second thread syncs, so that receiving does not wait for the disk. If the connection
@@ -79,7 +79,7 @@ class SlaveOptions:
         first_pause: seconds before the second attempt to connect.
         longest_pause: maximum seconds between two attempts.
         tls: TLS settings; None for no TLS.
-        server_name: the name in the master's certificate; None for its host.
+        server_name: the name in the master's certificate; None for the master's host.
     """
 
     start: int | None = None
@@ -116,7 +116,7 @@ class SlaveStatus(NamedTuple):
         master: host:port of the master.
         is_connected: whether it is connected.
         max_offset: physical offset of the log's end.
-        acknowledged: last acknowledged physical offset; None if it is not connected.
+        acknowledged: last acknowledged physical offset; None if the slave is not connected.
         received_bytes: bytes of the log received since the start.
         connections: number of connections since the start.
         has_all: whether the slave has the whole log of the master, according to the master's last
@@ -141,7 +141,7 @@ class SlaveStatus(NamedTuple):
 class HaSlave:
     """Copies a master's log into a store (``HAClient``).
 
-    The slave works from :meth:`start` (or the ``with`` block) on. Close it before the store.
+    The slave works from :meth:`start` (or the ``with`` block) on. Close it before its store.
     Readers may use the store meanwhile; the store rejects puts, because its ``broker_role`` is
     SLAVE.
 

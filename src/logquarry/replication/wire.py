@@ -164,7 +164,7 @@ class Wire:
         server_name: the server's name, if this is the client's side of TLS.
 
     Attributes:
-        peer: the other side's address, for messages.
+        peer: the other side's address, for log and error messages.
         wants_write: whether bytes wait until the socket takes them.
     """
 
@@ -235,7 +235,7 @@ class Wire:
                 return None
 
     def send(self, parts: Sequence[Buffer]) -> bool:
-        """Send buffers after those that wait. Return whether all bytes are sent.
+        """Send buffers, after the buffers that still wait. Return whether all bytes are sent.
 
         The buffers are not copied: do not change them before they are sent.
 

@@ -1,7 +1,7 @@
 """The charts of a report, made with Altair as Vega-Lite. Each title states the main result.
 
 Each chart has a few rows of data, so the page stays small for any store. Names from the store are
-data, never part of an expression: a name cannot run code in the page.
+data, never part of an expression, so a name cannot run code in the page.
 """
 
 from __future__ import annotations

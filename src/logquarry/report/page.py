@@ -242,10 +242,10 @@ def store_report(
 
     Args:
         store: the store.
-        watch: shows the progress of each step; None shows nothing.
+        watch: shows the progress of each step; None for no display.
         notes: sentences to print below the numbers at the top.
         title: the page's title; None for the store's path.
-        checked: gets the findings.
+        checked: called with the findings.
 
     Raises:
         MissingExtra: if Altair or vl-convert is not installed.
@@ -372,7 +372,7 @@ def _finding_table(report: VerifyReport) -> Table:
 
 
 def _pending(store: MessageStore) -> dict[int, int]:
-    """Number of messages that wait for delivery by delay level, according to delayOffset.json."""
+    """For each delay level, the number of undelivered messages, according to delayOffset.json."""
     delivered = delay_offsets(store.layout)
     if delivered is None:
         return {}

@@ -126,7 +126,7 @@ def survey(
     span: tuple[int | None, int | None],
     progress: Progress | None = None,
 ) -> Survey:
-    """Scan a store's log and count. The scan skips damage.
+    """Scan a store's log, and count its messages. The scan skips damage.
 
     Args:
         store: the store.
@@ -158,7 +158,7 @@ def survey(
 
 def bin_size(span_ms: int) -> int:
     """The smallest of the usual bin widths (ms) with which at most MOST_BINS bins cover a span."""
-    # A damaged or hostile store time can make a span of any length: then use the exact width.
+    # A damaged or hostile store time can make a span too long for these widths: then compute one.
     least = -(-span_ms // MOST_BINS)
     return next((size for size in _BIN_SIZES_MS if size >= least), least)
 

@@ -1,6 +1,6 @@
 """The columns of a read as Spark's types, rows as Arrow batches, and the versions of PySpark.
 
-The versions differ; each difference is found by its feature:
+The versions of PySpark have different features. The code tests for each feature:
 
 | feature | first PySpark | without it |
 |---|---|---|
@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from logquarry.errors import UsageError
 from logquarry.log import kafka, schema
 from logquarry.log.batches import DamageLog
@@ -29,7 +31,6 @@ from logquarry.spark.tasks import ReadTask, read_batches
 from logquarry.spark.worker import ignore_hang_ups, settle, without_traceback
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import types
     from pyspark.sql.datasource import (
         DataSource,
@@ -111,8 +112,8 @@ if not TYPE_CHECKING:
     SupportsTriggerAvailableNow = _class_of(_STREAM, "SupportsTriggerAvailableNow")
     DataSourceStreamArrowWriter = _class_of(_SOURCE, "DataSourceStreamArrowWriter")
     if issubclass(DataSourceStreamArrowWriter, _Absent):
-        # PySpark 4.0 passes Arrow batches to each writer that is a DataSourceArrowWriter, also to
-        # the writer of a stream.
+        # PySpark 4.0 passes Arrow batches to each writer that is a DataSourceArrowWriter, even if
+        # it is the writer of a stream.
         class DataSourceStreamArrowWriter(
             _class_of(_SOURCE, "DataSourceStreamWriter"), DataSourceArrowWriter
         ):
@@ -182,8 +183,6 @@ def _batches(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
 
 def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
     """Make a batch of the same arrays with the names and nullability of `wanted`."""
-    import pyarrow as pa
-
     arrays = [
         array if array.type.equals(field.type) else _retyped(array, field.type)
         for array, field in zip(batch.columns, wanted, strict=True)
@@ -192,18 +191,14 @@ def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 
 
 def _retyped(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    import pyarrow as pa
-
     return _as_map(array, kind) if pa.types.is_map(kind) else array.cast(kind)
 
 
 def _as_map(array: pa.MapArray, kind: pa.MapType) -> pa.Array:
-    """Make a map array of type `kind`; the types differ only in whether values may be null.
+    """Make a map array of type `kind`; the types differ only in whether values can be null.
 
     A cast gives the same result, but takes longer than all other work on the batch.
     """
-    import pyarrow as pa
-
     entries = pa.struct([kind.key_field, kind.item_field])
     pairs = pa.Array.from_buffers(entries, len(array.keys), [None], 0, 0, [array.keys, array.items])
     validity, offsets = array.buffers()[:2]
@@ -229,15 +224,15 @@ def _log_damage(damage: DamageLog, logged: int) -> int:
 
 
 def struct_of(options: ReadOptions) -> StructType:
-    """Return Spark's schema of the columns that the options name."""
+    """Return Spark's schema of the columns that the options select."""
     return kafka_struct(options.names) if options.is_kafka else native_struct(options.names)
 
 
 def native_struct(names: Sequence[str]) -> StructType:
     """Return Spark's schema of some of our columns.
 
-    It marks the columns that every message has as not nullable, so Spark does not test each value
-    for null. A DDL string cannot mark the values of a map.
+    Columns that every message has are marked as not nullable, so Spark does not test each value for
+    null. A DDL string could not mark the values of a map.
     """
     from pyspark.sql import types
 
@@ -295,7 +290,7 @@ def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
     names = options.check_names(ours.get(name.lower(), name) for name in given)
     if options.columns is not None and set(names) != set(options.columns):
         raise UsageError(
-            f"columns: the option names {', '.join(options.columns)}, but the schema names "
+            f"columns: the option has {', '.join(options.columns)}, but the schema has "
             f"{', '.join(names)}: leave one of the two out"
         )
     for name, field in zip(names, struct.fields, strict=True):

@@ -71,7 +71,7 @@ def compact(
 
     Args:
         dest: destination folder of the exports.
-        target_size: approximate bytes of a merged file; larger files than half of it stay as they
+        target_size: approximate bytes of a merged file; files larger than half of it stay as they
             are. None for 256 MiB, or for the setting of a Delta table.
         spark: a session whose workers merge; None to merge in this process. Delta tables are always
             merged in this process, on all cores.
@@ -147,11 +147,11 @@ class Compaction:
 # A merge joins neighbours: files of one folder, broker and kind, in the order of their messages.
 # The folder does not change until all merged files are synced. Then the commit replaces the old
 # files; after a crash, the next export or compaction completes it (logquarry.spark.output). During
-# the commit a reader may see rows twice and finds no _SUCCESS, as during an export.
+# the commit a reader can see rows twice and finds no _SUCCESS, as during an export.
 
-# part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. A merged file has
-# .to. and the offset of its last message, then up to two numbers that keep names unique: one for
-# the merge, one for the file.
+# Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. The name of
+# a merged file continues with .to. and the offset of its last message, then up to two numbers that
+# keep names unique: one for the merge, one for the file.
 _NAME: Final = re.compile(
     r"(?P<kind>part-.+?)\.(?P<first>[0-9]{20})(?:\.to\.[0-9]{20})?(?:\.[0-9]{1,9}){0,2}\.parquet"
 )
@@ -216,7 +216,7 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
     manifest = _manifest(folder)
     for name, is_folder in folder.names():
         if is_folder and name.startswith(TEMPORARY):
-            # A run that crashed left it: a running compaction or export would hold the lock.
+            # An export or compaction that crashed left it: a running one would hold the lock.
             folder.remove_folder(name)
     staging = TEMPORARY + uuid.uuid4().hex[:12]
     chosen = list(_chosen(_files(folder, manifest), target_size))
@@ -323,7 +323,7 @@ def _task(
     folder: OutputFolder, staging: str, group: Sequence[_File], known: Sequence[str]
 ) -> MergeTask:
     first, last = group[0], int(group[-1].entry["last_offset"])
-    # A new name: an earlier merge may have begun with the same file and still use its name.
+    # Choose a new name, because the result of an earlier merge may have the first file's name.
     name = f"{first.kind}.{first.first:020d}.to.{last:020d}"
     path = f"{first.place}/{name}".lstrip("/")
     taken = [file[len(path) + 1 :] for file in known if file.startswith(f"{path}.")]
@@ -360,7 +360,7 @@ def _new_manifest(
 
 
 # ----------------------------------------------------------------------------- Delta and Iceberg
-# The new files replace the old files in one commit. An export may append meanwhile, because the
+# The new files replace the old files in one commit. An export can append meanwhile, because the
 # compaction touches only files that the table had before. The old files stay for older versions of
 # the table; the table's own cleaning (vacuum, expire_snapshots) removes them.
 _WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")

@@ -12,9 +12,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from logquarry.errors import UsageError
+from logquarry.log.batches import DamageLog
 from logquarry.log.store_names import Stores, as_paths
 from logquarry.spark.jobs import context_of, run_tasks
 from logquarry.spark.options import ReadOptions, parse_read_options
@@ -76,11 +80,11 @@ def export_parquet(
 
     Read them with ``spark.read.parquet(dest)``. The rows of a file are in physical order. With
     ``partition_by`` the files are in folders ``topic=.../day=...`` and still contain these columns.
-    Ctrl-C leaves ``dest`` unchanged. During the commit, Ctrl-C takes effect after the commit.
+    Ctrl-C leaves ``dest`` unchanged. During the commit, Ctrl-C waits until the commit is done.
 
     Args:
         spark: a session; its workers must reach the stores and ``dest`` under the same paths.
-            None exports in this process, without PySpark.
+            If it is None, the export runs in this process, without PySpark.
         stores: a path, URL or glob, or several.
         dest: a folder that does not exist, is empty, or holds an earlier export.
         options: options of the source, or :class:`ReadOptions`, which also takes
@@ -111,7 +115,7 @@ def export_parquet(
             f"export to {folder.location}",
             tasks,
             _Write(folder, commit.staging, partition_by),
-            weight=_weight,
+            weight=attrgetter("length"),
             progress=progress,
         )
         if read.on_damage == "stop":
@@ -146,15 +150,17 @@ def summarize(
     Bodies are not read, so their CRC is not checked.
 
     Args:
-        spark: a session; its workers must reach the stores under the same paths. None counts in
-            this process.
+        spark: a session; its workers must reach the stores under the same paths. If it is None,
+            this process counts.
         stores: a path, URL or glob, or several.
         options: see :func:`export_parquet`.
         progress: called with (bytes of log done, bytes in total).
     """
     read = read_options(stores, options)
     tasks = plan_tasks(read, TALLY_COLUMNS, min_tasks=_cores(spark))
-    results = run_tasks(spark, "summary", tasks, _tally, weight=_weight, progress=progress)
+    results = run_tasks(
+        spark, "summary", tasks, _tally, weight=attrgetter("length"), progress=progress
+    )
     if read.on_damage == "stop":
         results = _up_to_damage(tasks, results)
     return Summary.of(result.summary for result in results)
@@ -172,7 +178,7 @@ def read_options(
     Args:
         stores: a path, URL or glob, or several.
         options: as the user gave them.
-        is_stream: whether each export continues the export before.
+        is_stream: whether each export continues the previous one.
         takes_kafka: whether the columns of Spark's Kafka source are allowed.
 
     Raises:
@@ -197,10 +203,6 @@ def _cores(spark: SparkSession | None) -> int:
         return context_of(spark).defaultParallelism
 
 
-def _weight(task: ReadTask) -> int:
-    return task.length
-
-
 @dataclass(frozen=True, slots=True)
 class _Write:
     """The function that writes a task's files in a worker."""
@@ -214,10 +216,6 @@ class _Write:
 
 
 def _tally(number: int, task: ReadTask) -> TaskResult:
-    import pyarrow as pa
-
-    from logquarry.log.batches import DamageLog
-
     damage = DamageLog()
     summary = Summary()
     for batch in read_batches(task, damage):

@@ -1,8 +1,8 @@
 """Runs tasks in Spark's Python workers, or in this process, and returns their small results.
 
-Spark carries the text of a Python exception from a worker to the driver, not its type. `explain`
-makes our exception again from that text; `root_cause` finds the line that names the cause of any
-other failure.
+Spark carries only the text of a Python exception from a worker to the driver, not its type.
+`explain` makes logquarry's exception again from that text. For any other failure, `root_cause`
+finds the line with the cause.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def run_tasks(
     Ctrl-C and every exception that `progress` or `pause` raises cancel the job.
 
     Args:
-        spark: the session; None runs the tasks in this process, one after the other.
+        spark: the session; if it is None, the tasks run in this process, one after the other.
         name: description of the job in Spark's UI.
         tasks: tasks; picklable.
-        work: called in a worker with a task's number and the task; it and its result are picklable.
+        work: called in a worker with a task's number and the task; picklable, like its result.
         weight: share of a task in the progress, for example its bytes.
         progress: called on the driver with (weight of the finished tasks, total weight).
         pause: called on the driver several times a second; raise to cancel the job.
@@ -180,7 +180,7 @@ _KINDS = frozenset(
 def explain(error: BaseException | None) -> LogquarryError | None:
     """Return the exception of logquarry that made Spark raise `error`; None if there is none.
 
-    A CorruptStore has its path, offset, kind and reason again.
+    A CorruptStore gets its path, offset, kind and reason back.
     """
     while error is not None:
         if isinstance(error, LogquarryError):
@@ -193,10 +193,10 @@ def explain(error: BaseException | None) -> LogquarryError | None:
 
 
 def root_cause(error: BaseException) -> str:
-    """Return the line of Spark's text that names the cause.
+    """Return the line of Spark's text that gives the cause.
 
-    It is the exception that a worker's Python raised, else the innermost cause in Java, else the
-    first two lines.
+    This is the exception that a worker's Python raised. Without one, it is the innermost cause in
+    Java; without that, the first two lines.
     """
     lines = [line for line in str(error).splitlines() if line.strip()]
     raised: str | None = None

@@ -59,8 +59,8 @@ class MergeTask:
         folder: folder of the files.
         sources: the files, in the order of their rows; all have the same columns.
         stem: path of the merged file without its ending; each attempt adds a unique suffix.
-        staging: folder for the merged file; each attempt then has a folder in it instead of the
-            suffix. None to write beside the sources.
+        staging: folder for the merged file; instead of adding a suffix, each attempt then makes
+            its own folder in it. None to write beside the sources.
     """
 
     folder: OutputFolder
@@ -118,9 +118,9 @@ def groups(files: Sequence[S], target_size: int) -> Iterator[list[S]]:
 def fewer(
     chosen: Sequence[list[S]], made: Sequence[tuple[Merged, ...]]
 ) -> tuple[list[list[S]], list[Merged]]:
-    """Return sources and files of the merges that have fewer files than sources.
+    """Return sources and files of those merges that reduce the number of files.
 
-    The metadata of exact properties can be too large for one file, so a merge may write several.
+    The metadata of exact properties can be too large for one file. Then a merge writes several.
     """
     kept = [
         (group, files) for group, files in zip(chosen, made, strict=True) if len(files) < len(group)
@@ -159,7 +159,7 @@ def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
 
 
 def _merge_to(folder: OutputFolder, path: str, waiting: list[Source]) -> Merged:
-    """Write one file from the first of the waiting sources, which it removes from the list."""
+    """Write one file from the first of the waiting sources, and remove these from the list."""
     taken: list[str] = []
     rows = 0
     exact = ExactProperties()

@@ -28,7 +28,7 @@ _KNOWN: Final = {name.lower() for name in _OURS} | set(ALIASES) | {"assign", "pa
 _SPARKS: Final = frozenset(
     {"path", "paths", "checkpointlocation", "queryname", "serialization.format"}
 )
-"""Options that Spark itself passes, depending on the way in which the user names a table."""
+"""Options that Spark itself passes, depending on the way in which the user gives a table."""
 _STREAM_ONLY: Final = ("maxbytespertrigger", "maxoffsetspertrigger")
 _NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
 
@@ -79,10 +79,10 @@ class Given:
                 )
 
     def refuse_unknown(self) -> None:
-        """Reject unknown options: a filter with a typing error would return every row.
+        """Reject unknown options, because a misspelled filter would return every row.
 
         Raises:
-            UsageError: if there are any; it names the nearest known options.
+            UsageError: if there are any; the text suggests the nearest known options.
         """
         refuse_unknown(self._spelling.values(), _KNOWN, {**_SPELLING, "assign": "assign"})
 
@@ -113,7 +113,7 @@ def refuse_unknown(
         spelling: the options to suggest, by lower-case name.
 
     Raises:
-        UsageError: if an option is unknown; the text names the nearest known one.
+        UsageError: if an option is unknown; the text suggests the nearest known one.
     """
     found = []
     for name in sorted(names, key=str.lower):

@@ -2,7 +2,7 @@
 
 Option names are case-insensitive; Spark passes them in lower case. Lists are ``a,b`` or JSON
 (``["a", "b"]``, for names that contain a comma). An invalid value raises
-:class:`~logquarry.errors.UsageError` with the option's name in front. Needs no PySpark.
+:class:`~logquarry.errors.UsageError`; its text begins with the option's name. Needs no PySpark.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _words(text: str, separator: str = ",") -> list[str]:
         try:
             found = json.loads(text)
         except ValueError:
-            # The text may be a plain name that begins with a bracket.
+            # The text is possibly a plain name that begins with a bracket.
             found = None
         if isinstance(found, list) and all(isinstance(word, str | int) for word in found):
             return [str(word) for word in found]

@@ -1,6 +1,6 @@
 """The destination folder of an export, and how an export or a compaction commits its files.
 
-An export puts all of its files in place once, even after a crash::
+An export puts each of its files in place exactly once, even after a crash::
 
     DEST/_temporary-ID/          files that a running export has written so far
     DEST/_intent.json            during the commit: all files of this and the earlier export
@@ -8,13 +8,13 @@ An export puts all of its files in place once, even after a crash::
     DEST/_manifest.json          the files of the last complete export
     DEST/_SUCCESS                written last
 
-Before the intent, nothing of an earlier export changes. After it, a crash leaves a mix of old and
-new files without ``_SUCCESS``; the intent lists all of them, and the next export replaces or
-removes each. The intent of a compaction lists the new and the removed files and the new manifest;
-the next export or compaction completes it.
+Before the intent exists, no file of an earlier export changes. Afterwards, a crash leaves a mix of
+old and new files without ``_SUCCESS``. The intent lists all of them, and the next export replaces
+or removes each. The intent of a compaction lists the new and the removed files and the new
+manifest; the next export or compaction completes it.
 
-The commit never touches files that no export wrote. If such Parquet files exist, the export is
-rejected, because readers would mix them with its own.
+The commit never touches files that no export wrote. If there are such Parquet files, the export is
+rejected, because readers would mix them with the exported files.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class OutputFolder:
                 yield info.path[start:]
 
     def names(self) -> list[tuple[str, bool]]:
-        """List the folder itself: (name, whether it is a folder)."""
+        """List the folder, without folders below it: (name, whether it is a folder)."""
         from pyarrow import fs as pafs
 
         selector = pafs.FileSelector(self._full(""), allow_not_found=True)
@@ -259,7 +259,7 @@ class ExportCommit:
             )
         for name, is_folder in names.items():
             if is_folder and name.startswith(TEMPORARY):
-                # An export that crashed left it: a running export would hold the lock.
+                # An export that crashed left it: a running one would hold the lock.
                 self._folder.remove_folder(name)
         self._folder.make(self._staging)
 
@@ -334,7 +334,7 @@ class ExportCommit:
 
 
 def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
-    """Remove the folders that became empty with the removed files."""
+    """Remove the folders that the removal of some files has emptied."""
     places = {os.path.dirname(path) for path in removed}  # noqa: PTH120
     for place in sorted(places, key=len, reverse=True):
         while place and folder.remove_if_empty(place):
@@ -342,9 +342,9 @@ def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
 
 
 def written_path(folder: OutputFolder, name: str, path: Any) -> str:
-    """Return a path of a manifest or intent, if an export may have written that file.
+    """Return a path in a manifest or intent, if an export can have written that file.
 
-    The commit removes such files. The check keeps a forged document from removing any other file.
+    The commit removes such files. This check prevents a forged document from removing other files.
 
     Raises:
         UsageError: if an export cannot have written the path.
@@ -353,15 +353,15 @@ def written_path(folder: OutputFolder, name: str, path: Any) -> str:
     plain = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
     if not parts or not plain or not parts[-1].endswith(_OUR_ENDING):
         raise UsageError(
-            f"{folder.location}: {name} names {path!r}, which no export wrote: give another folder"
+            f"{folder.location}: {name} lists {path!r}, which no export wrote: give another folder"
         )
     if folder.is_local:
         root = os.path.realpath(folder.location)
         place = os.path.realpath(os.path.join(root, *parts[:-1]))  # noqa: PTH118
         if place != os.path.join(root, *parts[:-1]):  # noqa: PTH118
             raise UsageError(
-                f"{folder.location}: {name} names {path!r}, which a symbolic link leads out of "
-                "the folder: give another folder"
+                f"{folder.location}: {name} lists {path!r}, but a symbolic link leads out of "
+                "the folder there: give another folder"
             )
     return str(path)
 

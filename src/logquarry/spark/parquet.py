@@ -1,7 +1,7 @@
 """Writes the messages of one task to Parquet files, in a worker. Needs no PySpark.
 
 Rows stay in physical order. A task holds about one row group in memory, however large the task is.
-Each attempt writes to a separate folder; the driver moves the files of the attempts that count.
+Each attempt at a task writes to a separate folder; the driver moves the files of one attempt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COMPRESSION_LEVEL: Final = 1
 """Level of zstd: higher levels save a few percent of space and take far more time."""
 
 _MOST_FILES: Final = 64
-"""Files that a task keeps open; before it opens another, it closes the least recently used one."""
+"""Maximum number of open files of a task; to open more, it closes the least recently used one."""
 _LONGEST_STEM: Final = 180
 _DAY_US: Final = 86_400_000_000
 _NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -52,7 +52,7 @@ _DICTIONARY: Final = (
     "prepared_transaction_offset", "tags", "tags_code",
 )  # fmt: skip
 _DICTIONARY_PATHS: Final = {"properties": "properties.key_value.key"}
-# Columns with minimum and maximum by row group, for queries over ranges; without keys and bodies.
+# Columns whose minimum and maximum are kept by row group, for range queries; not keys and bodies.
 _STATISTICS: Final = (
     "broker", "topic", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
     "born_timestamp", "tags",
@@ -128,7 +128,7 @@ def write_task(
     Raises:
         CorruptFrame: on damage, depending on the task's options.
     """
-    # A second attempt of the task may run at the same time (speculation).
+    # A second attempt at the task can run at the same time (speculation).
     attempt = f"{staging}/{number:06d}-{uuid.uuid4().hex[:12]}"
     files = PartedFiles(
         folder,
@@ -169,7 +169,7 @@ class _Names:
 
 
 def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> WrittenFile:
-    """Write a file without rows: from it, readers of an empty export learn the columns."""
+    """Write a file without rows, so that readers of an empty export find the columns."""
     name = "part-empty.parquet"
     staged = f"{staging}/{name}"
     with folder.create(staged) as sink:
@@ -188,7 +188,7 @@ def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> W
 def chunks(batches: Iterator[pa.RecordBatch], *, in_one: bool = False) -> Iterator[pa.Table]:
     """Join batches to tables of about one row group each.
 
-    Drop each table before you take the next: it is most of the memory of a task.
+    Drop each table before you take the next, because it takes most of the memory of a task.
 
     Args:
         batches: batches of rows.

@@ -21,6 +21,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import NAME_DIGITS
 from logquarry.log.walk import DamagedSpan
 from logquarry.spark.output import OutputFolder
+from logquarry.spark.summary import damage_as_dict
 
 _PIECE: Final = 8 << 20
 
@@ -43,7 +44,7 @@ class Quarantine:
         Raises:
             StoreUnavailable: if the copy cannot be written.
         """
-        # A broker's name may contain slashes.
+        # A broker's name can contain slashes.
         name = f"{quote(self._broker, safe=' ')}/{span.offset:0{NAME_DIGITS}d}"
         try:
             self._keep(layout, span, name)
@@ -66,14 +67,7 @@ class Quarantine:
         return keep
 
     def _keep(self, layout: StoreLayout, span: DamagedSpan, name: str) -> None:
-        document: dict[str, Any] = {
-            "broker": self._broker,
-            "file": span.path,
-            "offset": span.offset,
-            "length": span.length,
-            "kind": span.kind,
-            "reason": span.reason,
-        }
+        document = {"broker": self._broker, **damage_as_dict(span)}
         known = self._known(f"{name}.json")
         if known is not None and _length(known) >= span.length:
             return
@@ -101,7 +95,7 @@ def _length(document: Any) -> int:
 
 
 def _pieces(layout: StoreLayout, span: DamagedSpan) -> Iterator[bytes]:
-    """The bytes of a span that exist, up to the last byte that is not zero."""
+    """The existing bytes of a span, up to the last byte that is not zero."""
     file = layout.commit_log.at(span.offset)
     if file is None:
         return

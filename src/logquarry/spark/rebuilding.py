@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _NOTES: Final = "rebuilt"
-"""Folder in the sidecar of ``into``: one note for each store that names its source."""
+"""Folder in the sidecar of ``into``; for each new store, a note in it records the source."""
 _STAGES: Final = 3
 _AT_ONCE: Final = 8
-"""Maximum number of stores at the same time: the driver works on one store, tasks on others."""
+"""Maximum number of stores at once: while the driver works on one, tasks work on the others."""
 
 
 def rebuild_on_spark(
@@ -81,7 +81,7 @@ def rebuild_on_spark(
         index: see :func:`rebuild`.
         config: see :func:`rebuild`.
         split_size: maximum bytes of log in one task.
-        progress: called with (bytes done, total); the log counts three times.
+        progress: called with (bytes done, total); each byte of the log counts three times.
         pause: called at safe points; raise to cancel.
         note: see :func:`rebuild`.
 
@@ -135,7 +135,7 @@ def rebuild_stores(
         split_size: maximum bytes of log in one task.
         resume: with ``into``: continue an interrupted call and skip stores that are complete. Notes
             in ``into`` record to which store each folder belongs.
-        progress: called with (bytes done, total); each log counts three times.
+        progress: called with (bytes done, total); each byte of a log counts three times.
 
     Returns:
         The reports of the stores, without skipped ones.
@@ -258,7 +258,7 @@ class _SparkBuild:
 
     def run(self) -> Built:
         job = self._job
-        # If a folder gets no entry, no task makes it.
+        # Make the folders here, because a task makes a folder only if it writes an entry there.
         for name in job.names:
             job.disk.make_folders(job.folder / name)
         parts_of_log = list(tiles(job.layout, self._split_size))

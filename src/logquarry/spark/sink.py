@@ -3,7 +3,7 @@
 Tasks stage the messages in segments, and a commit appends the segments to the logs. For `df.write`
 and `df.writeStream`, Spark runs the commit in one Python process on the driver's machine, without a
 session. `load` runs it as a second Spark job instead, one task for each store, so no message passes
-through the driver and loading scales with the executors. All of them must see the folder.
+through the driver and loading scales with the executors. All executors must see the stores' folder.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import pickle
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
+
+import pyarrow as pa
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, UsageError
@@ -45,8 +48,8 @@ from logquarry.store.load.loading import Loaded
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark import TaskContext
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger(__name__)
@@ -68,7 +71,7 @@ class WriteOptions:
 
     Attributes:
         plan: the target stores; no store is opened yet.
-        app: application that the user named; None without one.
+        app: name of the application (txnAppId); None if the user gave none.
         version: number of this load of the application.
         remarks: warnings about options that have no effect.
     """
@@ -225,7 +228,7 @@ def stream_writer(
 
 
 def load_id(app: str | None, version: int | None) -> LoadId:
-    """Return the load that the user named, or one with a unique name."""
+    """Return the identity of a load: the user's, or a unique one."""
     if app is None or version is None:
         return LoadId(f"run-{uuid.uuid4().hex}", 0, is_named=False)
     return LoadId(app, version)
@@ -249,15 +252,13 @@ def check_schema(schema: StructType) -> None:
     Raises:
         UsageError: if they cannot.
     """
-    import pyarrow as pa
-
     check_rows(pa.RecordBatch.from_pylist([], arrow_schema(schema)))
 
 
 def stage(
     plan: LoadPlan, load: LoadId, partition: int, batches: Iterator[pa.RecordBatch]
 ) -> Staged:
-    """Stage the rows of a task: all of them, or on an error none."""
+    """Stage all rows of a task, or none if there is an error."""
     stager = Stager(plan, load, partition)
     try:
         for batch in batches:
@@ -266,6 +267,18 @@ def stage(
     except BaseException:
         stager.discard()
         raise
+
+
+@contextmanager
+def _task() -> Iterator[TaskContext]:
+    """Prepare this worker for a task; yields the task's context."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    settle()
+    with without_traceback():
+        yield context
 
 
 class RocketMQWriter(Packaged, DataSourceArrowWriter):
@@ -282,12 +295,7 @@ class RocketMQWriter(Packaged, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        settle()
-        with without_traceback():
+        with _task() as context:
             return StagedMessage(stage(self._plan, self._load, context.partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -307,7 +315,7 @@ class RocketMQStreamWriter(Packaged, DataSourceStreamArrowWriter):
 
     Args:
         plan: where the rows go.
-        app: application that the user named; None for the id of the query.
+        app: name of the application (txnAppId); None for the id of the query.
     """
 
     def __init__(self, plan: LoadPlan, app: str | None) -> None:
@@ -316,12 +324,7 @@ class RocketMQStreamWriter(Packaged, DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task of a batch."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        settle()
-        with without_traceback():
+        with _task() as context:
             app = self._app or context.getLocalProperty(_QUERY_ID)
             batch = context.getLocalProperty(_BATCH_ID)
             if not app or batch is None:
@@ -388,14 +391,14 @@ def load(
 ) -> LoadSummary:
     """Write a DataFrame into stores exactly once, by two Spark jobs.
 
-    The result is the same as of ``df.write.format("rocketmq")``, with the same options. In
+    The result is that of ``df.write.format("rocketmq")`` with the same options. In
     ``foreachBatch`` of a stream, pass the batch id as `txn_version`.
 
     Args:
         df: the rows; columns as for the sink.
         path: the store; with several brokers, the folder of their stores.
         brokers: number of stores.
-        queues: queues of each topic in each store, for rows that name no queue.
+        queues: number of queues of each topic in each store, for rows without a queue id.
         txn_app_id: name of the application, if the load can be retried.
         txn_version: number of this load of the application; must grow with each load.
         on_rejected: ``fail`` or ``deadLetter``.
@@ -428,10 +431,22 @@ def load(
     check_schema(df.schema)
     plan = plan_load(replace(options.plan, config=config or StoreConfig()))
     which = load_id(options.app, options.version)
+
+    def append(appendings: Sequence[Appending], /) -> Sequence[Loaded]:
+        """Run the second job: one task for each store appends its segments."""
+        return run_tasks(
+            df.sparkSession,
+            "append to the logs",
+            appendings,
+            _append,
+            weight=lambda appending: max(1, appending.bytes),
+            progress=progress,
+        )
+
     tasks: list[Staged] = []
     try:
         tasks = _staged(df, plan, which)
-        return commit_load(plan, which, tasks, run=_Appends(df.sparkSession, progress))
+        return commit_load(plan, which, tasks, run=append)
     except BaseException:
         discard_load(plan, which, tasks)
         raise
@@ -457,34 +472,10 @@ class _Stage(Packaged):
         self._load = load
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        settle()
-        with without_traceback():
+        with _task() as context:
             staged = stage(self._plan, self._load, context.partitionId(), batches)
         data = pa.array([pickle.dumps(staged)], pa.binary())
         yield pa.record_batch([data], names=["staged"])
-
-
-class _Appends:
-    """The second job: one task for each store appends its segments."""
-
-    def __init__(self, spark: SparkSession, progress: Progress | None) -> None:
-        self._spark = spark
-        self._progress = progress
-
-    def __call__(self, appendings: Sequence[Appending], /) -> Sequence[Loaded]:
-        return run_tasks(
-            self._spark,
-            "append to the logs",
-            appendings,
-            _append,
-            weight=lambda appending: max(1, appending.bytes),
-            progress=self._progress,
-        )
 
 
 def _append(number: int, appending: Appending) -> Loaded:

@@ -43,12 +43,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def stream_reader(given: Mapping[str, str], struct: StructType) -> DataSourceStreamReader:
-    """Make the reader that this Spark can call: with limits for the batches, or without."""
-    kind = RocketMQStreamReader if has_admission() else RocketMQUnlimitedReader
-    return kind(given, struct)
-
-
 class _Reader(Packaged, DataSourceStreamReader):
     """Plans in one process beside the driver, reads in the workers.
 
@@ -77,18 +71,6 @@ class _Reader(Packaged, DataSourceStreamReader):
     def _columns(self) -> tuple[str, ...]:
         return checked(self._struct, self._options)
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Yield the messages of a partition as Arrow batches.
-
-        Raises:
-            CorruptFrame: on damage, unless onDamage=skip; then the worker logs it to stderr.
-        """
-        yield from task_rows(partition.value, self._struct)
-
-
-class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
-    """Reads a stream with limits for its batches."""
-
     @cached_property
     def _planner(self) -> StreamPlanner:
         with without_traceback():
@@ -102,6 +84,29 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
         """
         with without_traceback():
             return self._planner.initial()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Plan one partition for each task.
+
+        Raises:
+            MessageNotFound: if messages were deleted, unless failOnDataLoss=false.
+            UsageError: on a Spark that cannot limit batches, if the options give another start than
+                the checkpoint.
+        """
+        with without_traceback():
+            return [InputPartition(task) for task in self._planner.tasks(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Yield the messages of a partition as Arrow batches.
+
+        Raises:
+            CorruptFrame: on damage, unless onDamage=skip; then the worker logs it to stderr.
+        """
+        yield from task_rows(partition.value, self._struct)
+
+
+class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
+    """Reads a stream with limits for its batches."""
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of one batch; if the options set both, the limit of messages."""
@@ -121,7 +126,7 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
             return self._planner.latest(start, self._limits(limit))
 
     def _limits(self, limit: ReadLimit) -> Limits:
-        # Trigger.Once reads all there is and ignores the options.
+        # Trigger.Once reads all messages and ignores the limits of the options.
         if isinstance(limit, ReadAllAvailable):
             return Limits()
         found = Limits(self._options.max_bytes, self._options.max_rows)
@@ -140,32 +145,14 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
         """Return the newest known ends of the logs, for the query's progress."""
         return self._planner.newest()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plan one partition for each task.
-
-        Raises:
-            MessageNotFound: if messages were deleted, unless failOnDataLoss=false.
-        """
-        with without_traceback():
-            return [InputPartition(task) for task in self._planner.tasks(start, end)]
-
 
 class RocketMQUnlimitedReader(_Reader):
-    """Reads a stream on a Spark that passes no start and no limit: a batch takes everything."""
+    """Reads a stream on a Spark that passes no start and no limit, so a batch takes everything."""
 
     @cached_property
     def _planner(self) -> UnlimitedPlanner:
         with without_traceback():
             return UnlimitedPlanner(self._options, self._columns)
-
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the offset at which a new query starts.
-
-        Raises:
-            LogquarryError: if the stores cannot be read with these options.
-        """
-        with without_traceback():
-            return self._planner.initial()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
         """Return the offset at which the next batch ends: the current ends of the logs.
@@ -175,16 +162,6 @@ class RocketMQUnlimitedReader(_Reader):
         """
         with without_traceback():
             return self._planner.newest_end()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plan one partition for each task.
-
-        Raises:
-            MessageNotFound: if messages were deleted, unless failOnDataLoss=false.
-            UsageError: if the options give another start than the checkpoint.
-        """
-        with without_traceback():
-            return [InputPartition(task) for task in self._planner.tasks(start, end)]
 
 
 class RocketMQDataSource(DataSource):
@@ -212,7 +189,7 @@ class RocketMQDataSource(DataSource):
             open_stores(options)
             return struct_of(options)
 
-    # The parameter's name is PySpark's: it is passed by keyword.
+    # The parameter's name must be that of PySpark, which passes it by keyword.
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make a batch reader of the columns of `schema`: all or some, in any order.
 
@@ -228,10 +205,9 @@ class RocketMQDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Make a stream reader of the columns of `schema`: all or some, in any order."""
-        from logquarry.spark.source import stream_reader
-
         ignore_hang_ups()
-        return stream_reader(self.options, schema)
+        kind = RocketMQStreamReader if has_admission() else RocketMQUnlimitedReader
+        return kind(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Make a writer that puts the rows of a batch into stores.
@@ -245,7 +221,7 @@ class RocketMQDataSource(DataSource):
         with without_traceback():
             return batch_writer(self.options, schema, overwrite)
 
-    # PySpark's name.
+    # The method's name must be that of PySpark.
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamArrowWriter:
@@ -279,10 +255,9 @@ class RocketMQReader(Packaged, DataSourceReader):
         Raises:
             LogquarryError: if the stores cannot be read with these options.
         """
-
         with without_traceback():
             tasks = plan_tasks(self._options, self._columns)
-        # Without tasks: one partition with None, as PySpark makes it for an empty list.
+        # If there are no tasks, plan one partition with None, as PySpark does for an empty list.
         return [InputPartition(task) for task in tasks] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

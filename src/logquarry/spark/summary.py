@@ -107,7 +107,7 @@ class Summary:
     def of(cls, parts: Iterable[Summary]) -> Summary:
         """Merge summaries: topics sorted by name, damage sorted by file and offset.
 
-        Two tasks can report the same span, if two queues point to it; it is kept once.
+        Two tasks can report the same span, if two queues point to it. The result has it once.
         """
         whole = cls()
         for part in parts:

@@ -21,6 +21,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import LogSplit
 from logquarry.log.store_names import broker_names, find_stores
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, Event, ExpiredSpan, LogEnd
+from logquarry.read.batch_queue import open_queue
 from logquarry.read.bulk import warn_of_unknown_topics
 from logquarry.read.selection import (
     Part,
@@ -52,7 +53,7 @@ _TASKS_A_CORE = 4
 LEAST_STATED_SPLIT = 64 << 10
 """Fewest bytes of a task that the user can request: such a task is nearly all overhead."""
 FEW_TASKS = 1_000
-"""The user may always request this many tasks, even if they are very small."""
+"""The user can always request this many tasks, even if they are very small."""
 MOST_TASKS = 100_000
 """Maximum number of tasks of one read: the driver keeps a few kilobytes for each."""
 MOST_PARTS = 256
@@ -68,7 +69,7 @@ class ReadTask:
         broker: name of the store.
         plan: how to read; it has only the parts of this task.
         options: how to read; see :func:`for_workers`.
-        columns: columns to read, in order, of the table that the options name.
+        columns: columns to read, in order, of the table that the options select.
         delay_levels_ms: delay of each delay level, which the codes of delayed tags need.
         certain_to: for a stream only: physical offset up to which the log was complete when the
             batch was planned. The task reads no byte after this offset.
@@ -98,11 +99,11 @@ class _Store:
 
 # -------------------------------------------------------------------------------- on the driver
 def open_stores(options: ReadOptions) -> list[tuple[str, str, StoreLayout]]:
-    """Return (location, broker, layout) of each store that the options name.
+    """Return (location, broker, layout) of each store that the options select.
 
     Raises:
         StoreNotFound: if a path is not a store, or a glob matches none.
-        UsageError: if an option names a broker that none of the stores has.
+        UsageError: if an option has a broker that is the name of no store.
     """
     locations = find_stores(options.paths, options.storage_options)
     brokers = broker_names(locations)
@@ -114,10 +115,10 @@ def open_stores(options: ReadOptions) -> list[tuple[str, str, StoreLayout]]:
 
 
 def check_brokers(options: ReadOptions, brokers: Sequence[str]) -> None:
-    """Check that the options name only known brokers.
+    """Check that the options have only known brokers.
 
     Raises:
-        UsageError: if an option names an unknown broker.
+        UsageError: if an option has an unknown broker.
     """
     for name, limit in (("startingOffsets", options.start), ("endingOffsets", options.stop)):
         for broker in limit.brokers:
@@ -131,8 +132,8 @@ def plan_tasks(
 ) -> list[ReadTask]:
     """Plan tasks that read each wanted message exactly once.
 
-    The tasks of one store follow each other, in the order of the log unless queues choose the
-    messages.
+    The tasks of one store follow each other. They are in the order of the log, unless the options
+    select messages by their queues.
 
     Args:
         options: what to read.
@@ -143,7 +144,7 @@ def plan_tasks(
     Raises:
         StoreNotFound: if a path is not a store.
         UnsupportedStore: if a store keeps its log in other folders.
-        UsageError: if an option names an unknown broker.
+        UsageError: if an option has an unknown broker.
         MessageNotFound: if messages from the wanted start on were deleted, and ``options`` treat
             that as an error.
     """
@@ -162,7 +163,7 @@ def plan_tasks(
     size = max(options.split_size or _split_size(whole, min_tasks), _least_split(whole))
     plans = [_plan(store, options, size) for store in stores]
     lengths = [sum(part.length for part in plan.parts) for plan in plans]
-    # The plans give the number of bytes to read: fewer than the files have, which may be nearly
+    # Take the number of bytes to read from the plans, not from the files, which can be nearly
     # empty.
     even = -(-sum(lengths) // max(options.min_partitions, 1))
     stated = min(options.split_size or size, even)
@@ -291,8 +292,6 @@ def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> Non
 
 
 def _oldest_in_queue(layout: StoreLayout, topic: str, queue_id: int) -> int | None:
-    from logquarry.read.batch_queue import open_queue
-
     queue = open_queue(layout, topic, queue_id)
     return None if queue is None else queue.min_offset
 

@@ -3,9 +3,9 @@
 Imports little: the process that finds data sources (`pyspark_logquarry`) and the daemon that forks
 the workers import this module too.
 
-Spark pickles the readers and writers for the workers (:class:`Packaged`). A worker that cannot
-import this package would fail while it unpickles them, with a traceback that names a module and no
-setting; with this module the error names the setting.
+Spark pickles the readers and writers for the workers (:class:`Packaged`). If a worker cannot import
+this package, unpickling fails. With plain pickles, the traceback would show only the missing
+module; with those of this module, the error tells which setting to change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MARKS = (
 
 
 def in_worker() -> bool:
-    """Return whether Spark started this process to run Python in."""
+    """Return whether Spark started this process to run Python code."""
     return any(name in os.environ for name in _MARKS)
 
 

@@ -1,7 +1,7 @@
-"""Counts puts and gets: one object for each thread, so that a call takes no lock.
+"""Counts puts and gets. Each thread has its own object for the counts, so a call takes no lock.
 
 A put's duration is the time from the call to its settled result: it includes the waits for flush
-and replica. Compiled if possible, because each put calls this module.
+and replica. This module is compiled if possible, because each put calls it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ BUCKETS: Final = (
 )
 """Classes of the durations of puts, as in RocketMQ, and the upper bound of each in seconds."""
 SIZES: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
-"""Upper bounds of the classes of message sizes, in bytes, as in RocketMQ 5. One more class has the
-larger messages."""
+"""Upper bounds of the classes of message sizes, in bytes, as in RocketMQ 5. Larger messages are
+in one more class."""
 
 _BOUNDS: Final = tuple(bound for _, bound in BUCKETS)
 _FIRST_BOUND = _BOUNDS[0]
@@ -58,14 +58,14 @@ class CallCounts:
     """The counts of one thread.
 
     Attributes:
-        failed: puts that were refused.
-        quick: puts whose duration is in the first class of :data:`BUCKETS`.
+        failed: number of refused puts.
+        quick: number of puts whose duration is in the first class of :data:`BUCKETS`.
         longest: the longest duration of a put, in seconds.
         lock_longest_ms: the longest time that a put held the lock.
-        times: puts by the class of their duration, without those of the first class.
-        sizes: messages by :data:`SIZES`. The first class is not counted: it is computed as the
-            number of all messages minus the other classes.
-        topics: messages and bytes by topic.
+        times: number of puts in each class of :data:`BUCKETS` except the first.
+        sizes: number of messages in each class of :data:`SIZES`. The first class is not counted:
+            it is computed as the number of all messages minus the other classes.
+        topics: number of messages and of bytes for each topic.
         get_found, get_missed, get_messages: number of gets that returned messages, number of gets
             that returned none, and number of messages that gets returned.
         get_longest: the longest get, in seconds.
@@ -124,7 +124,7 @@ class CallCounts:
 
 
 class CallCounter:
-    """Counts the puts of all threads; :class:`~logquarry.store.stats.StatsRecorder` is one."""
+    """Counts the calls of all threads. :class:`~logquarry.store.stats.StatsRecorder` extends it."""
 
     def __init__(self) -> None:
         self._change = threading.Lock()

@@ -7,8 +7,8 @@ other frame. The broker's checker puts an open half message back at the queue's 
 TRANSACTION_CHECK_TIMES, and advances its group's offset. So a half message below that offset
 without an op message was put back.
 
-In a store of 3.x, a PREPARED message waits outside all queues, and a COMMIT or ROLLBACK names its
-physical offset (docs/dialect-3.1.md).
+In a store of 3.x, a PREPARED message waits outside all queues, and a COMMIT or ROLLBACK contains
+its physical offset (docs/dialect-3.1.md).
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Transactions:
     """The outcomes of the half messages of a store.
 
     Attributes:
-        committed: a committed message followed.
-        rolled_back: ended, and no committed message followed.
-        put_back: put back as a new half message by the checker (or given up).
-        open: not ended.
-        unreadable: entries of the half topic whose message is damaged or deleted.
+        committed: number of half messages that a committed message followed.
+        rolled_back: number that ended without a committed message.
+        put_back: number that the checker put back as new half messages, or gave up.
+        open: the half messages that have not ended.
+        unreadable: number of entries of the half topic whose message is damaged or deleted.
     """
 
     committed: int = 0
@@ -130,7 +130,7 @@ def _checked(layout: StoreLayout) -> dict[int, int]:
 
 
 def _ended(store: StoreReads, log: CommitLog, queue_id: int) -> set[int]:
-    """Queue offsets of half messages that an op message names."""
+    """Queue offsets of the half messages that op messages mark as ended."""
     queue = store.queue(OP_TOPIC, queue_id)
     ended: set[int] = set()
     for _, op in _frames(log, queue) if queue is not None else ():

@@ -1,4 +1,4 @@
-"""The log as bytes for replication: reads them for slaves, appends those of a master."""
+"""The log as bytes, for replication: reads bytes for slaves, and appends bytes of a master."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class LogFeed:
 
     @property
     def min_offset(self) -> int:
-        """Physical offset at which the first file begins; 0 without files."""
+        """Physical offset at which the first file begins; 0 if there are no files."""
         return max(0, self._log.min_offset)
 
     @property
@@ -94,7 +94,7 @@ class LogFeed:
     def select(self, offset: int, most: int | None = None) -> memoryview | None:
         """The bytes from an offset to the end of the log or of its file; None if there are none.
 
-        ``most`` limits them. They stay valid as long as you hold the view.
+        ``most`` is the maximum number of bytes. The bytes stay valid as long as you hold the view.
 
         Raises:
             StoreUnavailable: if the store was closed.
@@ -105,7 +105,7 @@ class LogFeed:
         """Sync the log; returns the physical offset up to which it is on the disk.
 
         Raises:
-            StoreUnavailable: if the sync failed, now or before.
+            StoreUnavailable: if this or an earlier sync failed.
         """
         return self._log.flush(0)
 
@@ -129,7 +129,7 @@ class LogFeed:
             Whether they were appended; see :meth:`BaseWriter.append_data`.
 
         Raises:
-            StoreUnavailable: if the store was closed, or the disk does not take them.
+            StoreUnavailable: if the store was closed, or the write failed.
         """
         self.require_open()
         self._health.require_writable()
@@ -145,18 +145,18 @@ class LogFeed:
     def vouch(self, offset: int) -> None:
         """State that the bytes before an offset are whole frames, and wake the dispatcher.
 
-        From the first call on, the store dispatches only frames before that offset, and keeps only
-        those when it is opened again.
+        From the first call on, the store dispatches only frames before that offset. When it is
+        opened again, it keeps only those frames.
         """
         self._dispatcher.limit = offset
         self._growth.wake()
 
     def keep(self, durably: bool) -> None:
-        """Save the offset up to which vouched bytes are durable; the next opening keeps them.
+        """Save the offset up to which vouched bytes are durable; a later opening keeps these bytes.
 
         Args:
-            durably: whether the saved offset is synced too, so that it survives a power cut. For
-                sound frames that is not needed: a recovery keeps them anyway.
+            durably: whether the saved offset is synced too, so that it survives a power cut. Sound
+                frames do not need this, because a recovery keeps them anyway.
         """
         # The last sync of the log may have run before this call, with a lower limit for the durable
         # offset. So raise the durable offset now.
@@ -176,7 +176,7 @@ class LogFeed:
         """Read the next queue offsets from the bytes that :meth:`append_data` appended.
 
         Raises:
-            StoreUnavailable: if the bytes end inside a frame: no put may follow them.
+            StoreUnavailable: if the bytes end inside a frame, because no put may follow them.
         """
         with self._adopting:
             if not self._writer.has_foreign:
@@ -187,14 +187,14 @@ class LogFeed:
             if not (waits and self._dispatching.wait_dispatched(end, _ADOPT_SECONDS)):
                 raise refusal(
                     PutStatus.SERVICE_NOT_AVAILABLE,
-                    f"{self._files.root}: the log ends within a message of another store: its rest "
+                    f"{self._files.root}: the log ends inside a message of another store: its rest "
                     "has to come first",
                 )
             # If more bytes were appended since, the put is refused.
             self._writer.adopt(end, self._files.queues.next_offsets)
 
     def cut_unvouched(self) -> None:
-        """Cut off the bytes of another store's log that were never vouched for.
+        """Cut off the bytes of another store's log after the last offset given to :meth:`vouch`.
 
         They usually end inside a message, and the zeros after them may seem to complete it.
         """

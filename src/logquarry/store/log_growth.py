@@ -1,6 +1,6 @@
-"""Wakes dispatcher, flush service and replication after an append, and settles the put.
+"""After an append: wakes dispatcher, flush service and replication, and settles the put.
 
-Compiled if possible.
+A put is settled when its waits for flush and replica are over. Compiled if possible.
 
 ::
 
@@ -35,8 +35,8 @@ class LogGrowth:
 
     Args:
         dispatching: dispatches new messages.
-        flushing: syncs messages whose puts do not wait for that.
-        wait: settles puts that wait for disk or slave.
+        flushing: syncs the messages of puts that do not wait for a sync.
+        wait: settles the puts that wait for disk or slave.
     """
 
     def __init__(self, dispatching: Service, flushing: Service, wait: FlushWait) -> None:

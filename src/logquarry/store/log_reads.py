@@ -1,4 +1,4 @@
-"""Parts of the read API: by physical offset, and the rules for the arguments of a get.
+"""Parts of the read API: reads by physical offset, and checks of the arguments of a get.
 
 Both kinds of store read their log through the same
 :class:`~logquarry.read.commit_log.CommitLog` methods.
@@ -31,7 +31,7 @@ class LogReads(ABC):
     Args:
         layout: the store's files.
         log: its log.
-        broker: name of the store, which messages carry.
+        broker: name of the store; each message of it has this name.
     """
 
     def __init__(self, layout: StoreLayout, log: CommitLog, *, broker: str) -> None:
@@ -75,8 +75,8 @@ class LogReads(ABC):
         messages.
 
         Raises:
-            MessageNotFound: if no message starts there: outside the log (bytes after its end are
-                no message, sound or not), or inside a message or a blank.
+            MessageNotFound: if the offset is outside the log (bytes after its end are no message,
+                even if they look like one), or inside a message or a blank.
             CorruptFrame: if that place of the log is damaged.
         """
         self._require_open()
@@ -86,7 +86,7 @@ class LogReads(ABC):
         return self._stored(self._log.message_at(physical_offset))
 
     def message_by_id(self, message_id: str) -> StoredMessage:
-        """The message with an id, as the broker gave it (``MessageDecoder.decodeMessageId``).
+        """The message with the id that a broker gave it (``MessageDecoder.decodeMessageId``).
 
         Raises:
             UsageError: if it is not a message id.
@@ -153,16 +153,16 @@ class LogReads(ABC):
         return b"".join(parts)
 
     def roll_next_file(self, physical_offset: int) -> int:
-        """Physical offset at which the log file after that of an offset starts (``rollNextFile``).
+        """Physical offset at which the log file after the one with an offset starts.
 
-        The file need not exist.
+        The file need not exist (``rollNextFile``).
         """
         self._require_open()
         at = arguments.offset(physical_offset, "physical_offset")
         files = self._log.files
         size = files.file_size
         if not files.files:
-            # The files that a writer makes.
+            # There is no file yet: take the size that a writer would give it.
             size = self.layout.config.mapped_file_size_commit_log or DEFAULT_COMMIT_LOG_FILE
         return at - at % size + size
 
@@ -202,7 +202,8 @@ def get_arguments(
 ) -> tuple[str, int, int, int, str | None]:
     """The checked arguments of a ``get``.
 
-    RocketMQ answers a negative offset (OFFSET_TOO_SMALL) and gives one message for a count below 1.
+    As in RocketMQ, a negative offset is no error (the result is OFFSET_TOO_SMALL), and a count
+    below 1 means one message.
     """
     return (
         *arguments.queue(topic, queue_id),
@@ -215,7 +216,7 @@ def get_arguments(
 def renamed_topic(
     topic: str | Iterable[str], topics: str | Iterable[str] | None
 ) -> str | Iterable[str]:
-    """The topics of a ``scan`` with the argument's previous name."""
+    """The topics of a ``scan`` that is called with the argument's previous name."""
     if topics is not None:
         raise UsageError("give topics; topic is its previous name")
     warnings.warn("scan(topic=...) is now scan(topics=...)", DeprecationWarning, stacklevel=3)
@@ -223,7 +224,7 @@ def renamed_topic(
 
 
 def no_queue(topic: str, queue_id: int) -> Queue:
-    """A queue without messages, for a name that the store does not have."""
+    """A queue without messages, for a queue that the store does not have."""
     from logquarry.read.log_queues import empty_queue
 
     return empty_queue(topic, queue_id)

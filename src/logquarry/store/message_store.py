@@ -4,7 +4,7 @@
 
     StoreReads (reads.py)  <-  BaseReader (reader.py)  <-  StoreReader
                ^           <-  BaseWriter (writer.py)  <-  StoreWriter
-               '- MessageStore: open(); both final classes are one
+               '- MessageStore: open(); also a base of StoreReader and StoreWriter
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MessageStore(StoreReads):
     Attributes:
         layout: the store's files.
         config: its settings.
-        broker: name of the store, which messages carry.
+        broker: name of the store; each message of it has this name.
     """
 
     @overload
@@ -129,7 +129,7 @@ class StoreWriter(BaseWriter, MessageStore):
 
 
 class _NeedsWriter:
-    """A method of the writer, on a reader: raises an error with the right way to open the store."""
+    """Replaces a method of the writer in a reader: raises an error that says how to open it."""
 
     def __get__(self, store: StoreReader | None, kind: type[StoreReader]) -> _NeedsWriter:
         if store is None:

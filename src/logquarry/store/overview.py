@@ -1,12 +1,12 @@
 """The contents of a store for ``logquarry info``: queues, messages, bytes per topic, index files.
 
 It reads the entries of the queues and both ends of the log. If the queues do not determine the
-bytes of a topic, the overview has a hint instead of a number; :func:`count_log` reads the whole log
-and always has the number.
+bytes of a topic, the overview has a hint instead of a number. :func:`count_log` reads the whole log
+and always finds the number.
 
-The overview also names the damage that shows without reading the log. For it the overview reads
-folder names, the last queue entries, the checkpoint and ``.logquarry/damage.json``. If
-files of the log are missing, or the queues point beyond the log's end, it reads all queue entries.
+:func:`visible_damage` lists the damage that shows without reading the log. It reads file names, the
+last queue entries, the checkpoint and ``.logquarry/damage.json``. If files of the log are missing,
+or the queues point beyond the log's end, it reads all queue entries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -22,9 +22,8 @@ import numpy as np
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import dledger, frame, java, sys_flag
 from logquarry.format.index import IndexHeader, IndexShape
-from logquarry.log.file_sequence import FileSequence
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import CHECKPOINT
+from logquarry.log.store_files import CHECKPOINT, FileSequence
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
 from logquarry.read.log_end import Noted, known_damage, last_entries
@@ -64,7 +63,7 @@ class TopicOverview:
 
     @property
     def messages(self) -> int | None:
-        """Messages in the log, None if unknown."""
+        """Number of messages in the log; None if unknown."""
         return _sum(queue.messages for queue in self.queues)
 
     @property
@@ -164,7 +163,7 @@ def _sum_queues(
             copies.append(row.topic)
             if found.state != "live" and not stranger.is_copied_to(queue.topic):
                 path = f"consumequeue/{queue.topic}/{queue.queue_id}"
-                found.signs.append(f"{path}: its entries name messages of another queue")
+                found.signs.append(f"{path}: its entries point to messages of another queue")
             row.bytes = None
             continue
         total += (row.bytes or 0) + _head_bytes(log.files, row.messages or 0)
@@ -175,7 +174,7 @@ def _sum_queues(
             row.messages = row.bytes = None
     elif copies:
         names = ", ".join(sorted(set(copies)))
-        found.hint = f"the queues of {names} name messages of other topics; --exact counts them"
+        found.hint = f"the queues of {names} point to messages of other topics; --exact counts them"
 
 
 def _head_bytes(files: FileSequence, messages: int) -> int:
@@ -192,7 +191,7 @@ def _retained(queue: Queue, min_offset: int, max_offset: int) -> UnitCount:
 
 
 def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
-    """The first or last message that a queue names, if it is a message of another queue."""
+    """The first or last message that a queue points to, if it is a message of another queue."""
     for offset in {queue.min_offset, queue.max_offset - 1}:
         for _, unit in queue.entries(offset, offset + 1):
             outcome = log.outcome_at(unit.physical_offset, check_crc=False)
@@ -206,12 +205,12 @@ def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
 def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -> str | None:
     """The reason why the queues do not determine the bytes; None if they do.
 
-    They do if their messages fill the log, except for the blanks at the ends of files. Each blank
+    They determine them if their messages fill the log except for blanks at file ends. Each blank
     is smaller than the largest message and the eight bytes after it.
     """
     length = found.max_offset - found.min_offset
     if total > length:
-        return "the queues name some bytes of the log twice; --exact reads the log"
+        return "the queues point to some bytes of the log twice; --exact reads the log"
     files = len(log.files.files)
     blanks = files * (largest + frame.BLANK.size)
     end = max(end, found.min_offset)
@@ -288,7 +287,7 @@ def _count(
 
 # ------------------------------------------------------------------------------------ the rest
 def _times(store: StoreReads, queues: list[Queue]) -> tuple[int | None, int | None]:
-    """Store times of the log's first and last message, if its ends have them."""
+    """Store times of the log's first and last message, as far as they are readable."""
     log = CommitLog(store.layout)
     first = log.outcome_at(store.min_offset)
     times = [first.store_timestamp] if isinstance(first, frame.Frame) else []
@@ -328,7 +327,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 _MOST: Final = 3
-"""Maximum number of wrong files that a sign names."""
+"""Maximum number of wrong files that are listed in one sign."""
 
 
 def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
@@ -369,7 +368,7 @@ def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
 def _without_file(log: FileSequence) -> Iterator[Noted]:
     """The parts of the log whose file is missing or empty, in order."""
     size = log.file_size
-    for file, following in zip(log.files, (*log.files[1:], None), strict=True):
+    for file, following in zip_longest(log.files, log.files[1:]):
         start = file.base + (size if file.size else 0)
         end = file.base + size if following is None else following.base
         if start < end:

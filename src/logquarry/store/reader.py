@@ -1,9 +1,9 @@
-"""How open stores read: a reader from the store's files, a writer from the files that it writes.
+"""How an open store reads: a reader reads the store's files, a writer the files that it writes.
 
 The reader makes, locks and changes nothing, so it can run beside a live broker. It lists the
 folders when it opens the store, and again on :meth:`BaseReader.refresh` or when you request an
 offset beyond the files that it knows. If a store has no queue files, the reader takes the queues
-from RocksDB, and makes from the log, in memory, what RocksDB lacks.
+from RocksDB. It makes entries that RocksDB lacks from the log, in memory.
 
 A writer reads log and queues from the writer's own files, so a get finds a message as soon as it is
 dispatched, without listing folders. Scans and queries read the files as any other process would,
@@ -179,7 +179,7 @@ class BaseReader(StoreReads):
         found = self._file_queue(topic, queue_id)
         if self._found.has_other_queues:
             other = self._found.log_queues[0].get((topic, queue_id))
-            # Files that a broker wrote before its queues moved to RocksDB end earlier.
+            # If a broker moved its queues to RocksDB, their files end earlier than RocksDB does.
             if other is not None and (found is None or found.max_offset < other.max_offset):
                 return other
         return found
@@ -260,7 +260,7 @@ class BaseReader(StoreReads):
         return offset < queue.max_offset
 
     def _require_folder(self) -> None:
-        """Raise StoreNotFound if the store is gone: its queues would be read as empty."""
+        """Raise StoreNotFound if the store is gone: otherwise its queues would be read as empty."""
         StoreLayout(self.layout.filesystem, self.layout.config)
 
     def _make_consumers(self) -> Consumers:

@@ -56,7 +56,7 @@ class StoreReads(LogReads):
     Args:
         layout: the store's files.
         log: its log.
-        broker: name of the store, which messages carry.
+        broker: name of the store; each message of it has this name.
     """
 
     def __init__(self, layout: StoreLayout, log: CommitLog, *, broker: str) -> None:
@@ -210,8 +210,8 @@ class StoreReads(LogReads):
             tag: a subscription: ``paid``, ``paid || sent``; None or ``*`` for all.
 
         Raises:
-            CorruptFrame: if the first message is damaged. At later damage the result ends before
-                it.
+            CorruptFrame: if the first message is damaged. If a later message is damaged, the result
+                ends before that message.
         """
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: Time) -> int:
@@ -277,8 +277,8 @@ class StoreReads(LogReads):
             exact: leave out messages with another key of the same hash, which RocketMQ returns
                 too, and second entries of the same message.
 
-        Of an inner batch of RocketMQ 5 you get the messages with the key; all messages if the key
-        is the UNIQ_KEY of the batch, which the producer got as the message id. RocketMQ indexes a
+        Of an inner batch of RocketMQ 5 you get the messages with the key, or all messages if the
+        key is the UNIQ_KEY of the batch (the message id that the producer got). RocketMQ indexes a
         key of KEYS only if the batch itself has it; :meth:`scan` finds the other keys too.
         """
         self._require_open()
@@ -372,7 +372,7 @@ class StoreReads(LogReads):
             columns: the columns, in their order (default: all of
                 :data:`logquarry.log.schema.COLUMNS`). Other columns are not decoded; the CRC of
                 bodies is checked only if ``body`` is among the columns.
-            tags: as for :meth:`scan`, like the arguments after it.
+            tags: as for :meth:`scan`; so are ``keys``, ``since`` and ``until``.
             keys: words of keys.
             since: earliest store time.
             until: store time at which to stop.
@@ -440,7 +440,7 @@ class StoreReads(LogReads):
                 ``timestamp``, or a store time: milliseconds or a datetime.
             timestamp: the store time of ``start="timestamp"``, as :meth:`scan` takes it.
             auto_commit: whether offsets of handled messages are committed without a call.
-            timeout: seconds without a message after which the iteration ends; None for never.
+            timeout: seconds without a message after which the iteration ends; None: it never ends.
             max_reconsume_times: how often a message that is sent back is delivered again.
 
         Raises:
@@ -482,7 +482,7 @@ class StoreReads(LogReads):
             return self._made_consumers
 
     def _close_consumers(self) -> None:
-        """End all consumers permanently. A close that was interrupted calls this a second time."""
+        """End all consumers permanently. If a close was interrupted, the next close repeats it."""
         with self._consumers_lock:
             self._has_closed_consumers = True
             consumers = self._made_consumers

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from logquarry.write.queue_table import TopicTable
 
 DEFAULT_PRODUCER_GROUP: Final = "logquarry"
-"""The producer group of a transaction whose message names none."""
+"""The producer group of a transaction whose message has none."""
 
 
 class ServiceCalls(ABC):
-    """The methods of an open store that its services carry out."""
+    """The methods of an open store whose work its services do."""
 
     _services: Services
     _engine: StoreEngine
@@ -37,7 +37,7 @@ class ServiceCalls(ABC):
         """Raise StoreUnavailable if the store was closed."""
 
     def add_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
-        """Call a function for messages that can be consumed (``MessageArrivingListener``).
+        """Call a function when messages can be consumed (``MessageArrivingListener``).
 
         The dispatcher's thread calls it for each queue that has grown: it must be quick, and cannot
         wait for the dispatcher. Its exceptions are logged.
@@ -84,7 +84,7 @@ class ServiceCalls(ABC):
         self._services.start_delivery()
 
     def deliver_due(self) -> int:
-        """Deliver the delayed messages that are due by the store's clock, now.
+        """Deliver now the delayed messages that are due by the store's clock.
 
         Returns:
             The number of messages. They are in the log; the dispatcher adds them to queues later
@@ -106,18 +106,18 @@ class ServiceCalls(ABC):
                 ...                             # no consumer gets the message yet
                 t.commit()
 
-        The block's beginning puts a half message. At its end, a transaction that was not committed
-        is rolled back, with or without an exception. A check ends transactions that a crash leaves
-        open (:meth:`start_transaction_checks`).
+        The start of the block puts a half message. The end of the block rolls a transaction back
+        that was not committed, with or without an exception. Checks end the transactions that a
+        crash leaves open (:meth:`start_transaction_checks`).
 
         Args:
             message: the message. It cannot be delayed.
             group: the producer group for a broker's check, if the message has no PGROUP.
 
         Raises:
-            UsageError: at the block's beginning, if the message cannot be part of a transaction.
+            UsageError: at the start of the block, if the message cannot be part of a transaction.
             StoreUnavailable: if the half message cannot be put.
-            MessageRejected: likewise.
+            MessageRejected: if the store rejects the half message.
         """
         self._require_open()
         return self._services.transaction(message, group)
@@ -125,17 +125,17 @@ class ServiceCalls(ABC):
     def put_half(self, message: Message, group: str) -> PutFuture:
         """Put the half message of a producer's transaction (``prepareMessage``).
 
-        The producer ends it with :meth:`end_transaction`. Until then it belongs to the checks, as
-        after a crash.
+        The producer ends it with :meth:`end_transaction`. Until then the checks treat it like a
+        half message that a crash left open.
 
         Args:
             message: the message. It cannot be delayed.
-            group: the producer group that a check asks, if the message has no PGROUP.
+            group: the producer group that checks ask for the outcome, if it has no PGROUP.
 
         Raises:
             UsageError: if the message cannot be part of a transaction.
             StoreUnavailable: if it cannot be put.
-            MessageRejected: likewise.
+            MessageRejected: if the store rejects it.
         """
         self._require_open()
         return self._services.put_half(message, group)
@@ -157,13 +157,13 @@ class ServiceCalls(ABC):
             queue_offset: its queue offset, to check that it is the right message.
 
         Returns:
-            The future of the message, or of the op of a rollback; None if the transaction has
-            ended already.
+            The future of the put: of the message, or of the op message of a rollback. None if the
+            transaction has ended already.
 
         Raises:
             UsageError: if there is no half message of that group and queue offset.
             StoreUnavailable: if the put failed; the half message is still open.
-            MessageRejected: likewise.
+            MessageRejected: if the store rejects the message; the half message is still open.
         """
         self._require_open()
         queue_offset = arguments.optional(arguments.offset, queue_offset, "queue_offset")
@@ -187,12 +187,12 @@ class ServiceCalls(ABC):
 
     @property
     def subscription_groups(self) -> ConfigFile[dict[str, Any]]:
-        """``config/subscriptionGroup.json``; make one object and keep it."""
+        """``config/subscriptionGroup.json``. Each access makes an object: keep the first one."""
         self._require_open()
         return self._services.subscription_groups
 
     def check_transactions(self, listener: Listener) -> CheckReport:
-        """Find transactions that are still open, and let a function decide about each, now.
+        """Find the transactions that are open now, and let a function decide about each.
 
         Args:
             listener: gets an :class:`~logquarry.store.transaction.checks.OpenTransaction`, and

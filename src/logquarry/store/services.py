@@ -1,7 +1,7 @@
 """The services of a store that is open for writing: delayed delivery, transactions, ``config/``.
 
-A service is made when it is first used, and ends before the store does. It puts messages only after
-a call or a setting that starts it, because a store may also be open for an import or a repair.
+A service is made when it is first used, and ends before the store does. It puts messages only if a
+call or a setting has started it, because the store may be open just for an import or a repair.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _PATIENCE_SECONDS: Final = 60.0
 
 
 class ServedStore(Protocol):
-    """The methods of a store that the services use, besides its engine."""
+    """The methods of a store that the services use, in addition to the store's engine."""
 
     @property
     def broker(self) -> str:
@@ -140,7 +140,7 @@ class Services:
         """The tables that a slave copies from its master's ``config/``.
 
         Raises:
-            UsageError: if the store is not a slave: its own services write there.
+            UsageError: if the store is not a slave, because its own services write there.
         """
         with self._lock:
             self._require_open()
@@ -230,7 +230,7 @@ class Services:
         return {} if delivery is None else delivery.delays
 
     def start_delivery(self) -> None:
-        """Deliver from now on; a second call does nothing."""
+        """Deliver delayed messages from now on; a second call does nothing."""
         deliveries = self.delivery, self.timers
         with self._lock:
             self._require_open()
@@ -240,6 +240,7 @@ class Services:
                     deliveries,
                     engine.health,
                     clock=engine.clock,
+                    dispatched=lambda: engine.dispatcher.offset,
                     save_interval_ms=engine.config.flush_delay_offset_interval,
                 )
                 self._start(self._delivering)
@@ -292,7 +293,7 @@ class Services:
         )
 
     def transaction(self, message: Message, group: str) -> Transaction:
-        """A transaction, which begins with its block."""
+        """A transaction; it begins when its ``with`` block begins."""
         self._require_halves()
         require_message(message, "transaction")
         arguments.text(group, "group", takes="the name of a producer group")
@@ -301,14 +302,14 @@ class Services:
             return Transaction(self.transactions, message, group)
 
     def check_transactions(self, listener: Listener) -> CheckReport:
-        """Check once, now."""
+        """Check the open transactions once, now."""
         arguments.function(listener, "listener")
         checks = self.checks
         self._store.wait_dispatched()
         return checks.check(listener, self._engine.clock())
 
     def start_transaction_checks(self, listener: Listener) -> None:
-        """Check from now on."""
+        """Check the open transactions periodically from now on."""
         arguments.function(listener, "listener")
         with self._lock:
             self._require_open()
@@ -469,8 +470,7 @@ class _DueLog:
     def __init__(self, store: ServedStore, files: MappedFileQueue, levels: Sequence[int]) -> None:
         self._store = store
         log = _HalfLog(store)
-        # Delivery reads them ten times a second. A queue above the known levels belongs to another
-        # table of levels.
+        # Include queues above the known levels: they come from a table with more levels.
         self._queue_ids = sorted({*range(len(levels)), *log.queue_ids(props.SCHEDULE_TOPIC)})
         self.runs: Callable[[int], Iterator[Run]] = log.runs
         self._log = store.commit_log

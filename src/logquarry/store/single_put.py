@@ -51,8 +51,20 @@ class _Count:
         self._counter.put_failed()
 
 
+def _batch_arguments(
+    messages: Sequence[Message] | None, wire: bytes | None, field: str
+) -> tuple[Sequence[Message] | None, bytes | None]:
+    """The arguments of a batch in the types that compiled code takes."""
+    # The messages of a list are checked later, by the code that encodes them.
+    if messages is not None and type(messages) is not list:
+        messages = require_messages(messages, field)
+    if wire is not None and type(wire) is not bytes:
+        wire = bytes(arguments.data(wire, "wire"))
+    return messages, wire
+
+
 class SinglePut:
-    """The put of one message, or of a batch; :class:`~logquarry.store.writer.BaseWriter` has it."""
+    """The put of a message or a batch; a base of :class:`~logquarry.store.writer.BaseWriter`."""
 
     _path: PutBatchPath
     _counter: CallCounter
@@ -76,7 +88,7 @@ class SinglePut:
         self._growth = growth
 
     def put(self, message: Message) -> PutResult:
-        """Put one message, and wait for flush and replica if settings and its WAIT request it.
+        """Put one message; wait for flush and replica if the settings and its WAIT request it.
 
         Returns:
             The message's offsets, and whether it is on the disk and at the replica.
@@ -98,7 +110,7 @@ class SinglePut:
             self._counter.put_failed()
             raise
         except (AttributeError, TypeError, ValueError):
-            # A put pays for this check only if it failed.
+            # Check this only after a failure, so that other puts do not pay for it.
             require_message(message)
             raise
         took = (ticks_ns() - began) / 1e9 if cython.compiled else _monotonic() - began
@@ -108,10 +120,10 @@ class SinglePut:
         return result
 
     def put_async(self, message: Message) -> PutFuture:
-        """Put one message; the future is done once flush and replica are settled.
+        """Put one message; the future is done when the waits for flush and replica are over.
 
-        When this returns, the message is in the log, in the order of the calls. If not, the future
-        has the error. Callbacks of the future run in the thread that syncs, so they must be quick.
+        When this returns, the message is in the log, in the order of the calls, or the future has
+        the error. Callbacks of the future run in the thread that syncs, so they must be quick.
         """
         try:
             if type(message) is not _Message:
@@ -150,14 +162,10 @@ class SinglePut:
 
         Raises:
             StoreUnavailable: as for :meth:`put`.
-            MessageRejected: likewise.
+            MessageRejected: as for :meth:`put`.
             UsageError: if the messages belong to several queues.
         """
-        # The reference checks the messages of a list.
-        if messages is not None and type(messages) is not list:
-            messages = require_messages(messages, "put_batch")
-        if wire is not None and type(wire) is not bytes:
-            wire = bytes(arguments.data(wire, "wire"))
+        messages, wire = _batch_arguments(messages, wire, "put_batch")
         began = ticks_ns() if cython.compiled else _monotonic()
         try:
             if self._path.bar is not None:
@@ -182,7 +190,7 @@ class SinglePut:
         wire: bytes | None = None,
         message: Message | None = None,
     ) -> PutFuture:
-        """Put a batch as :meth:`put_batch` does; the future is as that of :meth:`put_async`.
+        """Put a batch as :meth:`put_batch` does; return a future as :meth:`put_async` does.
 
         Args:
             messages: the messages; or else ``wire`` and ``message``.
@@ -190,10 +198,7 @@ class SinglePut:
             message: with ``wire``: the fields that all of them share.
         """
         try:
-            if messages is not None and type(messages) is not list:
-                messages = require_messages(messages, "put_batch_async")
-            if wire is not None and type(wire) is not bytes:
-                wire = bytes(arguments.data(wire, "wire"))
+            messages, wire = _batch_arguments(messages, wire, "put_batch_async")
             shared = message if message is not None else messages[0] if messages else None
             count = _Count(self._counter, getattr(shared, "topic", ""))
             try:

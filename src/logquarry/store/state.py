@@ -1,8 +1,8 @@
 """The current state of a store: offsets, bytes per topic, lag, disk use, open transactions.
 
-Any process can read this state, of a store at rest or beside its writer. It is the part of
+Any process can read this state, even while another process writes the store. It is the part of
 RocketMQ's runtime info (``DefaultMessageStore.getRuntimeInfo``) that does not depend on one
-process; :mod:`logquarry.store.stats` counts the work of one process.
+process. :mod:`logquarry.store.stats` counts the work of one process.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class GroupLag(NamedTuple):
     Attributes:
         group: the group.
         topic: the topic.
-        messages: messages in its queues that the group has not committed.
+        messages: number of messages in the topic's queues that the group has not committed.
     """
 
     group: str
@@ -120,16 +120,16 @@ class StoreState:
             further folders of queues that the store has.
         commit_log_disk_ratio: used share of the log's disk, from 0 to 1
             (``commitLogDiskRatio``).
-        consume_queue_disk_ratio: the same for the queues' disk (``consumeQueueDiskRatio``).
-        dispatch_behind: bytes of the log that are in no queue yet. Beside a writer: the bytes after
-            the last message that a queue names, including a blank.
-        flush_behind: bytes of the log that are not known to be on the disk; None without a durable
-            offset.
-        retained: messages in the log that each topic's queues name. A message that multi-dispatch
-            put into several topics counts in each.
-        consumer_lag: for each group and topic in ``config/consumerOffset.json``.
-        delay_levels: for each level that has a queue.
-        half_messages: by topic, messages whose transaction is open.
+        consume_queue_disk_ratio: used share of the queues' disk (``consumeQueueDiskRatio``).
+        dispatch_behind: bytes of the log that are in no queue yet. If another process writes the
+            store: the bytes after the last message that is in a queue, including a blank.
+        flush_behind: bytes of the log that are not known to be on the disk; None if there is
+            no durable offset.
+        retained: for each topic the messages of its queues that are in the log. A message that
+            multi-dispatch put into several topics counts in each.
+        consumer_lag: the lag of each group and topic in ``config/consumerOffset.json``.
+        delay_levels: the progress of each delay level that has a queue.
+        half_messages: by topic, the number of messages whose transaction is open.
     """
 
     state: State = "closed"

@@ -1,4 +1,4 @@
-"""Counts the calls of an open store: puts, gets, times, rates (``StoreStatsService``).
+"""Counts the calls of an open store, with their times and rates (``StoreStatsService``).
 
 Each thread counts in its own object, so that a put takes no lock; :meth:`StatsRecorder.snapshot`
 sums them up. :mod:`logquarry.store.state` has the state of the store.
@@ -40,27 +40,27 @@ class StoreStats:
 
     Attributes:
         seconds: seconds since it was opened.
-        put_messages: messages that were put; each message of a batch counts.
+        put_messages: number of messages that were put; each message of a batch counts.
         put_bytes: their bytes in the log.
-        put_failed: puts that were refused (``putMessageFailedTimes``).
-        put_times: puts by the class of their duration, with the waits for flush and replica
-            (``putMessageDistributeTime``).
+        put_failed: number of puts that were refused (``putMessageFailedTimes``).
+        put_times: number of puts in each class of durations; a duration includes the waits for
+            flush and replica (``putMessageDistributeTime``).
         put_longest_ms: the longest such duration (``putMessageEntireTimeMax``).
         lock_longest_ms: the longest time that a put held the log's lock.
-        put_rates: messages put.
-        topics: messages put, by topic.
-        get_found: gets that returned messages.
-        get_missed: gets that returned none.
-        get_messages: messages that gets returned.
-        get_rates: messages that gets returned (``getTransferedTps``).
-        get_found_rates: gets that returned messages (``getFoundTps``).
-        get_missed_rates: gets that returned none (``getMissTps``).
+        put_rates: rates of put messages.
+        topics: number of put messages by topic, and their bytes.
+        get_found: number of gets that returned messages.
+        get_missed: number of gets that returned none.
+        get_messages: number of messages that gets returned.
+        get_rates: rates of messages that gets returned (``getTransferedTps``).
+        get_found_rates: rates of gets that returned messages (``getFoundTps``).
+        get_missed_rates: rates of gets that returned none (``getMissTps``).
         get_longest_ms: the longest get (``getMessageEntireTimeMax``).
         dispatch_behind: bytes of the log that are in no queue yet (``dispatchBehindBytes``).
         flush_behind: bytes of the log that are not known to be on the disk.
-        sizes: messages put by frame size: a class for each of :data:`SIZES`, and one for larger
-            frames. A batch counts as messages of equal size.
-        delays: by topic, delivered messages by their delay since they were born
+        sizes: number of put messages in each class of :data:`SIZES` (sizes of frames), and in a
+            last class of larger frames. A batch counts as messages of equal size.
+        delays: for each topic the delays of its delivered messages, from their born time
             (:class:`Delays`).
         state: the store's current state; empty after the store was closed.
     """
@@ -138,7 +138,7 @@ class StatsRecorder(CallCounter):
         counts.whole(seconds)
 
     def loaded(self, topic: str, messages: int, size: int) -> None:
-        """Count messages of a load. Their single times and sizes are unknown."""
+        """Count messages of a load. The time and the size of each message are unknown."""
         self.counts().add_topic(topic, messages, size)
 
     def sample(self) -> None:
@@ -201,7 +201,7 @@ def _rates(samples: list[_Sample], now: _Sample, which: int) -> Rates:
 
 
 def _rate(samples: list[_Sample], now: _Sample, which: int, window: int) -> float:
-    """The rate since the newest sample that has the window's age, else since the first."""
+    """The rate since the newest sample as old as the window, or since the first if none is."""
     since = samples[0]
     for sample in samples:
         if sample[0] > now[0] - window:

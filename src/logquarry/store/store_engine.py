@@ -8,8 +8,8 @@
                                    |
                                  readers
 
-Opening takes the lock, reads what the folder holds, makes ``abort``, and only then changes
-anything. Closing runs in the opposite order, and deletes ``abort`` only if the next opening has
+Opening takes the lock, reads the folder's files, makes ``abort``, and only then changes other
+files. Closing runs in the opposite order, and deletes ``abort`` only if the next opening has
 nothing to recover.
 """
 
@@ -80,14 +80,14 @@ _PATIENCE_SECONDS: Final = 600.0
 
 
 class StoreEngine:
-    """The writing parts of one store (``DefaultMessageStore.load``, ``start`` and ``shutdown``).
+    """The parts that write one store (``DefaultMessageStore.load``, ``start`` and ``shutdown``).
 
     Args:
         root: the store's folder; made if it is missing.
         config: its settings.
         clock: gives store times, in milliseconds.
         disk: the disk that the store is on.
-        accept_loss: the bytes of messages that a recovery may lose, None for a small share.
+        accept_loss: the bytes of messages that a recovery may lose; None allows a small share.
 
     Attributes:
         root: as given.
@@ -153,7 +153,7 @@ class StoreEngine:
             raise unsupported
         check_folder(root)
         if not (root / COMMIT_LOG).is_symlink():
-            # If the log is a broken link, the opening below reports its target.
+            # If the log is a broken link, the code below that opens it reports the link's target.
             check_folders(root)
         if not is_lockable(root):
             # Taking the lock makes a file. So check first: a refused opening must change nothing.
@@ -202,7 +202,9 @@ class StoreEngine:
             # The store is open: from here on only close() ends its parts.
             undo.pop_all()
         self.loads = Loads(
-            disk, root, self.log, self.writer, self.flush, counted=self.recorder.loaded
+            *(disk, root, self.log, self.writer, self.flush),
+            grown=self.growth.wake_all,
+            counted=self.recorder.loaded,
         )
         self._finish(pending)
 
@@ -218,8 +220,8 @@ class StoreEngine:
             # Keep only the text: the error itself would keep open all files that were read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
-            # A file that a crash left with only its second name is part of the store. A file
-            # that is moved to quarantine must not reappear under its second name.
+            # While the store is open, its files have a second name (hard link). If a crash left
+            # only that name, restore the file; then no quarantined file reappears under it.
             folders = StoreLayout.open(root, config).log_folders
             NameGuard(self.disk).restore([*log_paths(root, folders), root / INDEX])
             plan = plan_to_open(root, config)
@@ -240,9 +242,9 @@ class StoreEngine:
             raise
 
     def _take_back(self) -> None:
-        """End an opening that failed: nothing was put, and the store can be opened again."""
+        """Undo an opening that failed. No message was put, and the store can be opened again."""
         with contextlib.suppress(StoreError):
-            # Without `abort`, the messages that the opening dispatched count as synced.
+            # The opening has dispatched messages. Sync them: without `abort` they count as synced.
             for part in self.files.derived():
                 part.flush(0)
             self.files.close()
@@ -288,18 +290,18 @@ class StoreEngine:
             self.files.checkpoint.offsets = found.recovered.plan.offsets
 
     def _next_offsets(self, found: StoreFound) -> dict[QueueKey, int]:
-        """The next offset of each queue, with which the log's writer starts."""
+        """The next offset of each queue. The log's writer starts with these offsets."""
         # Opening makes the schedule topic's queues (in memory); existing queues override them.
         levels = range(len(self.config.delay_levels_ms))
         offsets = {(props.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
         if found.recovered is not None and not found.recovered.plan.rules.is_5:
-            # QUIRK: as in 4.9, queues of multi-dispatch start again at 0.
+            # QUIRK: as in 4.9, queues of multi-dispatch start again at 0 after a recovery.
             offsets = {key: offsets[key] for key in offsets if not is_lmq(key[0], self.config)}
         return offsets
 
     def _make_services(self) -> None:
-        """Make the threads, in the order in which they end, and the object that puts wait for."""
+        """Make the threads, in the order in which they end, and the object on which puts wait."""
         config, health, files = self.config, self.health, self.files
         if config.broker_role == "SLAVE":
             self.flags.set(Refusal.SLAVE)
@@ -340,8 +342,8 @@ class StoreEngine:
             self._services.append(self._pages_ahead)
 
     def _committed(self) -> None:
-        # Only committed messages can be dispatched: when the put woke the dispatcher, its message
-        # was not committed yet.
+        # Wake the dispatcher again: when the put woke it, the message was not committed yet, so it
+        # could not be dispatched.
         self._flushing.log.wakeup()
         self.growth.wake()
 
@@ -421,8 +423,8 @@ class StoreEngine:
         """Close the store, cleanly if that is possible; a second call does nothing.
 
         Raises:
-            UsageError: if a listener or a callback of a put calls it: its thread would have to wait
-                for itself.
+            UsageError: if a listener or a callback of a put calls this method: its thread would
+                have to wait for itself.
         """
         if self.health.is_forked:
             return
@@ -442,7 +444,7 @@ class StoreEngine:
 
     def _close_in_order(self) -> bool:
         """Sync all files, and delete ``abort``; return whether that succeeded."""
-        # A put must not wait for a slave that stops listening.
+        # End the waits of puts for a slave: replication ends with the store.
         self.replicas.end()
         self.retention.end()
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]

@@ -1,4 +1,4 @@
-"""The files of a store open for writing: opened together, flushed in order, closed together."""
+"""The files of a store that is open for writing. They are opened and closed together."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class StoreFiles:
         config: the settings, with all sizes.
         keeps_tails: whether bytes of an earlier log follow the log's end.
         pool: buffers for puts before they are committed; None if puts write directly to the files.
-        allocator: makes the log's next file ahead of time.
+        allocator: creates the log's next file in advance.
         log: the commit log.
         checkpoint: the checkpoint.
         queues: the consume queues.
         durable: the durable offset.
         index: the index, None if the store keeps none.
         transactions: state table and redo log of dialect 3.1, None in another dialect.
-        topics: the topics in ``config/``; None for a slave, which gets its master's.
-        frees_room: whether :meth:`close` frees the room of unwritten parts of the last files.
+        topics: the topics in ``config/``; None for a slave, which gets its master's topics.
+        frees_room: whether :meth:`close` frees the disk space of unwritten parts of the last files.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class StoreFiles:
     def derived(self) -> Iterator[Flushable]:
         """The files that are made from the log: topics, queues, transactions, index."""
         if self.topics is not None:
-            # First, so that a broker can serve each queue that is on the disk.
+            # The topics come first: a broker serves a queue only if it knows the topic.
             yield self.topics
         if self._recovered is not None:
             yield self._recovered.written
@@ -194,17 +194,17 @@ class StoreFiles:
 
 
 class Housekeeping(Service):
-    """Restores ``abort`` and index files that another program deleted, once a second.
+    """Once a second restores ``abort`` and index files that another program deleted.
 
-    A Java store that is opened on this one fails at the lock, but only after it has acted: RocketMQ
-    recovers before it takes the lock. When it closes, it deletes ``abort``, and index files before
-    that.
+    If a Java broker opens the same store, it fails to take the lock. But RocketMQ recovers the
+    store before it takes the lock, and the recovery deletes index files. When the broker closes, it
+    deletes ``abort``.
 
     Args:
         abort: the file ``abort``.
         index: the index, None if the store keeps none.
         sample: notes the counts from which rates are computed.
-        health: of the store.
+        health: whether the store may be written.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Housekeeping(Service):
             try:
                 self._abort.make()
             except StoreUnavailable as error:
-                # For example on a full disk: the next run tries again.
+                # This can happen on a full disk. The next run tries again.
                 self.health.require_writable()
                 logger.warning("it cannot be restored: %s", error)
         if self._index is not None:

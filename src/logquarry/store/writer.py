@@ -1,4 +1,4 @@
-"""A store that is open for writing: the methods for users, on :mod:`logquarry.store.store_engine`.
+"""The methods of a store that is open for writing; the work is in ``store_engine``.
 
 A put runs through ``SinglePut.put``, ``PutPath.put`` (the message becomes a frame in the
 log) and ``LogGrowth`` (the put waits for flush and replica).
@@ -94,7 +94,7 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         from logquarry.disk.service import close_at_exit
         from logquarry.store.store_engine import StoreEngine
 
-        # A program may change its working folder while the store is open.
+        # Use an absolute path: the program may change its working folder while the store is open.
         root = local_folder(path, "only a local store can be written")
         engine = StoreEngine(
             root,
@@ -124,9 +124,9 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
     def put_many(self, messages: Iterable[Message] | ArrowStream | pa.RecordBatch) -> PutManyResult:
         """Put messages of any topics and queues, in order, in bulk.
 
-        The log gets the same bytes as from single puts; all messages of a chunk of about 1 MiB get
-        one store time, and other threads can put between chunks. All messages are checked before
-        the first is appended. Arrow columns have the names of the fields of
+        The log gets the same bytes as from single puts, except that all messages of a chunk of
+        about 1 MiB get one store time. Other threads can put between chunks. All messages are
+        checked before the first is appended. Arrow columns are named like the fields of
         :class:`~logquarry.message.Message`; columns that the store sets (offsets, CRC) are ignored.
 
         Args:
@@ -138,8 +138,8 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
             The offsets of each message, as arrays.
 
         Raises:
-            StoreUnavailable: as for :meth:`put`; ``appended`` is the result for the messages in the
-                log, None if there are none.
+            StoreUnavailable: as for :meth:`put`. The error's ``appended`` is the result for the
+                messages that are in the log; None if there are none.
             MessageRejected: if a message is not accepted; ``index`` is its number. Nothing is
                 appended.
             UsageError: if a message is invalid. Nothing is appended.
@@ -173,13 +173,13 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         Args:
             batch: the messages.
             keep_times: whether they keep their store times. A time before that of the log's last
-                message is raised to it.
+                message is raised to that message's time.
         """
         least = self._last_time() if keep_times else None
         return self._put_many(lambda: self._many.put_stored(batch, least))
 
     def check_stored(self, batch: pa.RecordBatch) -> None:
-        """Raise the error of :meth:`put_stored`; see :meth:`ManyWriter.check_stored`."""
+        """Raise the error that :meth:`put_stored` would raise; puts nothing."""
         self._many.check_stored(batch)
 
     def load_staged(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
@@ -197,11 +197,11 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         return self._engine.loads.load(load, segments, loads)
 
     def free_room_at_close(self) -> None:
-        """Free the room that the last files hold for more messages when the store is closed."""
+        """When the store is closed, free the disk space of the unused parts of the last files."""
         self._engine.files.frees_room = True
 
     def _last_time(self) -> int:
-        """The store time of the log's last message at the first call, 0 without one.
+        """The store time of the log's last message at the first call; 0 if there is none.
 
         The log's writer knows the times of later messages.
         """
@@ -219,11 +219,11 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         before any put.
 
         Returns:
-            Whether they were appended: the log has to end at that offset, or be empty and the
-            offset the start of a file.
+            Whether they were appended. For this, the log must end at that offset; or it must be
+            empty, and the offset must be the start of a file.
 
         Raises:
-            StoreUnavailable: if the store was closed, or the disk does not take them.
+            StoreUnavailable: if the store was closed, or the write failed.
         """
         offset = arguments.offset(offset)
         return self._engine.feed.append_and_wake(offset, arguments.data(data, "data"))
@@ -240,7 +240,7 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
             The physical offset up to which the log is on the disk.
 
         Raises:
-            StoreUnavailable: if a sync failed, now or before.
+            StoreUnavailable: if this or an earlier sync failed.
         """
         self._require_open()
         return self._engine.flush()
@@ -257,7 +257,7 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
             closed.
 
         Raises:
-            StoreError: if the log cannot be dispatched; the error is the cause.
+            StoreError: the error because of which the log cannot be dispatched.
             UsageError: if a listener calls this method: the dispatcher's thread would wait for
                 itself.
         """
@@ -290,8 +290,8 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
     def close(self) -> None:
         """Close the store; a second call does nothing.
 
-        The store accepts no more messages, and dispatches and syncs its messages. If that is
-        impossible, ``abort`` stays, and a log record names the cause.
+        From then on it accepts no messages. It dispatches and syncs the messages that it has. If
+        that is impossible, ``abort`` stays, and a log record gives the cause.
 
         Raises:
             UsageError: if a listener of the store or a callback of a put calls it.
@@ -373,6 +373,6 @@ class _ServedStore:
         return self._store._log_reader()
 
     def wait_dispatched(self) -> None:
-        # This raises if the log ends inside a frame of another store: the wait would never end.
+        # adopt() raises if the log ends inside a frame of another store: a wait would never end.
         self._store._engine.feed.adopt()
         self._store._engine.wait_dispatched(None, None)

@@ -7,7 +7,6 @@ queues, a checkpoint. The builder does not sync; do not use it for real data.
 from __future__ import annotations
 
 import random
-import struct
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,16 +27,7 @@ _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _FILL_TAG: Final = "TagA"
 _FILL_TIME: Final = 1_700_000_000_000
 _PARTS_AT_ONCE: Final = 1 << 14
-_HOST: Final = f"{frame.HOST_SIZE_V4}s"
-_PREFIX: Final = struct.Struct(
-    frame.HEAD.struct.format
-    + _HOST
-    + frame.STORE_TIME.struct.format[1:]
-    + _HOST
-    + frame.TAIL.struct.format[1:]
-)
-"""The part of a frame before its body, with two IPv4 hosts."""
-assert _PREFIX.size == frame.BODY_POSITION
+_PREFIX: Final = frame.prefix(frame.HOST_SIZE_V4, frame.HOST_SIZE_V4)
 
 
 class StoreBuilder:
@@ -118,7 +108,7 @@ class StoreBuilder:
         return self._queues[topic, queue_id]
 
     def queue_start(self, topic: str, queue_id: int, offset: int) -> None:
-        """Let a queue begin above queue offset 0, after filler entries (``fillPreBlank``)."""
+        """Make a queue begin above queue offset 0, after filler entries (``fillPreBlank``)."""
         position = offset * queue_entry.UNIT_SIZE
         base = position // self.queue_file_size * self.queue_file_size
         fillers = (position - base) // queue_entry.UNIT_SIZE
@@ -213,17 +203,17 @@ def fill(
     """Build a store for benchmarks, much faster than with :meth:`StoreBuilder.put`.
 
     The bytes are those that :meth:`StoreBuilder.put` writes; the same seed gives the same bytes.
-    Bodies are text that compresses by about a quarter. Every message has TAGS, UNIQ_KEY, WAIT and
-    KEYS.
+    Bodies are text; compression makes it smaller by about a quarter. Every message has TAGS,
+    UNIQ_KEY, WAIT and KEYS.
 
     Args:
         root: the folder to write; it must not hold a store yet.
-        total_bytes: approximate bytes of log; None for no limit.
+        total_bytes: approximate bytes of the log; None for no limit.
         count: number of messages; None for no limit.
         body: smallest and largest size of a body, in bytes.
         topics: number of topics.
         queues: queues of each topic.
-        keys: words in KEYS of each message.
+        keys: number of words in the KEYS of each message.
         file_size: bytes of a commit log file.
         queue_file_size: bytes of a consume queue file.
         seed: seed of the random numbers.

@@ -8,9 +8,9 @@ from logquarry.units import now_ms
 
 
 class FakeClock:
-    """A clock for ``StoreWriter.start(clock=...)`` that stands still. Thread-safe.
+    """A clock for ``StoreWriter.start(clock=...)`` that does not run. Thread-safe.
 
-    Only its step and :meth:`advance` move it.
+    Only a call (by ``step``) and :meth:`advance` change its time.
 
     Args:
         now: the first time, in milliseconds since 1970.
@@ -42,8 +42,8 @@ class FakeClock:
 class ShiftedClock:
     """The system's time, plus the time by which a test has advanced it. Thread-safe.
 
-    Clients have the system's time too, so delays that a client computes (TIMER_DELIVER_MS) agree
-    with this clock.
+    A client uses the system's time, so times that a client computes (TIMER_DELIVER_MS) fit this
+    clock until the test advances it.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Faults of disk calls, and the crash images that a power cut may leave of a disk.
+"""Faults of disk calls, and crash images: the possible content of a disk after a power cut.
 
-A :class:`DiskState` holds the durable and the cached bytes of each file, and the durable names
+A :class:`DiskState` contains the durable and the cached bytes of each file, and the durable names
 and the pending changes of each folder. A crash keeps an arbitrary part of the data that is not
 durable:
 
@@ -11,7 +11,7 @@ durable:
 
 A rename never loses the file: a crash may leave both names, and leaves at least one.
 
-:class:`BadBlocks` is a probe that fails as a disk with unreadable blocks does.
+:class:`BadBlocks` simulates a disk with unreadable blocks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Final, NamedTuple
 from logquarry.log.readable import BLOCK, Probe
 
 SHORT: Final = -1
-"""Used instead of an errno: a write or a read does half of its work. An allocation gets half of the
-space, and then fails because the disk is full. Other calls succeed."""
+"""Used instead of an errno: a write or a read transfers half of its bytes. An allocation gets half
+of the space, and then fails because the disk is full. Other calls succeed."""
 
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_folder"})
 CHANGES: Final = frozenset({"make_folder", "rename", "link", "unlink"})
@@ -44,7 +44,7 @@ CALLS: Final = (
 """The names of the calls."""
 
 HALVES: Final = frozenset({"write", "read", "allocate"})
-"""Calls that can do half of their work."""
+"""Calls that can do only half of their work (:data:`SHORT`)."""
 
 
 class Stopped(OSError):
@@ -71,7 +71,7 @@ class Fault:
     for_ever: bool = False
 
     def hits(self, kind: str) -> bool:
-        """Count a call, and return whether it fails."""
+        """Count a call, and return whether this fault applies to it."""
         if self.kind not in (None, kind):
             return False
         self.nth -= 1
@@ -84,7 +84,7 @@ class Faults:
     Attributes:
         counts: number of calls by name.
         total: number of all calls.
-        stops_at: number of the call before which the process dies; None for never.
+        stops_at: number of the call before which the process dies; None if it never dies.
         is_stopped: whether the process is dead.
     """
 
@@ -135,7 +135,7 @@ ROOT_ID: Final = 0
 """The number of the root folder."""
 
 _SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""A crash keeps one of these shares of the data that is not durable yet."""
+"""Of the data that is not durable yet, a crash keeps one of these shares."""
 
 
 class Content(NamedTuple):
@@ -175,7 +175,7 @@ class CrashImage:
     Attributes:
         folders: the folders, each after its parent.
         files: bytes of each file.
-        links: other names of files, with the first name of each.
+        links: each further name of a file, with the file's first name.
     """
 
     folders: tuple[str, ...] = ()
@@ -230,7 +230,7 @@ class DiskState:
         return _image(names, {key: _crashed(c, share, rng) for key, c in self.contents.items()})
 
     def killed(self) -> CrashImage:
-        """The disk after the process died without a power cut: it has all writes."""
+        """The disk after the process died without a power cut: no write is lost."""
         return _image(self.live, {key: c.live for key, c in self.contents.items()})
 
     def synced(self) -> CrashImage:
@@ -313,7 +313,7 @@ class BadBlocks(Probe):
     Use it with :func:`logquarry.log.readable.probed_by`.
 
     Args:
-        blocks: end of a path, and the number of the block of 4,096 bytes in that file.
+        blocks: (end of a file's path, number of an unreadable block of 4,096 bytes in it).
         has_populate: whether the system has ``MADV_POPULATE_READ``.
     """
 

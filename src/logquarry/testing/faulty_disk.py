@@ -1,8 +1,8 @@
 """A disk for tests with injected faults and simulated power cuts.
 
-The files are real, best on a tmpfs, but a sync never reaches the hardware. A model records the
+The files are real, ideally on a tmpfs, but a sync never reaches the hardware. A model records the
 durable data: a file's pages when the file is synced, a folder's names when the folder is synced. So
-one run of a store gives thousands of crash images
+a test that runs a store once gets thousands of crash images
 (:class:`~logquarry.testing.disk_state.DiskState`) without a power cut.
 """
 
@@ -50,14 +50,14 @@ class _File:
 
     def __init__(self, number: int, path: Path, durable: bytes) -> None:
         self.number = number
-        # A separate descriptor: a copy of the store's descriptor would share its lock.
+        # Open a separate descriptor: a copy of the store's descriptor would share its lock.
         self._reader = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._reader)
         status = os.fstat(self._reader)
         self.identity = status.st_dev, status.st_ino
         self.durable = self.live = durable
         self.versions: dict[int, tuple[bytes, ...]] = {}
-        # Pages that a failed sync marked clean, with their bytes at that time.
+        # The pages that a failed sync marked clean, with their bytes at that time.
         self.stuck: dict[int, bytes] = {}
         self._content: Content | None = None
 
@@ -85,12 +85,12 @@ class _File:
                 old = self.durable[at].ljust(len(lost), b"\0")
                 durable = durable[: at.start] + old + durable[at.stop :]
             else:
-                # Written since the failed sync, so the page is dirty again.
+                # The page was written after the failed sync, so it is dirty again.
                 del self.stuck[number]
         self.durable, self.versions, self._content = durable, {}, None
 
     def dirty(self, position: int, count: int) -> None:
-        """Mark the pages of a write dirty, also if the bytes did not change."""
+        """Mark the pages of a write dirty, even if the bytes did not change."""
         for number in range(position // PAGE, -(-(position + count) // PAGE)):
             self.stuck.pop(number, None)
 
@@ -116,21 +116,21 @@ def _differing(one: bytes, other: bytes) -> Iterator[int]:
 
 
 class FaultyDisk(LocalDisk):
-    """A local disk below one folder with injected faults. Thread-safe.
+    """A local disk with injected faults, for the files in one folder. Thread-safe.
 
     The content of the folder at the start is durable. Only this disk should create, rename or
-    delete files in the folder. It detects a change by another program when the changed name is next
-    opened.
+    delete files in the folder. It detects a change by another program only when it next opens the
+    changed name.
 
     Args:
         root: the folder.
-        observe: called with the name of each disk call before the call; it may take a
+        observe: called with the name of each disk call before the call; it may call
             :meth:`state`.
 
     Attributes:
         faults: the faults, and the number of calls.
         sites: places in the code that called a sync, with the number of calls.
-        ignored: places whose syncs have no effect.
+        ignored: places in the code whose syncs have no effect.
     """
 
     def __init__(self, root: Path, *, observe: Callable[[str], None] | None = None) -> None:
@@ -172,8 +172,8 @@ class FaultyDisk(LocalDisk):
     def stop_at(self, number: int) -> None:
         """Let the process die before a call, counted from the disk's first call.
 
-        From then on each call has no effect and raises :class:`Stopped`. Writes through maps no
-        longer count.
+        From then on each call has no effect and raises :class:`Stopped`. Later writes through
+        memory maps are ignored.
         """
         self.faults.stops_at = number
 
@@ -462,7 +462,7 @@ class FaultyDisk(LocalDisk):
         return site in self.ignored
 
     def _part(self, of: _File | Path) -> str:
-        """The part of a store, without topics, numbers and file names."""
+        """The folder of a path in a store, without topics, numbers and file names."""
         if isinstance(of, _File):
             parts = self._path_of(of.number)
         else:

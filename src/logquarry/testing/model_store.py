@@ -58,7 +58,7 @@ class Violation(NamedTuple):
 class SeenMessage(NamedTuple):
     """A message as a store returned it.
 
-    ``is_torn``: whether topic or properties contain bytes of 0. The CRC covers only the body: a
+    ``is_torn``: whether topic or properties contain zero bytes. The CRC covers only the body, so a
     frame looks sound even if a crash lost the page with its topic or properties.
     """
 
@@ -185,9 +185,9 @@ class Put:
         message: the message.
         is_acked: whether the store acknowledged it as in the log.
         is_durable: whether the store acknowledged it as durable.
-        physical_offset: acknowledged physical offset; None without acknowledgement.
-        queue_offset: acknowledged queue offset, likewise.
-        store_timestamp: acknowledged store time, likewise.
+        physical_offset: acknowledged physical offset; None if the put is not acknowledged.
+        queue_offset: acknowledged queue offset, or None.
+        store_timestamp: acknowledged store time, or None.
         body: the message's body.
     """
 
@@ -311,7 +311,7 @@ class ModelStore:
                 )
 
     def mark(self) -> Mark:
-        """An immutable copy of the model's state. Cheap enough for each disk call."""
+        """An immutable copy of the model's state. Tests can afford one at each disk call."""
         if self._mark is None:
             present = [put for put in self.puts if put.body not in self.absent]
             self._mark = Mark(
@@ -408,7 +408,7 @@ class ModelStore:
     def _check_queue(
         self, key: QueueKey, queued: Iterable[SeenMessage], logged: Iterable[SeenMessage]
     ) -> list[Violation]:
-        """Check that a queue has exactly its messages in the log, each once and in order."""
+        """Check that a queue has each of its messages in the log once, in order, and no other."""
         queued = list(queued)
         wrong = [
             Violation(Wrong.WRONG_TOPIC, f"a read of {key} returned {message}")

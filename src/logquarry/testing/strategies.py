@@ -1,8 +1,8 @@
 """Hypothesis strategies: frames, property strings and whole commit logs, common and unusual.
 
 Use them to test code that reads RocketMQ's bytes. All results are sound: a reader must accept them.
-To get damage, change the bytes. The module needs the package ``hypothesis``, which logquarry does
-not install.
+To get damaged logs, change the bytes. The module needs the package ``hypothesis``, which is not
+installed together with logquarry.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _ODD_PIECES = [
 
 # ---------------------------------------------------------------------------------- single fields
 def hosts(*, v6: bool) -> st.SearchStrategy[bytes]:
-    """BORNHOST or STOREHOSTADDRESS: address and port in 8 or 20 bytes, also negative ports."""
+    """BORNHOST or STOREHOSTADDRESS: address and port, in 8 or 20 bytes; ports can be negative."""
     if not v6:
         known = [bytes(8), b"\x7f\0\0\x01\0\0\x2a\x9f", b"\xff" * 8]
         return st.one_of(st.sampled_from(known), st.binary(min_size=8, max_size=8))
@@ -98,7 +98,7 @@ def topics() -> st.SearchStrategy[bytes]:
 
 
 def properties_maps(*, max_size: int = 6) -> st.SearchStrategy[dict[str, str]]:
-    """Properties that a property string can hold: no separators, no empty names or values."""
+    """Properties that a property string can contain: no separators, no empty names or values."""
     text = st.text(
         st.characters(
             exclude_categories=["Cs"],
@@ -144,7 +144,7 @@ def frames(
     flags: st.SearchStrategy[int] | None = None,
     numbers: st.SearchStrategy[tuple[int, ...]] | None = None,
 ) -> Frame:
-    """Frames of any shape that a sound log may hold, with a correct body CRC.
+    """Frames of any form that a sound log may contain, with a correct body CRC.
 
     Args:
         draw: passed by Hypothesis.

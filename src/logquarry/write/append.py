@@ -8,14 +8,14 @@ through :mod:`logquarry.write.encode` and :meth:`LogAppender.append`.
 Guarantees: if a put raises, its message is not in the log.
 
 Dialect 3.1 has append rules (``DefaultAppendMessageCallback.doAppend`` of 3.1.3): a PREPARED
-message gets the state table's next number as its queue offset; a ROLLBACK carries the number of its
-transaction. A blank is written in full. Its bytes come from the buffer in which RocketMQ makes each
-frame, so the blank contains bytes of earlier frames.
+message gets the state table's next number as its queue offset; a ROLLBACK contains the number of
+its transaction. A blank is written in full. Its bytes come from the buffer in which RocketMQ makes
+each frame, so the blank contains bytes of earlier frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -24,7 +24,6 @@ from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Health, RunningFlags
-from logquarry.errors import WrongType
 from logquarry.format import frame, sys_flag
 from logquarry.format.rows import (
     BODY_AT,
@@ -36,26 +35,21 @@ from logquarry.format.rows import (
     TOPIC_LENGTH,
 )
 from logquarry.log.walk import Run
-from logquarry.message import Message, require_message, require_messages
 from logquarry.read.log_queues import QueueKey
 from logquarry.units import Clock
-from logquarry.write.encode import Encoded, MessageEncoder
-from logquarry.write.encode_batch import encode_batch, encode_messages
+from logquarry.write.encode import Encoded
 from logquarry.write.frame_append import Settle
-from logquarry.write.log_appender import AppendRules, LogAppender, end_file
+from logquarry.write.log_appender import AppendRules, end_file
+from logquarry.write.put_batch_path import PutBatchPath
 from logquarry.write.put_path import settle_nothing
-from logquarry.write.put_result import PutResult, PutStatus, refusal
 
 
-class CommitLogWriter(LogAppender):
+class CommitLogWriter(PutBatchPath):
     """Puts messages into the log (the writing half of ``CommitLog``). Any thread may put.
 
     Args:
-        files, config, clock, queue_offsets, flags, health, settle, rules: as
-            :class:`~logquarry.write.log_appender.LogAppender` takes them.
-
-    Attributes:
-        encoder: makes the frames.
+        files, config, clock, queue_offsets, flags, health, settle, rules: see
+            :class:`~logquarry.write.log_appender.LogAppender`.
     """
 
     def __init__(
@@ -73,42 +67,13 @@ class CommitLogWriter(LogAppender):
         super().__init__(
             files,
             config,
-            clock=clock,
-            queue_offsets=queue_offsets,
-            flags=flags,
-            health=health,
-            settle=settle,
-            rules=rules,
+            clock,
+            {} if queue_offsets is None else queue_offsets,
+            flags or RunningFlags(),
+            health or Health(),
+            settle,
+            rules,
         )
-        self.encoder = MessageEncoder(
-            config, clock, has_property_crc=rules is not None and rules.has_property_crc
-        )
-
-    def append_reference(self, message: Message) -> tuple[PutResult, bool]:
-        """See :meth:`PutPath.append_reference`."""
-        encoded = self.encoder.encode(message)
-        return self.append(encoded), encoded.wait
-
-    def append_batch_reference(
-        self,
-        messages: Sequence[Message] | None,
-        wire: bytes | None,
-        message: Message | None,
-    ) -> tuple[PutResult, bool]:
-        """See :meth:`PutBatchPath.append_batch_reference`."""
-        if messages is not None:
-            messages = require_messages(messages, "put_batch")
-        if message is not None:
-            require_message(message, "message")
-        if self.config.is_3_1:
-            raise refusal(PutStatus.MESSAGE_ILLEGAL, "dialect 3.1 has no batches", reason="dialect")
-        if messages is not None and wire is None and message is None:
-            encoded = encode_messages(self.encoder, self.config, messages)
-        elif messages is None and wire is not None and message is not None:
-            encoded = encode_batch(self.encoder, self.config, wire, message)
-        else:
-            raise WrongType("put_batch takes messages, or wire= together with message=")
-        return self.append(encoded), encoded.wait
 
 
 _SYS_FLAG: Final = frame.HEAD.offsets["sys_flag"]
@@ -141,7 +106,7 @@ class ScratchBuffer:
         rows = run.rows
         lengths = np.stack([rows[:, length] for _, length in _PARTS], axis=1).reshape(-1)
         starts = np.stack([rows[:, POSITION] + rows[:, at] for at, _ in _PARTS], axis=1).reshape(-1)
-        # Only a part that is longer than all later parts leaves bytes in the buffer.
+        # Later parts overwrite a part, unless it is longer than all of them. Copy only such parts.
         longest = np.maximum.accumulate(lengths[::-1])[::-1]
         behind = np.append(longest[1:], 0)
         for part in np.flatnonzero(lengths > behind).tolist():
@@ -159,8 +124,8 @@ class AppendRules31(AppendRules):
 
     Args:
         scratch: the buffer in which frames are made.
-        next_in_table: gives the next number of the state table; called when the table has all
-            messages of the log.
+        next_in_table: gives the next number of the state table. It is called only when the table
+            has all messages of the log.
 
     Attributes:
         next_number: the number that the next PREPARED message gets.

@@ -1,12 +1,11 @@
-"""Makes the frames of many messages in memory, and appends them to the log, if it runs compiled.
+"""Makes the frames of many messages in memory, and appends them to the log. Only runs compiled.
 
 ``put_many`` checks all messages before it appends the first. The check of a common message already
 makes its frame, as :meth:`PutPath.put_common <logquarry.write.put_path.PutPath.put_common>` does,
 but without offsets and store time. These are set under the log's lock, before the frames are copied
-to the log's last file. Any other message is left to the reference.
-
-Only the message objects for the reference stay alive: Python's garbage collector would visit the
-others again and again.
+to the log's last file. Any other message is *odd*: the reference, the encoder of single puts,
+handles it. Only odd message objects are kept: Python's garbage collector would visit the others
+again and again.
 """
 
 from __future__ import annotations
@@ -69,10 +68,10 @@ class CommonFrames:
         path: the writer of the log.
 
     Attributes:
-        count: messages that were taken.
-        odd: the messages that the reference has to encode, by their number.
+        count: number of messages that were taken.
+        odd: the odd messages, by their number.
         topics: the distinct topics, in the order of their numbers.
-        hosts: the distinct store hosts, likewise.
+        hosts: the distinct store hosts, in the order of their numbers.
     """
 
     _data: Any
@@ -164,7 +163,8 @@ class CommonFrames:
                         now = path.clock()
                     item.born = now
             except (OverflowError, UnicodeEncodeError, LogquarryError):
-                # The reference names the fault, or replaces half a surrogate pair.
+                # The reference encoder takes this message: it raises the right error, or replaces
+                # half a surrogate pair.
                 self.odd[number] = given
                 continue
             if found is not head:
@@ -188,7 +188,7 @@ class CommonFrames:
         try:
             data = self._path.topic_of(name).data
         except LogquarryError:
-            # The reference names the fault.
+            # The reference raises the right error.
             data = None
         topic = TopicQueues(data, len(self.topics))
         self.topics[name] = topic
@@ -304,13 +304,13 @@ class CommonFrames:
         if last.address:
             memcpy(cython.cast(cython.p_char, last.address) + at, frames, whole)
         else:
-            # A buffer of the transient store pool, or a copy.
+            # The file's buffer is one of the transient store pool, or a copy: it has no address.
             view = file.buffer
             place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
             memcpy(place + at, frames, whole)
             file.keep(at, at + whole)
-        # The bytes count only after the last of these lines. No other thread and no signal handler
-        # runs between the lines.
+        # The bytes belong to the log only after the last of these lines. No other thread and no
+        # signal handler runs between the lines.
         for index in range(used):
             offsets[self._keys[self._used[index]]] = self._queues[self._used[index]].next
         self._appended += whole

@@ -1,11 +1,11 @@
 """The dispatcher: follows the log and writes consume queues and index (``ReputMessageService``).
 
-:mod:`logquarry.log.follow` decodes many frames at once. Queues are written before the index, as in
-RocketMQ, and arrival listeners are called after both (``MessageArrivingListener``).
+:mod:`logquarry.log.follow` decodes many frames at once: a run. Queues are written before the index,
+as in RocketMQ, and arrival listeners are called after both (``MessageArrivingListener``).
 
 Guarantees: frames are dispatched in the log's order. The dispatched offset moves only after queues
-and index have everything before it. A frame that cannot be read, or that leaves a gap in its queue,
-ends the dispatching; nothing is skipped. (Java skips the rest of its buffer.)
+and index have everything before it. Dispatching ends at a frame that cannot be read, or that leaves
+a gap in its queue; no frame is skipped. (Java skips the rest of its buffer.)
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ Listener = Callable[[MessageArrival], None]
 
 
 class ArrivalListeners:
-    """The arrival listeners of one store. Any thread adds and removes; the dispatcher calls."""
+    """The arrival listeners of one store. Any thread may change them; the dispatcher calls them."""
 
     def __init__(self) -> None:
         # The tuple is replaced, never changed, so that calling the listeners takes no lock.
@@ -130,17 +130,17 @@ Grown = Callable[[DispatchRequests, Groups], None]
 _MOST_CODES: Final = 1_024
 _MOST_BYTES: Final = 8 << 20
 RUN_SPAN: Final = 2 * _MOST_BYTES
-"""A run of frames, whose entries are written queue by queue, ends within this many bytes."""
+"""Maximum bytes of a run. The entries of a run are written queue by queue."""
 _INTERVAL_MS: Final = 1_000
 _ANY_SAFE_NAME: Final = "store"
 _PAUSES: Final = 0.001, 0.02
-"""Least and most seconds between two runs: a run costs the same for one frame as for many."""
+"""Least and most seconds between two runs: a run costs as much for one frame as for many."""
 _PAUSE_SHARE: Final = 4
-"""A pause is this many times as long as the run before it, to leave the processor to puts."""
+"""A pause is this many times as long as the run before it, so that puts get the processor."""
 
 
 def queue_name_fault(topic: str) -> str | None:
-    """The reason why a topic must not name a queue's folder, None if it may."""
+    """The reason why a topic must not be the name of a queue's folder; None if it may be."""
     return name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
 
 
@@ -171,9 +171,9 @@ class QueueWriters:
         return iter([writer for writer in list(self._writers.values()) if writer is not None])
 
     def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
-        """The writer of a queue; None for a topic that must not name a folder.
+        """The writer of a queue; None if the topic must not be the name of a folder.
 
-        Our writer checks topics. The log of another program may hold any topic.
+        Puts check the topic, but in a log that another program wrote, any topic is possible.
         """
         try:
             return self._writers[key]
@@ -235,7 +235,7 @@ class Lacking:
 def load_kernels() -> None:
     """Load the kernels that dispatch, from numba's cache.
 
-    Loaded with the first run, they would take half a second while other threads put: each import
+    If the first run loaded them, this would take half a second while other threads put: each import
     waits for the GIL, and the puts wait for the imports.
     """
     if codec.kernels_enabled():
@@ -255,8 +255,8 @@ class Dispatcher:
         config: the store's settings.
         start: physical offset of the first message that may be new to queues or index.
         arrived: called with each run of frames, after queues and index.
-        grown: called after that, also with the queues of the frames.
-        follow: called with each run between queues and index (the state table of dialect 3.1).
+        grown: called after ``arrived``, with the run and the queues of its frames.
+        follow: called with each run between queues and index (for the state table of 3.1).
 
     Attributes:
         offset: everything before this physical offset is dispatched.
@@ -290,11 +290,11 @@ class Dispatcher:
     def dispatch_until(self, offset: int | None = None) -> int:
         """Dispatch the log up to an offset, or to its end, and return the dispatched offset.
 
-        If the log ends within a frame, as replicated bytes may, that frame waits.
+        If the log ends inside a frame, which replicated bytes can do, that frame waits.
 
         Raises:
             CorruptFrame: if there is damage; everything before it is dispatched.
-            CorruptFile: if a queue lacks the entry before a new one.
+            CorruptFile: if entries before a new entry are missing in a queue.
             StoreUnavailable: if a file cannot be made.
         """
         end = self._files.max_offset
@@ -304,7 +304,7 @@ class Dispatcher:
         while self.offset < target:
             file = self._files.find(self.offset)
             if file is None and not self.offset:
-                # An empty slave began with a later file of its master.
+                # The store is a slave that was empty; its master's log started with a later file.
                 self.offset = self._files.min_offset
                 continue
             if file is None:
@@ -325,8 +325,7 @@ class Dispatcher:
             raise StoreUnavailable(f"{COMMIT_LOG}: the log cannot be read from {reached} on")
 
     def _dispatch_from(self, file: MappedFile, most: int | None = RUN_SPAN) -> bool:
-        """Dispatch the next frames of a file, or move to the next file; returns whether it
-        could."""
+        """Dispatch frames of a file, or move to the next file; return False if both fail."""
         position = self.offset - file.base
         data = file.select(position, most=most)
         is_part = data is not None and len(data) == most
@@ -336,7 +335,7 @@ class Dispatcher:
             raise CorruptFrame(str(file.path), self.offset, "there is nothing to read")
         room = file.size - position
         if room < frame.BLANK.size:
-            # Too few bytes for a blank. RocketMQ never leaves so few; another program may.
+            # Too few bytes are left for a blank. RocketMQ never leaves so few, other programs may.
             self.offset = file.base + file.size
             return True
         window = Window.of(data, self.offset, room)
@@ -383,7 +382,7 @@ class DispatchService(Service):
     """Dispatches in the background whenever the log has grown.
 
     If dispatching fails, the store takes no more messages, because readers would never see them.
-    After a disk error (for example a full disk) the service tries again, and continues if that
+    After a disk error (for example a full disk) the service tries again, and continues if the disk
     works.
 
     Args:
@@ -453,11 +452,12 @@ class DispatchService(Service):
         """Wait until the log is dispatched up to an offset.
 
         Returns:
-            Whether it is. False if that took longer than the timeout, or if the service ended.
+            Whether the log is dispatched up to there. False after the timeout, or if the service
+            ended.
 
         Raises:
             StoreError: the error that stopped the dispatching.
-            UsageError: if a listener calls it, in the thread that dispatches.
+            UsageError: if a listener calls this method, in the thread that dispatches.
         """
         if self._dispatcher.offset >= offset:
             return True
@@ -469,7 +469,7 @@ class DispatchService(Service):
         try:
             self.wakeup()
             self._hurry.set()
-            # The offset is read after the flag is taken: each later move sets the flag again.
+            # Take the flag first, then read the offset: if it moves later, the flag is set again.
             while self._dispatcher.offset < offset and not self._failure and not self._is_over:
                 if not moved.take(None if end is None else max(0.0, end - time.monotonic())):
                     break

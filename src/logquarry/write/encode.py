@@ -1,8 +1,8 @@
 """Encodes a message to its frame, except for the fields that are known only under the log's lock.
 
 Follows ``DefaultMessageStore.checkMessage``, the first half of ``CommitLog.asyncPutMessage`` and
-``MessageExtEncoder`` of 4.9.3, in their order: the first check that fails gives the status. The
-order of the bytes is that of :mod:`logquarry.format.frame`.
+``MessageExtEncoder`` of 4.9.3, in their order: the first check that fails determines the status.
+:mod:`logquarry.format.frame` has the order of the bytes.
 
 Guarantees: every frame that is made here can be read again. If RocketMQ would write a frame that
 cannot be read (a topic's length that wraps, a flag that contradicts a host), the message is
@@ -64,15 +64,15 @@ class Encoded:
     Attributes:
         data: the bytes. The fields that :meth:`place` fills in are 0.
         key: topic and queue id of the frames; for a delayed message, those of the schedule topic.
-        store_host: the broker, as in the frame.
+        store_host: the broker's address, as in the frame.
         starts: where each frame starts in ``data``.
         store_time_at: where STORETIMESTAMP starts in each frame.
         advances: whether the frames take queue offsets (NOT and COMMIT).
         wait: whether the put waits for flush and replica.
         body_size: bytes of all bodies, for log messages.
-        copies: further queues of the message. If there are any, ``data`` is empty: the frame holds
-            the message's offsets in these queues, so it is made under the lock.
-        own_offset: QUEUEOFFSET of frames that take no queue offset.
+        copies: further queues of the message. If there are any, ``data`` is empty: the frame
+            contains the message's offsets in these queues, so it is made under the lock.
+        own_offset: QUEUEOFFSET of the frames, if they take no queue offset.
     """
 
     __slots__ = (
@@ -121,15 +121,15 @@ class Encoded:
 
         Args:
             file: the file.
-            queue_offset, physical_offset, now: as :meth:`place` takes them.
-            placed: completes frames that no kernel writes, after :meth:`place`.
+            queue_offset, physical_offset, now: see :meth:`place`; ``now`` is the store time.
+            placed: called after :meth:`place` to complete the frames, if no kernel writes them.
         """
         self.place(queue_offset, physical_offset, now)
         placed(self)
         file.append(self.data)
 
     def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
-        """Fill in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP; may be called again.
+        """Fill in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP; a later call replaces them.
 
         Args:
             queue_offset: queue offset of the first frame.
@@ -144,14 +144,14 @@ class Encoded:
 
 
 class Copies:
-    """A message whose properties hold queue offsets: its frame is made under the log's lock.
+    """A message whose properties contain queue offsets: its frame is made under the log's lock.
 
-    If the message has further queues (``MultiDispatch``), the properties hold its offset in each of
-    them. The properties of an inner batch hold the offset of its first message.
+    If the message has further queues (``MultiDispatch``), the properties contain its offset in each
+    of them. The properties of an inner batch contain the offset of its first message.
 
     Attributes:
         keys: topic and queue id of each further queue.
-        messages: number of messages in the frame: queue offsets that it takes.
+        messages: number of messages in the frame, and so of queue offsets that it takes.
     """
 
     __slots__ = ("_encode", "keys", "messages")
@@ -164,7 +164,7 @@ class Copies:
         self._encode = encode
 
     def frame(self, queue_offset: int, offsets: list[int]) -> bytearray:
-        """The frame for its queue offset and an offset in each further queue.
+        """The frame, given its queue offset and its offset in each further queue.
 
         Raises:
             MessageRejected: if the offsets make the message too large: UNKNOWN_ERROR, as in
@@ -177,7 +177,7 @@ def check_widths(numbers: Numbers) -> None:
     """Check that each number fits its field of the frame.
 
     Raises:
-        UsageError: if a number does not fit; the text names the field.
+        UsageError: if a number does not fit; the text gives the field.
     """
     queue_id, flag, born, reconsume_times, prepared_offset = numbers
     arguments.int32(queue_id, "queue_id")
@@ -241,7 +241,7 @@ class MessageEncoder:
         encoded.own_offset = message.queue_offset if self._is_3_1 else 0
         numbers = queue_id, *self.numbers(message)[1:]
         if self._copies_messages and values.get(_COPIES, "").strip():
-            # Without its offsets the frame is not complete: it is checked later.
+            # The frame is not complete without its offsets, so it is checked later.
             make = partial(self.frame, hosts, topic_data, body, numbers)
             encoded.copies = self._copies(changed or PropertyMap(message), queue_id, make)
             encoded.data = bytearray()
@@ -250,7 +250,7 @@ class MessageEncoder:
         return encoded
 
     def encode_stored(self, message: Message) -> Encoded:
-        """The frame of a message that was stored before; the changes of a put are not made again.
+        """The frame of a message that was stored before. A put's changes are not made again.
 
         Its topic and its property string already contain its delay and its further queues. If the
         store keeps further queues, the offsets in the string must be the next offsets of these

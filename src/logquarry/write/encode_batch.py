@@ -5,8 +5,8 @@ Follows ``DefaultMessageStore.checkMessages``, ``CommitLog.asyncPutMessages`` an
 (:mod:`logquarry.format.batch`), or as messages, from which the wire form is made.
 
 Guarantees: as for single messages. If Java throws (a wire form that is cut short, too many bytes),
-the batch is rejected. A kernel makes the frames; if it finds anything wrong, the reference makes
-them again and gives the refusal.
+the batch is rejected. A kernel makes the frames. If it finds anything wrong, its readable twin (the
+reference) makes them again and raises the error.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _SHARED: Final = (
     "store_host",
     "reconsume_times",
 )
-"""The fields that a batch has once."""
+"""The fields that all messages of a batch share."""
 
 Bytes8 = npt.NDArray[np.uint8]
 _Frames = tuple[bytearray, tuple[int, ...], int]
-"""Bytes of some frames, the start of each frame, and the number of bytes of their bodies."""
+"""The bytes of some frames, the start of each frame, and the size of all their bodies."""
 
 
 def encode_batch(
@@ -76,10 +76,10 @@ def encode_batch(
         encoder: makes the fields that the frames share.
         config: the store's settings.
         wire: the messages. Their TOTALSIZE, MAGICCODE and BODYCRC are ignored.
-        message: the fields that they share; its properties are added to those of each message.
+        message: the fields that the messages share; its properties are added to those of each.
 
-        is_producer: whether to treat the batch as one with a UNIQ_KEY, which each producer of
-            RocketMQ 5 gives to its batches.
+        is_producer: whether to treat the batch as if it had a UNIQ_KEY. Producers of RocketMQ 5
+            give one to each batch.
 
     Raises:
         MessageRejected: if the store does not take it.
@@ -93,20 +93,19 @@ def encode_batch(
     if sys_flag.transaction_type(message.sys_flag) != sys_flag.TRANSACTION_NOT:
         raise refusal(
             PutStatus.MESSAGE_ILLEGAL,
-            f"a batch takes part in no transaction: its SYSFLAG is {message.sys_flag:#x}",
+            f"a batch cannot be part of a transaction: its SYSFLAG is {message.sys_flag:#x}",
             reason="transaction",
         )
     values = looked_at(message)
     if delay_level(values.get(props.DELAY)) > 0 or is_timed(values):
-        raise refusal(PutStatus.MESSAGE_ILLEGAL, "a batch is not delayed", reason="delay")
+        raise refusal(PutStatus.MESSAGE_ILLEGAL, "a batch cannot be delayed", reason="delay")
     hosts = encoder.hosts(message)
     numbers = encoder.numbers(message)
     shared = utf8(PropertyMap(message).text())
     if len(shared) > LONGEST_PROPERTIES:
         raise refusal(
             PutStatus.PROPERTIES_SIZE_EXCEEDED,
-            f"the batch's properties take {len(shared)} bytes, and {LONGEST_PROPERTIES} are the "
-            "most",
+            f"the batch's properties take {len(shared)} bytes; the maximum is {LONGEST_PROPERTIES}",
             reason="properties",
         )
     if message.topic in config.batch_topics and (
@@ -137,7 +136,7 @@ def encode_messages(
     """The frames of a batch of messages; see :func:`wire_form` and :func:`encode_batch`."""
     wire, shared = wire_form(messages)
     encoded = encode_batch(encoder, config, wire, shared, is_producer=True)
-    # A client states WAIT once more for the whole batch, and the broker writes it twice.
+    # A client sets WAIT in each message and again for the whole batch; the broker writes it twice.
     encoded.wait = all(waits(looked_at(message)) for message in messages)
     return encoded
 
@@ -191,11 +190,11 @@ def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
     """The wire form of messages, and the fields they share (``MessageDecoder.encodeMessages``).
 
     Raises:
-        UsageError: if they differ in a field that a batch has only once.
+        UsageError: if they differ in a field that all messages of a batch share.
         MessageRejected: if one of them is delayed, or its properties are too long.
     """
     if not messages:
-        raise UsageError("a batch of no messages has no topic; give a wire form and a message")
+        raise UsageError("an empty batch has no topic: give a wire form and a message instead")
     first = messages[0]
     for message in messages:
         for name in _SHARED:
@@ -207,7 +206,7 @@ def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
         values = looked_at(message)
         if delay_level(values.get(props.DELAY)) > 0 or is_timed(values):
             raise refusal(
-                PutStatus.MESSAGE_ILLEGAL, "a message in a batch is not delayed", reason="delay"
+                PutStatus.MESSAGE_ILLEGAL, "a message in a batch cannot be delayed", reason="delay"
             )
     try:
         wire = batch.encode(
@@ -288,7 +287,7 @@ class WireFrames(Encoded):
 
     @property
     def data(self) -> bytearray:  # type: ignore[override]
-        """The frames at the place that :meth:`place` was given."""
+        """The frames with the offsets and the time that were given to :meth:`place`."""
         out = np.empty(self._size, np.uint8)
         if self._size:
             self._run(out.ctypes.data, self._size, *self._place)

@@ -43,7 +43,7 @@ class GroupCommitService(Service):
         timeout_ms: int = SYNC_FLUSH_TIMEOUT_MS,
         clock: Clock = monotonic_ms,
     ) -> None:
-        # The interval is for messages with WAIT=false, if no put wakes the service.
+        # If no put wakes the service, it syncs messages with WAIT=false at this interval.
         super().__init__("group commit", health, interval_ms=_IDLE_FLUSH_MS)
         self._queue = queue
         self._checkpoint = checkpoint
@@ -51,7 +51,7 @@ class GroupCommitService(Service):
         self._clock = clock
         self._change = threading.Lock()
         self._waiting: list[Waiter] = []
-        # The waits that the current sync covers. Only this thread and expire() use them.
+        # The waits that the current sync covers. Only this service's thread and expire() use them.
         self._covered: list[Waiter] = []
         self._has_ended = False
         self._watch = DeadlineWatch("flush watch", self.expire, health, timeout_ms)
@@ -62,7 +62,7 @@ class GroupCommitService(Service):
         super().start()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """Sync once more for the waits that are left, and end. Later waits fail."""
+        """Sync once more for the remaining waits, and end. Later waits fail."""
         ended = super().stop(timeout_s)
         self._watch.stop(timeout_s)
         return ended
@@ -70,7 +70,7 @@ class GroupCommitService(Service):
     def request(self, offset: int) -> ThreadWait:
         """Make a wait of the caller's thread until the log is on the disk up to an offset.
 
-        The wait's result is True if the log got there in time. It is False after the timeout (put
+        The wait's result is True if the log was synced in time. It is False after the timeout (put
         status FLUSH_DISK_TIMEOUT; the message is in the log, and is synced later). The wait raises
         StoreUnavailable if the sync failed: the message may or may not be on the disk, and the
         store takes no more messages.
@@ -116,7 +116,7 @@ class GroupCommitService(Service):
         self.run_once()
 
     def ended(self) -> None:
-        """Fail the waits that are left."""
+        """Fail the remaining waits."""
         with self._change:
             self._has_ended = True
             left = self._covered + self._waiting
@@ -125,7 +125,7 @@ class GroupCommitService(Service):
             self._end(request)
 
     def _end(self, request: Waiter) -> None:
-        """End a wait for which no sync will run; an earlier sync may have covered it."""
+        """End a wait for which no more sync runs. It succeeds if an earlier sync covered it."""
         if self._queue.flushed_offset >= request.offset:
             request.resolve(True)
         else:
@@ -158,7 +158,7 @@ class GroupCommitService(Service):
 # The timed flushes and commits, for which no put waits.
 #
 # ========================== ========== ============ ==================
-# service                    interval   least pages  all of it at least
+# service                    interval   least pages  all pages
 # ========================== ========== ============ ==================
 # FlushRealTimeService       500 ms     4            every 10 s
 # CommitRealTimeService      200 ms     4            every 200 ms
@@ -175,11 +175,11 @@ class Flushable(Protocol):
     """A queue's files, or an index file."""
 
     def flush(self, least_pages: int) -> object:
-        """Sync it if that many pages are due; with 0 always."""
+        """Sync the file if at least ``least_pages`` pages are due; if that is 0, always."""
 
 
 class _Thorough:
-    """The schedule of thorough runs, which flush everything."""
+    """The schedule of thorough runs: the runs that flush everything."""
 
     def __init__(self, interval_ms: int, least_pages: int, clock: Clock) -> None:
         self._interval_ms = interval_ms
@@ -204,7 +204,7 @@ class FlushRealTimeService(Service):
         queue: the log's files.
         health: the store's health.
         checkpoint: gets the store time up to which the log is on the disk, after thorough flushes.
-        is_timed: keep to the interval (``flushCommitLogTimed``), even if it is woken.
+        is_timed: whether to keep to the interval (``flushCommitLogTimed``) even when it is woken.
     """
 
     def __init__(
@@ -260,12 +260,11 @@ class CommitRealTimeService(Service):
         interval_ms: int = 200,
         least_pages: int = 4,
         thorough_interval_ms: int = 200,
-        clock: Clock = monotonic_ms,
     ) -> None:
         super().__init__("commit", health, interval_ms=interval_ms)
         self._queue = queue
         self._committed = committed
-        self._thorough = _Thorough(thorough_interval_ms, least_pages, clock)
+        self._thorough = _Thorough(thorough_interval_ms, least_pages, monotonic_ms)
 
     def run_once(self) -> None:
         """Commit the pages that are due."""
@@ -286,15 +285,15 @@ class FlushConsumeQueueService(Service):
     """Flushes the consume queues, and then writes the checkpoint.
 
     A thorough run syncs the log first, then the queues and the index, and then writes the
-    checkpoint, which never covers more than the disk holds. (In RocketMQ the checkpoint's time of
-    the queues is the time dispatched, not the time flushed.)
+    checkpoint. So the checkpoint never covers more than is on the disk. (In RocketMQ its time for
+    the queues is the time of the last dispatched message, even if the queues are not flushed.)
 
     Args:
-        queues: returns the queues, and the index if the store keeps one.
+        queues: returns the files to flush: the queues, and the index if the store keeps one.
         health: the store's health.
         log: the log's files.
         checkpoint: gets the times; written after each thorough run.
-        dispatched_timestamp: returns the store time of the last message with written entries.
+        dispatched_timestamp: returns the store time of the last message that is in the queues.
     """
 
     def __init__(
@@ -328,13 +327,13 @@ class FlushConsumeQueueService(Service):
         self.flush(0)
 
     def flush(self, least_pages: int = 0) -> None:
-        """Flush the queues that have that many pages due; with 0 all of them, and the checkpoint.
+        """Flush the queues with at least that many due pages; if it is 0, all and the checkpoint.
 
         Any thread may call it. The flushes run one after the other, because each full index file
         is synced and closed once.
 
         Raises:
-            StoreUnavailable: if a sync failed, now or before, or the files are closed.
+            StoreUnavailable: if this or an earlier sync failed, or the files are closed.
         """
         with self._flushing:
             if self._is_over:
@@ -347,8 +346,7 @@ class FlushConsumeQueueService(Service):
             self._is_over = True
 
     def _flush(self, least_pages: int) -> None:
-        # Read the time before the flush, which does not cover messages that are dispatched
-        # meanwhile.
+        # Read the time first: the flush does not cover messages that are dispatched while it runs.
         timestamp = self._dispatched_timestamp()
         if least_pages == 0 and self._log is not None:
             self._log.flush(0)
@@ -390,8 +388,8 @@ class FlushServices:
 
     Attributes:
         group: syncs the log for puts that wait; None with ASYNC_FLUSH.
-        log: syncs the log: ``group``, or the service that does so at an interval.
-        commit: commits; None without a pool.
+        log: syncs the log: ``group``, or the service that syncs at an interval.
+        commit: writes the pool's buffers to the files; None if there is no pool.
         after_put: the service that a put wakes.
         queues: flushes queues, index and checkpoint.
     """

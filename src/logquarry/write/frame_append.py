@@ -1,8 +1,9 @@
 """Compiled: appends the frames of a message or a batch to the log's last file.
 
-Interpreted, :meth:`PutPath.put_common <logquarry.write.put_path.PutPath.put_common>` and
-:meth:`LogAppender.append_held <logquarry.write.log_appender.LogAppender.append_held>` do the same;
-this module then only has the state that they share.
+If logquarry runs interpreted, :meth:`PutPath.put_common
+<logquarry.write.put_path.PutPath.put_common>` and :meth:`LogAppender.append_held
+<logquarry.write.log_appender.LogAppender.append_held>` (the reference) do the same; this module
+then has only the state that they share.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from logquarry.config import StoreConfig
 from logquarry.format import frame, java
 from logquarry.format import properties as props
-from logquarry.format.crc import crc32_address
-from logquarry.format.java import crc32
+from logquarry.format.java import crc32, crc32_address
 from logquarry.format.sys_flag import TRANSACTION_NOT
 from logquarry.format.sys_flag import transaction_type as sys_flag_type
 from logquarry.units import Clock, now_ms
@@ -50,13 +50,13 @@ logger = logging.getLogger(__name__)
 Settle = Callable[[PutResult, bool], PutResult]
 
 SLOW_PUT: Final = 0.5
-"""Seconds; a put that takes longer, or holds the lock longer, is logged."""
+"""In seconds. A put that takes longer, or holds the lock longer, is logged."""
 _MS: Final = 1_000
 _SLOW_MS = SLOW_PUT * _MS
 _KEYS: Final = f"{props.KEYS}{props.NAME_VALUE_SEPARATOR}"
 _TAGS: Final = f"{props.TAGS}{props.NAME_VALUE_SEPARATOR}"
-# The places of the fields, from their tables. The places of fields after the hosts are counted
-# backwards from the body.
+# The positions of the fields, from their tables. The positions of fields after the hosts are
+# counted backwards from the body.
 _BLANK = frame.BLANK.size
 _SIZE_AT = frame.HEAD.offsets["size"]
 _CRC_AT = frame.HEAD.offsets["body_crc"]
@@ -118,9 +118,9 @@ def put_result(
 
 
 class LogLock:
-    """A lock of the log, compiled: taking it costs a tenth of taking a ``threading.Lock``.
+    """Compiled: a lock of the log. Taking it costs a tenth of taking a ``threading.Lock``.
 
-    As there, Ctrl-C interrupts a thread that waits for it.
+    Like that lock, it lets Ctrl-C interrupt a thread that waits for it.
     """
 
     def __cinit__(self) -> None:
@@ -143,7 +143,7 @@ class LogLock:
 
 
 class Topic:
-    """Compiled: a topic's name, and TOPICLEN and TOPIC as the frame holds them."""
+    """Compiled: a topic's name, and TOPICLEN and TOPIC as they are in a frame."""
 
     def __init__(self, name: str, data: bytes) -> None:
         self.name = name
@@ -154,7 +154,7 @@ class Topic:
         """The key of a queue."""
         if not 0 <= queue_id < _KEPT_KEYS:
             return self.name, queue_id
-        # A dictionary finds a key object that it holds faster than an equal object.
+        # Reuse the key object: a dictionary finds the same object faster than an equal one.
         found = self.keys[queue_id]
         if found is None:
             found = self.keys[queue_id] = (self.name, queue_id)
@@ -170,7 +170,7 @@ class FrameHead:
 
     def __init__(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> None:
         fields = host_fields(born_host, store_host, sys_flag)
-        # Keep the objects themselves: the next message usually has the same, and comparing
+        # Keep the objects themselves: the next message usually has the same objects, and comparing
         # identities is fast.
         self.born_host, self.store_host, self.sys_flag = born_host, store_host, sys_flag
         self.template = fields.pack(
@@ -242,23 +242,23 @@ def write_frame(
 class FrameAppend:
     """The state of a log's writer that each put reads or changes.
 
-    :class:`~logquarry.write.put_path.PutPath` is its subclass.
+    :class:`~logquarry.write.log_appender.LogAppender` extends it.
 
     Args:
         files: the log's files.
         config: the store's settings.
         clock: gives store times, in milliseconds.
         queue_offsets: the next offset of each queue.
-        flags: reasons for which the store takes no messages.
+        flags: the reasons why the store takes no messages now.
         health: whether the disk still takes writes.
         takes_kernels: whether kernels, or this class, may write frames.
-        settle: waits for flush and replica, as far as the put asks for it, and returns the result
-            with their status. Called outside the lock.
+        settle: waits for flush and replica if the put requests it, and returns the result with
+            their status. Called outside the lock.
 
     Attributes:
         clock, queue_offsets, takes_kernels, settle: as given.
-        bar: why nothing may be appended now; None if appends are allowed. Checked under the lock: a
-            put may have passed all other checks before the bar was set.
+        bar: why no bytes may be appended now; None if appends are allowed. Checked under the lock:
+            a put may have passed all other checks before the bar was set.
     """
 
     def __init__(
@@ -354,18 +354,18 @@ class FrameAppend:
     ) -> PutResult | None:
         """Compiled: append the frames of some messages of one queue, all of them or none.
 
-        With the wall clock it calls no Python code while it holds the log. So no other thread and
-        no signal handler runs between writing the bytes and counting the queue offset.
+        If the clock is the wall clock, it calls no Python code while it holds the log. So no other
+        thread and no signal handler runs between writing the bytes and counting the queue offset.
 
         Args:
-            items: ``Item *``; the numbers that the messages share, and the sizes of their frames
-                are set here.
+            items: ``Item *``. This method sets the numbers that the messages share, and the sizes
+                of their frames.
 
         Returns:
-            None, and nothing is changed, if the reference must append them.
+            The result. None, with nothing changed, if the reference must append them.
 
         Raises:
-            OverflowError: if a number does not fit; then, too, the reference must append them.
+            OverflowError: if a number does not fit; the reference must append them then too.
         """
         queue_number = queue_id
         born_time = 0
@@ -386,7 +386,7 @@ class FrameAppend:
                 return None
         key = topic.key(queue_number)
 
-        # Under the lock: place, queue offset and store time; then the bytes.
+        # Under the lock: physical offset, queue offset and store time; then the bytes.
         lock = self._lock
         while not acquire_lock(lock._lock):
             # A signal interrupted the wait for the lock: its handler may raise.
@@ -414,7 +414,7 @@ class FrameAppend:
             if file.address:
                 place = cython.cast(cython.p_char, file.address)
             else:
-                # A buffer of the transient store pool, or a copy.
+                # The file's buffer is one of the transient store pool, or a copy: no address.
                 view = file.buffer
                 place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
             place += at
@@ -433,11 +433,11 @@ class FrameAppend:
                 )
             if view is not None:
                 file.keep(at, at + whole)
-            # The bytes count only after the last of these lines. The lines cannot fail.
+            # The bytes belong to the log only after the last of these lines. They cannot fail.
             if head.advances:
                 self.queue_offsets[key] = queue_offset + count
             elif known is None:
-                # Messages without a queue offset register their queue too.
+                # A message that takes no queue offset adds its queue to the table too.
                 self.queue_offsets[key] = 0
             file.store_timestamp = now
             file.wrote = at + whole
@@ -447,7 +447,7 @@ class FrameAppend:
         starts = _ONE_FRAME
         if count != 1:
             starts = tuple([items[number].start for number in range(count)])
-        # Most puts have the store time and the size of the put before.
+        # Most puts have the same store time and size as the put before.
         if now != self._now:
             self._now, self._now_object = now, now
         if whole != self._size:

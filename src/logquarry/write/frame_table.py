@@ -26,6 +26,8 @@ _MANY_QUEUES: Final = 1 << 10
 class FrameTable:
     """Checked messages, for the kernel.
 
+    A message that the kernel cannot encode is odd: :mod:`logquarry.write.outgoing` lists these.
+
     Attributes:
         rows: a column for each message; the columns of odd messages are not used.
         queues: the distinct queues of ``rows``.
@@ -51,15 +53,15 @@ class FrameTable:
         now: int,
         columns: Int64,
     ) -> int:
-        """Append the frames of rows to a file. Only under the log's lock.
+        """Append the frames of some rows to a file. Call this only under the log's lock.
 
         Args:
             file: the log's last file.
             offsets: the next offset of each queue.
             start, stop: the numbers of the messages, none of them odd.
             now: the store time in milliseconds; a row may have a later time.
-            columns: four rows of numbers. Physical offset, queue offset, store time and size of
-                each message go to the column of its number.
+            columns: four rows of numbers. This method sets physical offset, queue offset, store
+                time and size of each message in the column of its number.
 
         Returns:
             The number of the first message that did not fit.
@@ -87,8 +89,8 @@ class FrameTable:
                 file.advance(position - before)
                 offsets.update(told)
             except BaseException:
-                # Ctrl-C may arrive at any line. Messages that are in the log have used their queue
-                # offsets.
+                # Ctrl-C may arrive at any line. Messages that are in the log have used up their
+                # queue offsets.
                 if file.wrote > before:
                     offsets.update(told)
                 raise

@@ -17,14 +17,14 @@ _CACHED: Final = 4_096
 
 @dataclass(frozen=True, slots=True)
 class HostFields:
-    """Hosts and SYSFLAG as a frame holds them.
+    """Hosts and SYSFLAG as they are in a frame.
 
     Attributes:
         flags: SYSFLAG with the families of the hosts.
         fixed_size: bytes of the frame without body, TOPICLEN, topic and properties.
         advances: whether the frame takes a queue offset (NOT and COMMIT).
         pack: packs the fields before the body (:func:`logquarry.format.frame.prefix`).
-        prefix_size: bytes that it packs.
+        prefix_size: bytes that ``pack`` packs.
         store_time_at: where STORETIMESTAMP starts in the frame.
     """
 
@@ -40,23 +40,25 @@ class HostFields:
 
 @lru_cache(_CACHED)
 def host_fields(born_host: str | bytes, store_host: str | bytes, flags: int) -> HostFields:
-    """Hosts and SYSFLAG of a message as a frame holds them.
+    """Hosts and SYSFLAG of a message as they are in a frame.
 
     Raises:
-        MessageRejected: if a host cannot be parsed, or SYSFLAG names another family than the
-            host's.
+        MessageRejected: if a host cannot be parsed, or its family is not the one in SYSFLAG.
         UsageError: if SYSFLAG has more than 32 bits.
     """
     arguments.int32(flags, "sys_flag")
     born, store = _host(born_host), _host(store_host)
     flags = _with_families(flags, born, store)
+    prefix = frame.prefix(len(born), len(store))
     return HostFields(
         born,
         store,
         flags,
         frame.fixed_size(frame.MAGIC_V1, flags) - frame.TOPIC_LENGTH_V1.size,
         sys_flag.advances_queue(flags),
-        *frame.prefix(len(born), len(store)),
+        prefix.pack,
+        prefix.size,
+        frame.HEAD.size + len(born),
     )
 
 
@@ -90,7 +92,7 @@ def _with_families(flags: int, born_host: bytes, store_host: bytes) -> int:
     if stated & ~families:
         # QUIRK: RocketMQ computes the length from the flag and writes a frame that cannot be
         # read (test_append_vectors: vector 34).
-        _reject_host(f"SYSFLAG {flags:#x} says IPv6 of a host that is IPv4")
+        _reject_host(f"SYSFLAG {flags:#x} marks a host as IPv6, but the host is IPv4")
     return flags | families
 
 

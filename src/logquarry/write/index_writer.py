@@ -1,7 +1,7 @@
 """Writes the key index (``IndexService.buildIndex``, ``IndexFile.putKey`` of 4.9.3).
 
-One thread writes: the dispatcher. It puts many keys at once; entries, chains and headers are the
-same as if the keys were put one by one.
+One thread writes: the dispatcher. It puts many keys at once: those of a run of messages. Entries,
+chains and headers are the same as if the keys were put one by one.
 
 Guarantees: a file's header is written after its entries, so that a reader of a half-written batch
 sees the state before it. File names are distinct and ascend, even if the clock is set back.
@@ -41,7 +41,7 @@ _NAME_DIGITS: Final = 17
 
 
 def load_kernel() -> None:
-    """Load the kernel that puts keys; only called with kernels."""
+    """Load the kernel that puts keys. Called only if kernels can be used."""
     none = np.zeros(0, np.int64)
     codec.require_kernels().put_index_keys(0, 1, 0, 1, 0, none, none, none)
 
@@ -52,7 +52,7 @@ class IndexFileWriter:
     Args:
         file: the file, of the size that ``shape`` needs.
         shape: its slots and entries.
-        before: the header of the previous file; a new file begins with the end of that file.
+        before: the header of the previous file; a new file's header starts with its end values.
         counts_keys: whether the header counts keys instead of chains (3.x).
 
     Attributes:
@@ -70,9 +70,9 @@ class IndexFileWriter:
         self._counts_keys = counts_keys
         self.file = file
         self.shape = shape
-        # RocketMQ leaves a sparse file: on a full disk a write to a hole ends the process.
+        # Leave no holes (as RocketMQ does): a write to a hole ends the process on a full disk.
         file.allocate()
-        # A put can change any slot, and appends entries.
+        # Read all slots and the header: a put can change any slot.
         file.require_readable(0, shape.entry_position(0))
         file.load(shape.entry_position(0))
         count = index.decode_header(file.buffer).entry_count
@@ -116,8 +116,8 @@ class IndexFileWriter:
         else:
             begun = self._put_reference(hashes, offsets, times, header.begin_timestamp)
         if before.entry_count <= 1:
-            # QUIRK: the seconds of the first entry count from the end of the previous file: the
-            # header still has that time as its begin (test_replay.py: clean-restart/base).
+            # QUIRK: the seconds of the first entry count from the end time of the previous file,
+            # because the header still has it as begin time (test_replay.py: clean-restart/base).
             entries = self._entries(before.entry_count, 1)
             entries["seconds"] = _seconds(times[:1], before.begin_timestamp)
         if not self.file.address:
@@ -151,7 +151,7 @@ class IndexFileWriter:
         return entries
 
     def _put_reference(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
-        """Write the entries and their chains. Returns how many chains begin."""
+        """Write the entries and their chains. Returns the number of new chains."""
         number, count = self.header.entry_count, len(hashes)
         entries = self._entries(number, count)
         entries["key_hash"] = hashes
@@ -180,7 +180,7 @@ class IndexFileWriter:
         """Sync the whole file; ``least_pages`` is ignored.
 
         Raises:
-            StoreUnavailable: if that failed, now or before.
+            StoreUnavailable: if this or an earlier sync failed.
         """
         self.file.flushed = 0
         self.file.flush()
@@ -197,7 +197,7 @@ def _chain(table: npt.NDArray[np.int32], slots: Int64, numbers: Int64) -> tuple[
     """Put new entries in front of their chains.
 
     Returns:
-        For each new entry the next entry of its chain, and how many chains begin.
+        For each new entry the next entry of its chain; and the number of new chains.
     """
     order = np.argsort(slots, kind="stable")
     ordered, sorted_numbers = slots[order], numbers[order]
@@ -206,7 +206,7 @@ def _chain(table: npt.NDArray[np.int32], slots: Int64, numbers: Int64) -> tuple[
     behind = np.empty(len(slots), np.int64)
     behind[1:] = sorted_numbers[:-1]
     found = table[ordered[is_first]].astype(np.int64)
-    # A slot counts as empty unless it holds the number of an earlier entry.
+    # A slot counts as empty unless it contains the number of an earlier entry.
     found[(found <= 0) | (found > numbers[0])] = 0
     behind[is_first] = found
     table[ordered[is_last]] = sorted_numbers[is_last]
@@ -264,7 +264,7 @@ class IndexWriter:
         """Put the keys of a run of messages.
 
         Args:
-            offsets: physical offset of each message, with a key or without.
+            offsets: physical offset of each message, even of a message without a key.
             times: store time of each message, in milliseconds.
             hashes: hashes of the keys, in the messages' order.
             numbers: for each key the index of its message.
@@ -275,8 +275,8 @@ class IndexWriter:
         if not len(offsets):
             return
         file = self._writable()
-        # Messages that were indexed before are skipped. QUIRK: except the last of them, which is
-        # indexed again (test_index_writer.py::test_the_last_message_is_indexed_again).
+        # Skip messages that were indexed before. QUIRK: the last of them is indexed again
+        # (test_index_writer.py::test_the_last_message_is_indexed_again).
         if offsets[0] < file.header.end_offset:
             new = offsets[numbers] >= file.header.end_offset
             hashes, numbers = hashes[new], numbers[new]
@@ -289,7 +289,7 @@ class IndexWriter:
             at = stop
         last_keyed = int(numbers[-1]) if len(numbers) else -1
         if last_keyed < len(offsets) - 1:
-            # If the last file is full, even a message without a key makes the next file.
+            # If the last file is full, the next one is made even for a message without a key.
             self._writable()
 
     def _writable(self) -> IndexFileWriter:
@@ -312,15 +312,15 @@ class IndexWriter:
     def _make(self) -> MappedFile:
         """Make a file with an unused name.
 
-        A RocketMQ broker that is started on this store makes index files before the lock stops it,
-        possibly in the same millisecond.
+        If a RocketMQ broker is started on this store, it makes index files before the lock stops
+        it, possibly in the same millisecond.
         """
         while True:
             self._last_name = next_name(self._last_name, self._clock())
             try:
                 return self._open(self._last_name, exclusive=True)
             except StoreUnavailable as error:
-                # The name is also in use if an earlier try created the file and could not map it.
+                # The name is also in use if an earlier call created the file but could not map it.
                 if not isinstance(error.__cause__, FileExistsError):
                     raise
 
@@ -337,7 +337,7 @@ class IndexWriter:
 def next_name(last: str, now_ms: int) -> str:
     """The name of a new file: the time (``timeMillisToHumanString``), but greater than ``last``.
 
-    QUIRK: RocketMQ takes the time as it is. Two files made in one millisecond get the same name,
+    QUIRK: RocketMQ uses the time unchanged. Two files made in one millisecond get the same name,
     and a file made after the clock was set back sorts before older files
     (test_index_writer.py::test_names_ascend).
     """
@@ -346,7 +346,7 @@ def next_name(last: str, now_ms: int) -> str:
     if name > last and len(name) >= len(last):
         return name
     try:
-        # Parse without a time zone: in a time zone, an hour may occur twice.
+        # Parse without a time zone: in a time zone, an hour occurs twice when the clock goes back.
         moment = datetime.datetime.strptime(last[:-3], _NAME_FORMAT)
         if len(last) != _NAME_DIGITS:
             raise ValueError(last)
@@ -363,13 +363,13 @@ def next_name(last: str, now_ms: int) -> str:
 # The thread that flushes syncs and closes a full file, and then writes the checkpoint
 # (``IndexService.flush``). The current file is synced by the thorough flushes.
 #
-# A RocketMQ broker that is started on this store deletes index files that are newer than the
-# checkpoint, before the lock stops it. Each file that the checkpoint does not cover has a second
-# name, by which it is restored (:mod:`logquarry.disk.queue_folders`).
+# If a RocketMQ broker is started on this store, it deletes index files that are newer than the
+# checkpoint, before the lock stops it. So each file that the checkpoint does not cover has a second
+# name, a hard link from which it is restored (:mod:`logquarry.disk.queue_folders`).
 
 
 class IndexKeeper:
-    """Writes and syncs the index files of a store. One thread writes, any thread flushes.
+    """Writes and syncs the index files of a store. One thread writes; any thread may flush.
 
     Args:
         disk: does the input and output.
@@ -438,7 +438,7 @@ class IndexKeeper:
         """Sync and close full files; with ``least_pages`` 0 also sync the current file.
 
         Raises:
-            StoreUnavailable: if a sync failed, now or before.
+            StoreUnavailable: if this or an earlier sync failed.
         """
         while self._filled:
             full = self._filled[0]
@@ -447,11 +447,11 @@ class IndexKeeper:
             self._guard.check()
             if full.header.end_timestamp > 0:
                 self._checkpoint.index_timestamp = full.header.end_timestamp
-                # Write the checkpoint before removing the second name: Java keeps files that the
-                # checkpoint covers.
+                # Write the checkpoint before the second name is removed: RocketMQ does not delete
+                # files that the checkpoint covers.
                 self._checkpoint.flush()
             self._guard.release(full.file.path)
-            # Ctrl-C may arrive between the two: the files in the list are open.
+            # Ctrl-C may arrive between these lines. Files in the list must be open, so close last.
             self._filled.popleft()
             full.file.close()
         last = self.writer.last

@@ -1,4 +1,6 @@
-"""Appends frames and raw bytes to the files of the commit log, under the log's lock.
+"""Appends messages and raw bytes to the files of the commit log, under the log's lock.
+
+Compiled if possible: :class:`~logquarry.write.put_path.PutPath` extends it for common messages.
 
 Follows ``DefaultAppendMessageCallback.doAppend``, ``appendData`` and
 ``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file if eight bytes are left
@@ -6,7 +8,7 @@ after it: room for the blank that ends the file.
 
 ::
 
-    | frame | frame | ... | blank: [bytes left 4][cbd43194] and anything |
+    | frame | frame | ... | blank: [bytes left 4][cbd43194] and any bytes |
 
 Guarantees: an append that raises has not put its frames into the log. It may have ended a file
 with a blank.
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import index
 from typing import Final
@@ -25,14 +27,14 @@ from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Health, RunningFlags
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreUnavailable, WrongType
 from logquarry.format import frame, property_crc
+from logquarry.message import Message, require_message, require_messages
 from logquarry.read.log_queues import QueueKey
 from logquarry.units import Clock
-from logquarry.write.encode import Encoded
-from logquarry.write.frame_append import SLOW_PUT, Settle, log_held
-from logquarry.write.put_batch_path import PutBatchPath
-from logquarry.write.put_path import settle_nothing
+from logquarry.write.encode import Encoded, MessageEncoder
+from logquarry.write.encode_batch import encode_batch, encode_messages
+from logquarry.write.frame_append import SLOW_PUT, FrameAppend, Settle, log_held
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus, refusal
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ _FOREIGN: Final = "bytes of another store's log were appended and are not dispat
 
 
 class AppendRules:
-    """The parts of an append that another dialect changes; these are 4.9.3's."""
+    """The rules of an append in 4.9.3. Subclasses have the rules of other dialects."""
 
     def own_offset(self, encoded: Encoded) -> int:
         """QUEUEOFFSET of a frame that takes no queue offset."""
@@ -58,33 +60,33 @@ class AppendRules:
         """Complete frames whose offsets and store time are known."""
 
     def end_file(self, file: MappedFile) -> int:
-        """Fill the rest of a file with a blank. Returns the bytes that it takes."""
+        """Fill the rest of a file with a blank. Returns the blank's size."""
         return end_file(file)
 
     def appended(self, encoded: Encoded) -> None:
         """Note a frame that is in the log. Ctrl-C may cause a second call for the same frame."""
 
     def adopted(self) -> None:
-        """Continue after bytes of another store's log that are dispatched by now."""
+        """Continue after bytes of another store's log. All of them are dispatched."""
 
 
-class LogAppender(PutBatchPath):
-    """Appends to the log. Any thread may append.
+class LogAppender(FrameAppend):
+    """Appends any message to the log (the reference for faster paths). Any thread may append.
 
     Args:
         files: the log's files.
         config: the store's settings.
         clock: gives store times, in milliseconds. Called under the lock.
-        queue_offsets: the next offset of each queue (``topicQueueTable``); owned by the writer
-            from now on.
-        flags: reasons for which the store takes no messages.
+        queue_offsets: the next offset of each queue (``topicQueueTable``); appends change it.
+        flags: the reasons why the store takes no messages now.
         health: whether the disk still takes writes.
-        settle: waits for flush and replica, as far as the put asks for it, and returns the result
-            with their status. Called outside the lock.
-        rules: of another dialect; then no kernel may write frames.
+        settle: waits for flush and replica if the put requests it, and returns the result with
+            their status. Called outside the lock.
+        rules: the rules of another dialect. If they are given, no kernel may write frames.
 
     Attributes:
         config: the store's settings.
+        encoder: makes the frames.
         file_size: bytes of each file of the log.
     """
 
@@ -92,32 +94,25 @@ class LogAppender(PutBatchPath):
         self,
         files: MappedFileQueue,
         config: StoreConfig,
-        *,
         clock: Clock,
-        queue_offsets: dict[QueueKey, int] | None = None,
-        flags: RunningFlags | None = None,
-        health: Health | None = None,
-        settle: Settle = settle_nothing,
-        rules: AppendRules | None = None,
+        queue_offsets: dict[QueueKey, int],
+        flags: RunningFlags,
+        health: Health,
+        settle: Settle,
+        rules: AppendRules | None,
     ) -> None:
-        super().__init__(
-            files,
-            config,
-            clock,
-            {} if queue_offsets is None else queue_offsets,
-            flags or RunningFlags(),
-            health or Health(),
-            rules is None,
-            settle,
-        )
+        super().__init__(files, config, clock, queue_offsets, flags, health, rules is None, settle)
         self.config = config
+        self.encoder = MessageEncoder(
+            config, clock, has_property_crc=rules is not None and rules.has_property_crc
+        )
         self.file_size = files.file_size
         self._rules = rules or AppendRules()
         self._ends_foreign = False
         self._busy_after = config.os_page_cache_busy_time_out_mills / _MS
 
     def end(self) -> None:
-        """Allow no more appends. A put that holds the log completes first."""
+        """Allow no more appends. A put that has taken the log's lock completes first."""
         with self._lock:
             self._ends_foreign = self.bar is _FOREIGN
             self.bar = _CLOSED
@@ -139,12 +134,61 @@ class LogAppender(PutBatchPath):
             )
 
     # ---------------------------------------------------------------------------------- append
+    def append_reference(self, message: Message) -> tuple[PutResult, bool]:
+        """Append any message; the caller waits for flush and replica.
+
+        Returns:
+            The result, and whether the put waits.
+
+        Raises:
+            StoreUnavailable: if the store takes no messages now.
+            MessageRejected: if the store does not accept this message.
+            UsageError: if a number does not fit its field.
+        """
+        encoded = self.encoder.encode(message)
+        return self.append(encoded), encoded.wait
+
+    def append_batch_reference(
+        self,
+        messages: Sequence[Message] | None,
+        wire: bytes | None,
+        message: Message | None,
+    ) -> tuple[PutResult, bool]:
+        """Append any batch; the caller waits for flush and replica.
+
+        Args:
+            messages: the messages; None if ``wire`` and ``message`` are given.
+            wire: the wire form of the messages.
+            message: the fields that the messages of ``wire`` share.
+
+        Returns:
+            The result, and whether the put waits.
+
+        Raises:
+            StoreUnavailable: if the store takes no messages now.
+            MessageRejected: if the store does not accept these messages.
+            UsageError: if the messages are not of one queue.
+        """
+        if messages is not None:
+            messages = require_messages(messages, "put_batch")
+        if message is not None:
+            require_message(message, "message")
+        if self.config.is_3_1:
+            raise refusal(PutStatus.MESSAGE_ILLEGAL, "dialect 3.1 has no batches", reason="dialect")
+        if messages is not None and wire is None and message is None:
+            encoded = encode_messages(self.encoder, self.config, messages)
+        elif messages is None and wire is not None and message is not None:
+            encoded = encode_batch(self.encoder, self.config, wire, message)
+        else:
+            raise WrongType("put_batch takes messages, or wire= together with message=")
+        return self.append(encoded), encoded.wait
+
     def append(self, encoded: Encoded) -> PutResult:
         """Append frames to the last file, or to a new file if they do not fit there.
 
         Raises:
-            StoreUnavailable: if no file could be made: CREATE_MAPEDFILE_FAILED. If the previous
-                file had no room, it already ends with a blank.
+            StoreUnavailable: if no file could be made: CREATE_MAPEDFILE_FAILED. The previous file
+                may then end with a blank already.
             MessageRejected: if no file could hold them.
         """
         if encoded.size + _BLANK > self.file_size:
@@ -168,7 +212,7 @@ class LogAppender(PutBatchPath):
             began: when the lock was taken, by the monotonic clock.
         """
         file = self.file()
-        # A message that takes no queue offset registers its queue too.
+        # A message that takes no queue offset adds its queue to the table too.
         queue_offset = self.queue_offsets.setdefault(encoded.key, 0)
         copied = self._copied(encoded, queue_offset)
         if not encoded.advances:
@@ -185,7 +229,7 @@ class LogAppender(PutBatchPath):
             encoded.write(file, queue_offset, physical_offset, now, self._rules.placed)
             self._appended(encoded, queue_offset, copied)
         except BaseException:
-            # Ctrl-C may arrive at any line. A message that is in the log has used its queue offset.
+            # Ctrl-C may arrive at any line. A message in the log has used up its queue offset.
             if file.wrote > at:
                 self._appended(encoded, queue_offset, copied)
             raise
@@ -206,7 +250,7 @@ class LogAppender(PutBatchPath):
         )
 
     def _copied(self, encoded: Encoded, queue_offset: int) -> list[int]:
-        """Make a frame that holds queue offsets; returns its offset in each further queue."""
+        """Make a frame that contains queue offsets; return its offset in each further queue."""
         if encoded.copies is None:
             return []
         copied = [self.queue_offsets.setdefault(copy, 0) for copy in encoded.copies.keys]
@@ -223,36 +267,9 @@ class LogAppender(PutBatchPath):
                 for copy, offset in zip(encoded.copies.keys, copied, strict=True):
                     self.queue_offsets[copy] = offset + 1
 
-    def append_once(self, encoded: Encoded) -> PutResult:
-        """One append to the last file (``MappedFile.appendMessage(s)``).
-
-        If the file has no room, it gets its blank, and no message is in the log. The result is then
-        END_OF_FILE, with the blank's size as ``size``.
-        """
-        require_fit(encoded, self.file_size)
-        with self._lock:
-            began, now, file = _monotonic(), self.clock(), self.file()
-            at = file.wrote
-            if not encoded.starts or at + encoded.size + _BLANK <= file.size:
-                return self.append_held(encoded, now, began)
-            size = self._rules.end_file(file)
-            file.store_timestamp = now
-            return PutResult(
-                PutStatus.PUT_OK,
-                AppendStatus.END_OF_FILE,
-                encoded.store_host,
-                file.base + at,
-                self.queue_offsets.setdefault(encoded.key, 0),
-                size,
-                0,
-                now,
-                (_monotonic() - began) * _MS,
-                (),
-            )
-
     @contextmanager
     def holding(self) -> Iterator[tuple[int, float]]:
-        """Hold the log for several appends of one store time.
+        """Hold the log for several appends that have the same store time.
 
         Yields:
             The store time in milliseconds, and when the lock was taken.
@@ -260,8 +277,7 @@ class LogAppender(PutBatchPath):
         with self._lock:
             began = self._held_since = _monotonic()
             try:
-                # A time that is not an integer would be kept for the files' flush, and make it
-                # fail.
+                # The time must be an integer: the file keeps it, and its flush would fail later.
                 yield index(self.clock()), began
             finally:
                 self._held_since = 0.0
@@ -296,12 +312,12 @@ class LogAppender(PutBatchPath):
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append bytes of another store's log that belong at an offset (``appendData``).
 
-        The bytes may end within a frame, and may span files. Nothing else is appended after them
-        before :meth:`adopt`.
+        The bytes may end inside a frame, and may span files. After them no put is possible until
+        :meth:`adopt`.
 
         Returns:
-            Whether they were appended: the log must end at that offset, or the log must be empty
-            and the offset the first one of a file.
+            Whether they were appended. For this, the log must end at that offset; or it must be
+            empty, and the offset must be the start of a file.
 
         Raises:
             StoreUnavailable: as :meth:`MappedFileQueue.append_data`; or after :meth:`end`.
@@ -366,7 +382,8 @@ def require_fit(encoded: Encoded, file_size: int) -> None:
 
 
 def end_file(file: MappedFile) -> int:
-    """Fill the rest of a file with a blank, of which eight bytes are written. Returns its size."""
+    """Fill the rest of a file with a blank. Only its first eight bytes are written. Returns its
+    size."""
     left = file.room
     # Fewer bytes are left only if another program wrote the file; for readers the file ends there.
     if left >= _BLANK:

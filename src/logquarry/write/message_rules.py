@@ -14,16 +14,16 @@ from logquarry.message import Message
 from logquarry.write.put_result import PutStatus, refusal
 
 LONGEST_PROPERTIES: Final = java.INT_MAX >> 16
-"""Bytes, and for ``checkMessage`` UTF-16 characters: the length is a signed short."""
+"""Limit in bytes (``checkMessage`` counts UTF-16 characters): the length is a signed short."""
 
 # --------------------------------------------------------------------------------------------------
 # Topics. RocketMQ's store takes any name (``../../../x`` made folders, CVE-2019-17572); its broker
-# only takes the letters of _BROKER_NAME. This store has its own rule, and the broker's on request.
+# takes only the characters of _BROKER_NAME. This store has another rule, or by setting the broker's
 
 LONGEST_TOPIC: Final = 127
-"""Bytes, and for RocketMQ UTF-16 characters: the length is one signed byte of the frame."""
+"""Limit in bytes (RocketMQ counts UTF-16 characters): the length is one signed byte."""
 LONGEST_NAME: Final = 255
-"""Bytes of a folder's name; the limit for the further queues of multi-dispatch."""
+"""Maximum bytes of a folder's name: the limit for the further queues of multi-dispatch."""
 BROKER_CHECK: Final = "rocketmq-broker"
 
 _UNSAFE: Final = re.compile("[/\x00-\x1f\x7f-\x9f]")
@@ -42,13 +42,13 @@ def name_fault(name: str, check: str, *, longest: int = LONGEST_TOPIC) -> str | 
     try:
         size = len(name.encode("utf-8"))
     except UnicodeEncodeError:
-        return "it holds half a surrogate pair, which UTF-8 has no bytes for"
+        return "it has half a surrogate pair, which UTF-8 cannot encode"
     if not size:
         return "it is empty"
     if size > longest:
-        return f"it takes {size} bytes, and {longest} are the most"
+        return f"it takes {size} bytes; the maximum is {longest}"
     if name in (".", ".."):
-        return "it is the name of a folder that is there already"
+        return "it would mean an existing folder"
     if _UNSAFE.search(name):
         return "it holds a slash or a control character"
     if check == BROKER_CHECK and not _BROKER_NAME.fullmatch(name):
@@ -58,7 +58,7 @@ def name_fault(name: str, check: str, *, longest: int = LONGEST_TOPIC) -> str | 
 
 @lru_cache(_CACHED)
 def topic_bytes(topic: str, check: str) -> bytes:
-    """TOPICLEN and TOPIC as the frame holds them.
+    """TOPICLEN and TOPIC as they are in a frame.
 
     Args:
         topic: the topic.
@@ -87,10 +87,10 @@ def reject_topic(name: str, fault: str) -> NoReturn:
 # --------------------------------------------------------------------------------------------------
 # Properties. RocketMQ keeps a string, which it writes unchanged, and a HashMap. If the store adds a
 # property, it builds the string again, in the iteration order of that map. The order depends on how
-# the map was made: a copy of a map has buckets for that map's size, a map parsed from a string
-# starts with 16 buckets and grows.
+# the map was made: a copied map has as many buckets as the entries need; a map that is parsed from
+# a string starts with 16 buckets and grows.
 
-# DELAY is a part of TIMER_DELAY_MS and TIMER_DELAY_SEC.
+# TIMER_DELAY_MS and TIMER_DELAY_SEC are not listed: the search for DELAY finds them.
 _ACTS_ON: Final = "|".join(
     (props.DELAY, props.WAIT, props.INNER_MULTI_DISPATCH, props.TIMER_DELIVER_MS)
 )
@@ -103,8 +103,7 @@ _TIMED: Final = {
     props.TIMER_DELAY_MS: 1,
     props.TIMER_DELIVER_MS: 1,
 }
-"""Properties that ask for the timer wheel, with their unit in ms; the first one present counts."""
-_LONG_DIGITS: Final = 19
+"""The properties for the timer wheel, with their unit in ms; the first one in a message counts."""
 _FRESH_TABLE: Final = 16
 NO_PROPERTIES: Final[Mapping[str, str]] = {}
 
@@ -121,7 +120,7 @@ class PropertyMap:
     def __init__(self, message: Message) -> None:
         self.values = message.all_properties()
         parsed = message.properties is None and message.properties_string is not None
-        # An empty copy has no table yet, and starts as a fresh map does.
+        # The copy of an empty map has no buckets yet, so it starts like a new map.
         self._table_size = (
             _FRESH_TABLE if parsed or not self.values else java.table_size_for(len(self.values))
         )
@@ -136,9 +135,9 @@ class PropertyMap:
 
 
 def looked_at(message: Message) -> Mapping[str, str]:
-    """The properties of a message, if the store may act on one of them; otherwise empty.
+    """The properties of a message, if the store acts on one of them; otherwise possibly empty.
 
-    A property string is only parsed if it holds the name of such a property.
+    A property string is parsed only if it contains the name of such a property.
     """
     if message.properties is None and not message.delay_level and message.wait_store_ok:
         string = message.properties_string
@@ -148,7 +147,7 @@ def looked_at(message: Message) -> Mapping[str, str]:
 
 
 def acts_on(string: str | bytes) -> bool:
-    """Whether a property string may hold a property that the store acts on."""
+    """Whether a property string possibly has a property that the store acts on."""
     if isinstance(string, str):
         return _ACTS_ON_TEXT(string) is not None
     return _ACTS_ON_BYTES(string) is not None
@@ -162,14 +161,14 @@ def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
         is_closed: whether a string that is built here ends with a separator.
 
     Raises:
-        MessageRejected: if it has too many characters. The frame's writer counts the bytes.
+        MessageRejected: if it has too many characters. The encoder of the frame limits the bytes.
         UsageError: if the message has tags or keys in addition to a property string.
     """
     string = message.properties_string
     if string is None:
         string = props.encode(message.all_properties(), is_closed=is_closed)
     elif message.tags is not None or message.keys is not None:
-        raise UsageError("tags and keys belong into the properties_string that is given")
+        raise UsageError("put tags and keys into the given properties_string")
     data = utf8(string) if isinstance(string, str) else bytes(string)
     if len(data) > LONGEST_PROPERTIES:
         # QUIRK: checkMessage counts characters and returns MESSAGE_ILLEGAL, the encoder counts
@@ -180,17 +179,17 @@ def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
         if count > LONGEST_PROPERTIES:
             raise refusal(
                 PutStatus.MESSAGE_ILLEGAL,
-                f"the properties are {count} characters, and {LONGEST_PROPERTIES} are the most",
+                f"the properties have {count} characters; the maximum is {LONGEST_PROPERTIES}",
                 reason="properties",
             )
     return data
 
 
 def delay_level(text: str | None) -> int:
-    """The level in a DELAY property, 0 without one (``getDelayTimeLevel``).
+    """The level in a DELAY property; 0 if there is no such property (``getDelayTimeLevel``).
 
     Raises:
-        MessageRejected: if it is not a number; ``putMessage`` throws there.
+        MessageRejected: if it is not a number; ``putMessage`` throws then.
     """
     if text is None:
         return 0
@@ -201,7 +200,7 @@ def delay_level(text: str | None) -> int:
 
 
 def is_timed(values: Mapping[str, str]) -> bool:
-    """Whether properties ask for a delivery by the timer wheel (``checkIfTimerMessage``).
+    """Whether properties request a delivery by the timer wheel (``checkIfTimerMessage``).
 
     A message that was in the wheel has TIMER_OUT_MS, and is put unchanged. A message with a delay
     level does not use the wheel either: RocketMQ removes the timer's properties from it.
@@ -226,10 +225,11 @@ def timer_slot(
     """
     name = next(name for name in _TIMED if name in values)
     text = values[name]
-    if not (text.isascii() and text.isdigit() and len(text) < _LONG_DIGITS):
+    number = java.digits(text)
+    if number == java.NO_NUMBER:
         why = f"{name} takes a number of at most 18 digits and without a sign: {text!r}"
         raise refusal(PutStatus.MESSAGE_ILLEGAL, why, reason="delay")
-    at = int(text) if name == props.TIMER_DELIVER_MS else now + int(text) * _TIMED[name]
+    at = number if name == props.TIMER_DELIVER_MS else now + number * _TIMED[name]
     if at <= now:
         if props.TIMER_DELETE_UNIQ_KEY in values:
             why = "the message that it deletes was due before"

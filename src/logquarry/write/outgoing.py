@@ -1,8 +1,8 @@
 """Checks the messages of a bulk put column by column, and makes the table for the kernel.
 
-Common messages become rows of :mod:`logquarry.format.put_rows`: the store changes nothing in their
-properties, and no check fails. Every other message is odd: the encoder of single puts (the
-reference) makes its frame, or rejects it.
+A message is common if the store changes nothing in its properties, and no check fails. Common
+messages become rows of :mod:`logquarry.format.put_rows`. Every other message is *odd*: the encoder
+of single puts (the *reference*) makes its frame, or rejects it.
 
 Guarantees: a message becomes a row only if the reference would take it and write the same bytes.
 All messages are checked before the first is appended.
@@ -41,7 +41,7 @@ _LOW: Final = 0xFFFFFFFF
 
 @dataclass(slots=True)
 class Spans:
-    """One byte string for each of many messages: its address and length; length -1 for none.
+    """A byte string for each of many messages: its address and length; length -1 if it has none.
 
     Attributes:
         keep: the objects that own the bytes.
@@ -57,13 +57,13 @@ class Columns:
     """The fields of many messages as columns. Nothing is checked yet.
 
     Attributes:
-        topics: the distinct topics,
-        topic_ids: and for each message the index of its topic.
-        hosts: distinct pairs of born and store host,
-        host_ids: and for each message the index of its pair.
+        topics: the distinct topics.
+        topic_ids: for each message the index of its topic in ``topics``.
+        hosts: the distinct pairs of born host and store host.
+        host_ids: for each message the index of its pair in ``hosts``.
         numbers: the other fields of the frame by their names in :class:`Message`, int64; for
             messages that were stored before, also ``queue_offset`` and ``store_timestamp``.
-        odd: for each message whether the reference must encode it.
+        odd: for each message whether it is odd.
         message: gives a message by its number.
         first: the number of the first message within the call, for errors.
     """
@@ -87,14 +87,14 @@ class Outgoing:
 
     Attributes:
         sizes: bytes of each frame; for a message with further queues, an estimate.
-        odd: the frames that the reference made, by the number of the message.
-        store_hosts: the distinct store hosts,
-        store_host_ids: and for each message the index of its host.
-        named: the distinct topics that the messages name,
-        named_ids: and for each message the index of its topic. A delayed message is written to
-            the schedule topic.
-        waits: whether a message waits for flush and replica.
-        times: the earliest store time of each message, None if there are none.
+        odd: the frames of odd messages, by the number of the message.
+        store_hosts: the distinct store hosts.
+        store_host_ids: for each message the index of its host in ``store_hosts``.
+        named: the distinct topics of the messages as the caller gave them, even if they are delayed
+            and so written to the schedule topic.
+        named_ids: for each message the index of its topic in ``named``.
+        waits: whether any message waits for flush and replica.
+        times: the earliest allowed store time of each message; None if all get the time of the put.
         frames: makes the frames of the messages that are not odd; None if there are none.
     """
 
@@ -117,18 +117,18 @@ def outgoing_reference(
     first: int = 0,
     times: Int64 | None = None,
 ) -> Outgoing:
-    """Checked messages, all frames made by the encoder of single puts.
+    """Check messages, and make all frames with the encoder of single puts.
 
     Args:
         messages: the messages.
         encode: makes their frames.
         check: rejects a frame that no file could hold.
         first: the number of the first message within the call, for errors.
-        times: the earliest store time of each.
+        times: the earliest allowed store time of each.
 
     Raises:
-        MessageRejected: with the number of the first message that is rejected.
-        UsageError: if a message is invalid; the text names its number.
+        MessageRejected: if a message is rejected; the error has the number of the first one.
+        UsageError: if a message is invalid; the text gives its number.
     """
     odd: dict[int, Encoded] = {}
     topics: dict[str, int] = {}
@@ -156,10 +156,10 @@ def outgoing_reference(
 def outgoing_frames(
     frames: CommonFrames, encode: Encode, check: Callable[[Encoded], None]
 ) -> Outgoing:
-    """Checked messages: compiled frames, and the frames of the odd messages.
+    """Make the frames of the odd messages; compiled code has made the other frames.
 
     Args:
-        frames: has taken the messages.
+        frames: the compiled frames; it has taken all messages.
         encode: makes the frames of odd messages.
         check: rejects a frame that no file could hold.
 
@@ -195,7 +195,7 @@ def outgoing_kernel(
     largest: int,
     refused: dict[int, str] | None = None,
 ) -> Outgoing:
-    """Checked messages: a table for the kernel, and the frames of the odd messages.
+    """Check messages; make the table for the kernel, and the frames of the odd messages.
 
     Args:
         columns: the messages.
@@ -203,11 +203,11 @@ def outgoing_kernel(
         config: the store's settings.
         check: rejects a frame that no file could hold.
         largest: bytes of the largest frame that a file can hold.
-        refused: if given, it gets the number and the reason of each message that is rejected, and
-            the other messages are kept. A rejected message has neither a frame nor a row.
+        refused: if given, a rejected message raises no error: its number and the reason are added
+            here. It gets neither a frame nor a row; the other messages are kept.
 
     Raises:
-        MessageRejected, UsageError: as :func:`outgoing_reference`, without ``refused``.
+        MessageRejected, UsageError: as :func:`outgoing_reference`, if ``refused`` is not given.
     """
     numbers, odd = columns.numbers, columns.odd
     rows = r.empty_put_rows(columns.count)
@@ -261,7 +261,7 @@ def outgoing_kernel(
         queues,
         head_bytes,
         head_facts,
-        # A copy: an array over bytes is read-only, which a kernel treats as another type.
+        # Copy it: an array over bytes is read-only, and for a kernel that is another type.
         np.frombuffer(b"".join(written) or b"\0", np.uint8).copy(),
         np.cumsum([0, *map(len, written)], dtype=np.int64),
         (columns.bodies, columns.properties),
@@ -305,7 +305,7 @@ def _size(encoded: Encoded) -> int:
 
 
 def _mark(odd: Bools, ids: Int64, is_odd: list[bool]) -> None:
-    """Mark messages as odd by the index of their topic or head."""
+    """Mark the messages whose topic or head (by its index) makes them odd."""
     if any(is_odd):
         odd |= np.array(is_odd)[ids]
 
@@ -330,7 +330,7 @@ def _topic_bytes(topic: str, config: StoreConfig) -> bytes | None:
 
 # ---------------------------------------------------------------------------------------- tables
 def distinct(values: Int64) -> tuple[list[int], Int64]:
-    """The distinct values in order of first appearance, and the index of each value there."""
+    """The distinct values in order of first appearance, and for each value its index there."""
     count = len(values)
     if not count or (values == values[0]).all():
         return values[:1].tolist(), np.zeros(count, np.int64)
@@ -342,7 +342,7 @@ def distinct(values: Int64) -> tuple[list[int], Int64]:
 def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
     """The first message with each distinct byte string, and for each message its string's index.
 
-    Messages without bytes count as one byte string.
+    All messages that have no byte string share one index.
     """
     kernels = codec.require_kernels()
     at, length = spans.at, spans.length
@@ -350,7 +350,7 @@ def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
 
 
 def _interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]:
-    """Run an interning kernel with a small table, and with a full one if that overflows."""
+    """Find distinct values by a kernel, with a small table, or a full one if that overflows."""
     ids, found = np.empty(count, np.int64), np.empty(0, np.int64)
     known, most = -1, _FEW
     while known < 0:
@@ -361,7 +361,7 @@ def _interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]
 
 
 def _pairs(high: Int64, low: Int64) -> tuple[list[tuple[int, int]], Int64]:
-    """The distinct pairs of an index and a Java int, and the index of each pair there."""
+    """The distinct pairs of an index and a Java int, and for each pair its index there."""
     values, ids = distinct((high << 32) | (low & _LOW))
     return [(value >> 32, java.to_int(value)) for value in values], ids
 

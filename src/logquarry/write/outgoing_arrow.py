@@ -1,4 +1,4 @@
-"""Makes columns of the messages in an Arrow record batch, for ``put_many``.
+"""Makes the columns for ``put_many`` from an Arrow record batch or from message objects.
 
 The columns are the fields of :class:`~logquarry.message.Message`; a missing column or a null has
 the default. Columns that only a reader has (offsets, CRC, size) are ignored, so that an export can
@@ -8,7 +8,7 @@ be put again. Only text that has to be joined is copied.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -35,6 +35,19 @@ _TEXTS: Final = frozenset({"topic", "tags", "keys"})
 _OF_STORED: Final = frozenset({"queue_offset", "store_timestamp"})
 _TIMES: Final = frozenset({"born_timestamp", "store_timestamp"})
 _INTEGERS: Final = frozenset(_NUMBERS) | _OF_STORED | _TIMES | {"delay_level"}
+_KINDS: Final = {
+    "topic": pa.string(),
+    "body": pa.large_binary(),
+    "tags": pa.large_string(),
+    "keys": pa.large_string(),
+    "properties": pa.map_(pa.string(), pa.large_string()),
+    "properties_string": pa.large_binary(),
+    "wait_store_ok": pa.bool_(),
+    "born_host": None,
+    "store_host": None,
+}
+"""Arrow's type of each field of a message; None for text or bytes. Other fields have int64."""
+_DEFAULTS: Final = dict(zip(Message._fields[1:], Message("t")[1:], strict=True))
 _PAIR_GLUE: Final = 2
 _NAMED_PAIRS: Final = len("KEYS") + len("TAGS") + 2 * _PAIR_GLUE
 
@@ -95,7 +108,7 @@ def messages_of(
 
 
 def store_times_of(batch: pa.RecordBatch) -> Int64:
-    """The store times of messages that were stored before, if the batch has them."""
+    """The store times of messages that were stored before; ANY_TIME if the batch has none."""
     column = _columns(batch, stored=True).get("store_timestamp")
     return np.full(batch.num_rows, ANY_TIME) if column is None else _integers(column, ANY_TIME)
 
@@ -105,7 +118,7 @@ class _Rows:
 
     def __init__(self, columns: dict[str, pa.Array], first: int) -> None:
         self._first = first
-        # A message has no such field.
+        # Message has no field for the store time.
         self._columns = {name: c for name, c in columns.items() if name != "store_timestamp"}
 
     def message(self, number: int) -> Message:
@@ -139,7 +152,7 @@ def columns_of_batch(
     stored: bool = False,
     look: bool = True,
 ) -> Columns:
-    """The columns of a record batch. Only with kernels.
+    """The columns of a record batch. Used only with kernels.
 
     Args:
         batch: at least one row.
@@ -156,7 +169,7 @@ def columns_of_batch(
     found = _columns(batch, stored=stored)
     topics, topic_ids = _numbered(found["topic"], "topic", pa.string())
     if None in topics:
-        # Rows without a topic get a valid index here; the reference raises the error for them.
+        # Rows without a topic get any valid index here. They are odd: the reference refuses them.
         odd |= np.array([topic is None for topic in topics])[topic_ids]
     numbers = {
         name: _integers(found[name], default)
@@ -192,9 +205,35 @@ def columns_of_batch(
     )
 
 
+def columns_of_messages(messages: Sequence[Message], clock: Callable[[], int]) -> Columns | None:
+    """The columns of messages that are Python objects; None if they do not fit Arrow's types.
+
+    Used only with kernels, and if :mod:`logquarry.write.common_frames` is not compiled.
+
+    Args:
+        messages: at least one.
+        clock: the born time of messages that have none.
+    """
+    arrays: dict[str, pa.Array] = {}
+    try:
+        for name, values in zip(Message._fields, zip(*messages, strict=True), strict=True):
+            if name in _DEFAULTS and values.count(_DEFAULTS[name]) == len(values):
+                continue
+            given: Sequence[Any] = values
+            if name == "properties":
+                given = [None if pairs is None else list(pairs.items()) for pairs in values]
+            arrays[name] = pa.array(given, _KINDS.get(name, pa.int64()))
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        # For example half a surrogate pair, hosts both as text and as bytes, a number too large.
+        return None
+    columns = columns_of_batch(pa.record_batch(arrays), clock)
+    columns.message = messages.__getitem__
+    return columns
+
+
 # ------------------------------------------------------------------------------- single columns
 def _columns(batch: pa.RecordBatch, *, stored: bool) -> dict[str, pa.Array]:
-    """The columns to put, in types that kernel and reference read alike.
+    """The columns to put, in types that both the kernel and the reference can read.
 
     Raises:
         UsageError: if a column has a wrong type.
@@ -212,7 +251,7 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
     kind = column.type
     if name in _INTEGERS:
         if name in _TIMES and pa.types.is_timestamp(kind):
-            # Times are cut to milliseconds.
+            # Times are truncated to milliseconds.
             milliseconds = pa.timestamp("ms", kind.tz)
             return cast_column(column, name, milliseconds, safe=False).cast(pa.int64())
         if not pa.types.is_integer(kind):
@@ -242,7 +281,7 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
 
 
 def _plain_list(kind: pa.DataType) -> pa.DataType:
-    """``list`` for any type of lists; another type as it is."""
+    """``list`` for any type of lists; any other type is returned unchanged."""
     types = pa.types
     if types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return pa.list_(kind.value_type)
@@ -250,7 +289,7 @@ def _plain_list(kind: pa.DataType) -> pa.DataType:
 
 
 def _joined_keys(column: pa.Array) -> pa.Array:
-    """Lists of words as KEYS properties; an empty list is none.
+    """Lists of words as KEYS properties; an empty list gives no property.
 
     Raises:
         UsageError: if a word is missing, is empty or contains a space.
@@ -367,13 +406,13 @@ def binary_spans(column: pa.Array | None, count: int, name: str) -> Spans:
 
 # ------------------------------------------------------------------------------------ properties
 def _properties(found: dict[str, pa.Array], count: int, odd: Bools, *, look: bool) -> Spans:
-    """The property string of each message: given, or made of its other columns."""
+    """The property string of each message: as given, or made from its other columns."""
     kernels = codec.require_kernels()
     strings = binary_spans(found.get("properties_string"), count, "properties_string")
     given = strings.length >= 0
     _mark_unusual(found, odd)
     if given.any():
-        # A given string is written unchanged; only the reference uses the map.
+        # A given string is written unchanged. If there is a map, only the reference uses it.
         for name in ("tags", "keys", *(["properties"] if look else [])):
             if name in found:
                 odd |= given & found[name].is_valid().to_numpy(zero_copy_only=False)
@@ -432,7 +471,7 @@ def _made_strings(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
 
 
 def _pairs(column: pa.Array, count: int) -> tuple[Int64, Int64, tuple[Spans, Spans]]:
-    """The numbers of each map's first and last pair (plus 1), and all names and values."""
+    """Numbers of each map's first pair and of the pair after its last; all names and values."""
     ends = np.frombuffer(column.buffers()[1] or bytes(4), np.int32)
     bounds: Int64 = ends[column.offset : column.offset + count + 1].astype(np.int64)
     begin, used = int(bounds[0]), int(bounds[-1] - bounds[0])

@@ -1,7 +1,7 @@
 """Makes a message to put from a frame of the log: for delivery, commit and send back.
 
 RocketMQ parses the property string into a ``HashMap`` and builds the string again, in the map's
-order. The new string may differ from the old one in its order, and lacks what the parser skips.
+order. So the order may differ from the old string's, and the parts that the parser skips are lost.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def put_again(
         queue_id: its queue.
         values: its properties in the parser's order, with those that are added.
         sys_flag: SYSFLAG, if it changes.
-        prepared_transaction_offset: of a COMMIT, the physical offset of its half message.
+        prepared_transaction_offset: for a COMMIT: the physical offset of its half message.
         delays: whether the store acts on DELAY and on the properties of the timer wheel.
         waits: whether the put waits for flush and replica, unless WAIT is false.
     """

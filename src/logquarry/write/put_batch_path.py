@@ -1,6 +1,6 @@
-"""The put of a batch: messages or their wire form become frames, appended together.
+"""The put of a batch: makes frames from messages or their wire form, and appends them together.
 
-Only compiled: :meth:`PutBatchPath.put_common_batch` takes a batch in which the store changes
+If compiled, :meth:`PutBatchPath.put_common_batch` takes a batch in which the store changes
 nothing. The reference (:mod:`logquarry.write.encode_batch`) takes every batch
 (tests/property/test_put_path_twins.py compares them).
 """
@@ -43,10 +43,7 @@ def batch_size(messages: Sequence[Message] | None, wire: bytes | None) -> int:
 
 
 class PutBatchPath(PutPath):
-    """The put of a batch, and of one message (:class:`~logquarry.write.put_path.PutPath`).
-
-    The writer (:class:`~logquarry.write.log_appender.LogAppender`) is a subclass.
-    """
+    """The put of a batch, and of one message (:class:`~logquarry.write.put_path.PutPath`)."""
 
     def put_batch(
         self,
@@ -92,22 +89,6 @@ class PutBatchPath(PutPath):
                 return result, True
         return self.append_batch_reference(messages, wire, message)
 
-    def append_batch_reference(
-        self,
-        messages: Sequence[Message] | None,
-        wire: bytes | None,
-        message: Message | None,
-    ) -> tuple[PutResult, bool]:
-        """Append any batch as the reference does.
-
-        Returns:
-            The result, and whether the put waits.
-
-        Raises:
-            StoreUnavailable, MessageRejected, UsageError: as :meth:`put_batch`.
-        """
-        raise NotImplementedError
-
     def put_common_batch(
         self,
         messages: Sequence[Message] | None,
@@ -117,12 +98,12 @@ class PutBatchPath(PutPath):
         """Compiled: put a batch in which the store changes nothing.
 
         Returns:
-            The result; None if the reference must put the batch, and nothing is changed then.
+            The result. None, with nothing changed, if the reference must put the batch.
         """
         if wire is None:
             if messages is None or message is not None:
                 return None
-            # Holds the messages while another thread may change the caller's list.
+            # The tuple keeps the messages alive even if another thread changes the caller's list.
             held = tuple(messages)
             if not held:
                 return None
@@ -142,7 +123,7 @@ class PutBatchPath(PutPath):
         if wire is not None:
             if type(wire) is not bytes or type(body) is not bytes or body:
                 return None
-            # Properties that the messages share, a delay, WAIT.
+            # The batch has shared properties, a delay or WAIT: the reference puts it.
             if not (tags is None and keys is None and text is None and fields[5] is None):
                 return None
             if fields[7] or not fields[8]:
@@ -167,13 +148,13 @@ class PutBatchPath(PutPath):
                 log_held(batch_size(messages, wire), result)
             return result
         except (OverflowError, UnicodeEncodeError, LogquarryError):
-            # The reference names the first fault, or replaces half a surrogate pair.
+            # The reference raises the right error, or replaces half a surrogate pair.
             return None
         finally:
             free(items)
 
     def _message_items(self, messages: tuple[Message, ...], items: Any) -> int:
-        """Compiled: describe messages in new memory; returns their number, 0 for the reference."""
+        """Compiled: describe messages in new memory. Returns their number; 0: use the reference."""
         count = len(messages)
         items[0] = cython.cast(item_pointer, malloc(count * cython.sizeof(Item)))
         if items[0] == cython.NULL:
@@ -188,7 +169,7 @@ class PutBatchPath(PutPath):
                 return 0
             if text is not None and not is_written_as_given(text, tags, keys, None):
                 return 0
-            # The fields that a batch has once.
+            # The fields that all messages of a batch share.
             for place in (0, 2, 10, 12, 13, 14, 15):
                 if fields[place] is not first[place] and fields[place] != first[place]:
                     return 0
@@ -196,7 +177,7 @@ class PutBatchPath(PutPath):
         return count
 
     def _wire_items(self, wire: bytes, items: Any) -> int:
-        """Compiled: describe the messages of a wire form in new memory; 0 for the reference."""
+        """Compiled: as :meth:`_message_items`, for the messages of a wire form."""
         at = PyBytes_AS_STRING(wire)
         left = len(wire)
         if left > self._largest:

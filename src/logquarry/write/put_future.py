@@ -24,7 +24,7 @@ _LONG_SECONDS: Final = 3_600.0
 
 
 class _Wakes:
-    """Wakes the waiting coroutines of one event loop: one call for all puts of a sync."""
+    """Wakes the coroutines that wait in one event loop, with one call for all puts of a sync."""
 
     def __init__(self) -> None:
         self._waiters: deque[Any] = deque()
@@ -33,7 +33,7 @@ class _Wakes:
     def add(self, loop: Any, waiter: Any, _: PutFuture) -> None:
         """Wake a coroutine soon."""
         self._waiters.append(waiter)
-        # No coroutine waits in a closed loop.
+        # If the loop is closed, no coroutine waits in it any more.
         if not self._is_due and not loop.is_closed():
             self._is_due = True
             loop.call_soon_threadsafe(self._wake)
@@ -53,7 +53,7 @@ _wakes: WeakKeyDictionary[Any, _Wakes] = WeakKeyDictionary()
 
 
 class PutFuture:
-    """The result of a put whose message is in the log, and which may still wait for the disk.
+    """The result of a put whose message is in the log, but possibly not yet on the disk.
 
     ::
 
@@ -68,7 +68,7 @@ class PutFuture:
     """
 
     def __init__(self) -> None:
-        # A future that is done when it is made has no list of callbacks.
+        # A future that is done from the start needs no list of callbacks.
         self._callbacks: list[Callable[[PutFuture], object]] | None = None
         self._result: PutResult | None = None
         self._error: LogquarryError | None = None
@@ -91,7 +91,7 @@ class PutFuture:
             timeout: the maximum seconds to wait (default: as long as it takes).
 
         Raises:
-            TimeoutError: if it is not known by then.
+            TimeoutError: if the result is not known by then.
             StoreUnavailable: if a sync failed: the message may or may not be on the disk.
             MessageRejected: if the store did not take the message.
         """
@@ -107,7 +107,7 @@ class PutFuture:
         """Wait until the put is done, and return its error; None if it has a result.
 
         Raises:
-            TimeoutError: if it is not done after ``timeout`` seconds.
+            TimeoutError: if the put is not done after ``timeout`` seconds.
         """
         timeout = arguments.optional(arguments.seconds, timeout, "timeout")
         if not self.done():
@@ -124,7 +124,7 @@ class PutFuture:
         return self._error
 
     def add_done_callback(self, function: Callable[[PutFuture], object]) -> None:
-        """Call a function with this future when the put is done; at once if it is.
+        """Call a function with this future when the put is done, or at once if it is done already.
 
         The function is called by the thread that syncs, or that receives the slave's
         acknowledgement: it must be quick, and must not wait for a put. An exception that it raises
@@ -159,13 +159,13 @@ class PutFuture:
 
     # ------------------------------------------------------------------------- for the store only
     def set_result(self, result: PutResult) -> None:
-        """Complete it with a result. To be called once."""
+        """Complete the future with a result. Call this only once."""
         self._result = result
         if self._callbacks:
             self._call_all()
 
     def set_exception(self, error: LogquarryError) -> None:
-        """Complete it with an error. To be called once."""
+        """Complete the future with an error. Call this only once."""
         self._error = error
         if self._callbacks:
             self._call_all()
@@ -186,8 +186,8 @@ class PutFuture:
         try:
             function(self)
         except BaseException as error:
-            # Ctrl-C and sys.exit() end a program from its main thread only. Another thread syncs
-            # the log: an exception would end it, and no later put could be synced.
+            # Ctrl-C and sys.exit() end a program only in its main thread. This may be the thread
+            # that syncs the log: an exception would end it, and no later put could be synced.
             ends = isinstance(error, KeyboardInterrupt | SystemExit)
             if ends and threading.current_thread() is threading.main_thread():
                 raise

@@ -5,17 +5,16 @@ single puts, apart from the store time: all messages of a chunk (about 1 MiB, ap
 lock) share it. Other threads can put between two chunks.
 
 Guarantees: every message is checked before the first one is appended, so that a rejected message
-leaves the log unchanged. An error in the middle carries the result of the messages that are in the
-log.
+leaves the log unchanged. If an error occurs later, it has the result of the messages that are in
+the log already.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -24,7 +23,7 @@ from logquarry.errors import MessageRejected, StoreUnavailable
 from logquarry.format import message_id
 from logquarry.format.frame import BLANK
 from logquarry.log import codec
-from logquarry.message import Message, iter_messages, require_iterable, require_messages
+from logquarry.message import Message, require_iterable, require_messages
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.common_frames import IS_COMPILED, CommonFrames
 from logquarry.write.encode import Encoded
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 1 << 20
 """Approximate bytes that are appended under one lock."""
 _FEW: Final = 64
-"""Up to this many messages are encoded one by one: below about 64 the columns take longer."""
+"""Up to this many messages are encoded one by one: for fewer than about 64, columns take longer."""
 _ARROW: Final = ("__arrow_c_stream__", "__arrow_c_array__")
 _TAKES: Final = "put_many"
 _MS: Final = 1_000
@@ -70,7 +69,7 @@ class PutManyResult:
         store_timestamp: store time of each message, in milliseconds, int64.
         size: bytes of each frame, int64.
         elapsed_ms: duration of the call.
-        topics: messages and bytes of each topic that the messages name.
+        topics: number of messages and of bytes for each topic that the caller gave.
         page_cache_ms: how long copying the bytes into the page cache took, in total.
     """
 
@@ -97,7 +96,7 @@ class PutManyResult:
 
     @property
     def end_offset(self) -> int:
-        """Physical offset after the last frame; 0 without messages."""
+        """Physical offset after the last frame; 0 if there are no messages."""
         return int(self.physical_offset[-1] + self.size[-1]) if self.message_count else 0
 
     @property
@@ -135,10 +134,10 @@ class ManyWriter:
 
         Args:
             messages: the messages.
-            wait: whether to wait for flush and replica, if a message asks for it.
+            wait: whether to wait for flush and replica if a message requests it.
 
         Raises:
-            StoreUnavailable: if the store takes no messages, or stops doing so: ``appended`` is
+            StoreUnavailable: if the store takes no messages, or stops taking them. ``appended`` is
                 the result of the messages that are in the log.
             MessageRejected: if the store does not take a message: ``index`` is its number, and
                 nothing is appended.
@@ -151,15 +150,15 @@ class ManyWriter:
     def put_stored(self, batch: pa.RecordBatch, least_time: int | None = None) -> PutManyResult:
         """Put messages that a store had before (an import, a salvage), unchanged.
 
-        Topic and property string stay, even with a delay or further queues. The queue offsets
-        continue those of the queue; a message that takes none (PREPARED, ROLLBACK) keeps its
+        Topic and property string are kept, even with a delay or further queues. The queue offsets
+        continue those of the queue; a PREPARED or ROLLBACK message takes none, and keeps its
         ``queue_offset``.
 
         Args:
             batch: the columns of ``put_many``, and ``queue_offset`` and ``store_timestamp``.
-            least_time: given if the messages keep their store times: the store time of the log's
+            least_time: give it if the messages keep their store times: the store time of the log's
                 last message, in milliseconds. A message never gets an earlier time than the
-                message before it. By default the store time is now.
+                message before it. If it is None, the store time is now.
 
         Raises:
             StoreUnavailable, MessageRejected, UsageError: as :meth:`put_many`. If the store keeps
@@ -210,22 +209,14 @@ class ManyWriter:
             if not frames.count:
                 return []
             return [outgoing_frames(frames, writer.encoder.encode, self._check)]
-        if not self._has_kernels or type(messages) in (list, tuple):
-            found: Sequence[Message] = require_messages(messages, _TAKES)
-        else:
-            rest = iter_messages(messages, _TAKES)
-            found = list(islice(rest, _FEW + 1))
-            if len(found) > _FEW:
-                from logquarry.write.outgoing_messages import Taken
+        found = require_messages(messages, _TAKES)
+        if len(found) > _FEW and self._has_kernels:
+            from logquarry.write.outgoing_arrow import columns_of_messages
 
-                found = Taken(chain(found, rest))
-        if not found:
-            return []
-        if len(found) <= _FEW or not self._has_kernels:
-            return [outgoing_reference(found, writer.encoder.encode, self._check)]
-        from logquarry.write.outgoing_messages import columns_of_messages
-
-        return [self._table(columns_of_messages(found, writer.clock))]
+            columns = columns_of_messages(found, writer.clock)
+            if columns is not None:
+                return [self._table(columns)]
+        return [outgoing_reference(found, writer.encoder.encode, self._check)] if found else []
 
     def _check(self, encoded: Encoded) -> None:
         require_fit(encoded, self._writer.file_size)
@@ -336,7 +327,7 @@ class _Put:
                     at = number + 1
 
     def _time(self, now: int, own: int | None = None) -> int:
-        """The store time of the next message; ``own`` is its previous store time."""
+        """The store time of the next message; ``own`` is the time that it had in another store."""
         if self._least_time is None:
             return now
         # Other threads may have put since the last chunk, and the last message may be in another
@@ -357,7 +348,7 @@ class _Put:
         self.done = number + 1
 
     def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
-        """Append frames to the last file. Returns the number of the first that did not fit."""
+        """Append frames to the last file; return the number of the first that did not fit."""
         assert part.frames is not None, "all messages of the part are odd"
         file, offsets = self._writer.file(), self._writer.queue_offsets
         copying = time.monotonic()
@@ -419,7 +410,7 @@ class _Put:
 
 
 def _host_ids(part: Outgoing, hosts: dict[bytes, int]) -> Int64:
-    """For each message the number of its store host in ``hosts``, which is completed."""
+    """For each message the number of its store host in ``hosts``; adds missing hosts to it."""
     numbers = [hosts.setdefault(host, len(hosts)) for host in part.store_hosts]
     ids = part.store_host_ids
     return ids if numbers == list(range(len(numbers))) else np.array(numbers, np.int64)[ids]

@@ -1,6 +1,7 @@
 cimport cython
 
-from logquarry.write.frame_append cimport FrameAppend, FrameHead, Item, Topic
+from logquarry.write.frame_append cimport FrameHead, Item, Topic
+from logquarry.write.log_appender cimport LogAppender
 
 cdef int _NAME_SIZE, _HELD
 cdef double _SLOW_MS
@@ -8,7 +9,7 @@ cdef double _SLOW_MS
 cdef bint is_written_as_given(object text, object tags, object keys, object properties) except -1
 cdef object properties_text(object message)
 
-cdef class PutPath(FrameAppend):
+cdef class PutPath(LogAppender):
     cpdef put(self, message)
     cpdef append_message(self, message)
     cpdef object put_common(self, message)

@@ -1,19 +1,19 @@
 """The put of one message: property string, frame, CRC, queue offset, append, result.
 
-One source, two ways to run: compiled by Cython (``put_path.pxd`` has the C types), or interpreted.
-Only the last step differs, because each way has its own cheapest means to write a frame:
-interpreted, :meth:`PutPath.put_common` packs and joins; compiled,
+The same source runs compiled by Cython (``put_path.pxd`` has the C types) or interpreted. Only the
+last step differs, because another way to write a frame is the fastest: if interpreted,
+:meth:`PutPath.put_common` packs and joins; if compiled,
 :class:`~logquarry.write.frame_append.FrameAppend` stores numbers at an address. Both write the
-bytes of the reference, :meth:`MessageEncoder.encode
+same bytes as the reference, :meth:`MessageEncoder.encode
 <logquarry.write.encode.MessageEncoder.encode>` and :meth:`LogAppender.append
 <logquarry.write.log_appender.LogAppender.append>` (tests/property/test_put_path_twins.py).
 
 The reference takes every message. :meth:`PutPath.put_common` takes a message only if the store
-changes nothing in it; it returns None, and has changed nothing, for a delay, WAIT, further queues,
-dialect 3.1, a message that is refused, and if the last file has no room.
+changes nothing in it. It returns None, with nothing changed, if the message has a delay, WAIT or
+further queues, or is refused; in dialect 3.1; and if the last file has no room.
 
-Compiled, one clock read in three is exact: ``elapsed_ms`` then counts the kernel's ticks (1 to 4
-ms).
+If compiled, only one of three clock reads is exact: ``elapsed_ms`` then counts ticks of the
+operating system (1 to 4 ms).
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from logquarry.format import frame, java
 from logquarry.format import properties as props
 from logquarry.format.java import crc32
 from logquarry.message import Message
-from logquarry.write.frame_append import SLOW_PUT, FrameAppend, log_held, put_result
+from logquarry.write.frame_append import SLOW_PUT, log_held, put_result
 from logquarry.write.host_fields import host_fields
+from logquarry.write.log_appender import LogAppender
 from logquarry.write.message_rules import LONGEST_PROPERTIES, topic_bytes
 from logquarry.write.put_result import PutResult
 
@@ -68,12 +69,12 @@ def is_written_as_given(
     """Whether the store writes the property string of a message unchanged."""
     if type(text) is not str or keys is not None or tags is not None or properties is not None:
         return False
-    # _DELAY is also a part of the names of the timer's delay properties.
+    # The search for _DELAY also finds the timer's delay properties: their names contain it.
     return not (_DELAY in text or _DELIVER in text or _WAIT in text or _COPIES in text)
 
 
 def properties_text(message: Message) -> str | None:
-    """The property string of a message with ``properties``; None if the store acts on one."""
+    """The property string made from a message's ``properties``; None if the store acts on one."""
     found = message.all_properties()
     for name in _ACTED_ON:
         if name in found:
@@ -91,14 +92,11 @@ def log_slow(seconds: float, body_size: int, result: PutResult) -> None:
     logger.warning("a put took %d ms: %d bytes of body, %s", seconds * _MS, body_size, result)
 
 
-class PutPath(FrameAppend):
-    """The put of one message.
-
-    The writer (:class:`~logquarry.write.log_appender.LogAppender`) is a subclass.
-    """
+class PutPath(LogAppender):
+    """The put of one message."""
 
     def put(self, message: Message) -> PutResult:
-        """Put one message, and wait for flush and replica as far as it asks for that.
+        """Put one message; wait for flush and replica if the message requests it.
 
         Raises:
             StoreUnavailable: if the store takes no messages now.
@@ -126,19 +124,11 @@ class PutPath(FrameAppend):
         result = self.put_common(message)
         return self.append_reference(message) if result is None else (result, True)
 
-    def check_status(self) -> None:
-        """Raise StoreUnavailable unless the store takes messages now."""
-        raise NotImplementedError
-
-    def append_reference(self, message: Message) -> tuple[PutResult, bool]:
-        """Put any message as the reference does; see :meth:`append_message`."""
-        raise NotImplementedError
-
     def put_common(self, message: Message) -> PutResult | None:
         """Put a message in which the store changes nothing.
 
         Returns:
-            The result; None if the reference must put the message, and nothing is changed then.
+            The result. None, with nothing changed, if the reference must put the message.
         """
         if type(message) is not _Message or not self.takes_kernels:
             return None
@@ -193,7 +183,7 @@ class PutPath(FrameAppend):
         crc = crc32(body) & java.INT_MAX
         key = topic, queue_id
 
-        # Under the lock: place, queue offset and store time; then the bytes.
+        # Under the lock: physical offset, queue offset and store time; then the bytes.
         with self._lock:
             began = self._held_since = _monotonic()
             try:
@@ -233,17 +223,16 @@ class PutPath(FrameAppend):
                     if hosts.advances:
                         self.queue_offsets[key] = queue_offset + 1
                     else:
-                        # Messages without a queue offset register their queue too.
+                        # A message that takes no queue offset adds its queue to the table too.
                         self.queue_offsets.setdefault(key, 0)
                 except BaseException:
-                    # Ctrl-C may arrive at any line. A message that is in the log has used its queue
-                    # offset.
+                    # Ctrl-C may arrive at any line. A message in the log has used up its offset.
                     if hosts.advances and file.wrote > at:
                         self.queue_offsets[key] = queue_offset + 1
                     raise
                 file.store_timestamp = now
             except struct.error:
-                # A number does not fit its field: the encoder's error names it.
+                # A number does not fit its field: the reference raises an error with the field.
                 return None
             finally:
                 self._held_since = 0.0
@@ -278,7 +267,7 @@ class PutPath(FrameAppend):
                 topic, fields[2], head, fields[12], fields[15], fields[16], cython.address(item), 1
             )
         except (OverflowError, UnicodeEncodeError):
-            # The reference names the field, or replaces half a surrogate pair.
+            # The reference raises the right error, or replaces half a surrogate pair.
             return None
         if result is not None and cython.cast(tuple, result)[_HELD] > _SLOW_MS:
             log_held(len(body), result)
@@ -295,7 +284,7 @@ class PutPath(FrameAppend):
     ) -> None:
         """Compiled: describe a message for :meth:`FrameAppend.append_items`.
 
-        The property string stays in pieces.
+        The parts of the property string are not joined.
 
         Raises:
             OverflowError, UnicodeEncodeError: if the reference must take the message.
@@ -307,7 +296,7 @@ class PutPath(FrameAppend):
         item.is_keys = False
         item.properties_length = 0
         if text is not None:
-            # The string has keys and tags, if the message has any.
+            # If the message has keys and tags, they are in the given string.
             item.text = PyUnicode_AsUTF8AndSize(text, cython.address(item.text_length))
             item.properties_length = item.text_length
             tags = None

@@ -1,7 +1,7 @@
 """The result of a put: RocketMQ's statuses, and :class:`PutResult`.
 
-A message that is in the log has a result, even if the sync or the replica was too late. A message
-that is not in the log raises an exception; :data:`OUTCOMES` maps each status to one.
+If the message is in the log, the put returns a result, even if the sync or the replica was too
+late. If not, the put raises an exception; :data:`OUTCOMES` maps each status to its exception.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AppendStatus(Enum):
     MESSAGE_SIZE_EXCEEDED = "MESSAGE_SIZE_EXCEEDED"
     """Never returned by 4.9.3: the encoder fails before anything is appended."""
     PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
-    """Never returned by 4.9.3, for the same reason."""
+    """Never returned by 4.9.3: the encoder fails before, as for MESSAGE_SIZE_EXCEEDED."""
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
 
 
@@ -70,8 +70,8 @@ class PutResult(NamedTuple):
 
     Attributes:
         status: PUT_OK, or why flush wait or replica wait ended early.
-        append_status: PUT_OK; END_OF_FILE only from a single append that found no room.
-        store_host: the broker, as in the frame.
+        append_status: always PUT_OK: if the append fails, the put raises an error.
+        store_host: the broker's address, as in the frame.
         physical_offset: physical offset of the frame; of a batch, of its first frame.
         queue_offset: queue offset of the message; of a batch, of its first message.
         size: bytes in the log.
@@ -96,8 +96,7 @@ class PutResult(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the message is in the log, even if it is not on the disk or at the replica
-        yet."""
+        """Whether the message is in the log (possibly not yet on the disk or at the replica)."""
         return self.append_status is _APPENDED
 
     @property
@@ -121,13 +120,13 @@ class PutResult(NamedTuple):
     def settled(
         self, *, flush: PutStatus = PutStatus.PUT_OK, replica: PutStatus = PutStatus.PUT_OK
     ) -> PutResult:
-        """The result with the status of both waits; the replica's overrides the flush's."""
+        """The result with the status of the replica wait, or if that is PUT_OK, the flush wait."""
         status = flush if replica is PutStatus.PUT_OK else replica
         return self if status is self.status else self._replace(status=status)
 
 
 def refusal(status: PutStatus, message: str, *, reason: str = "") -> StoreError:
-    """The exception of a status without a message in the log."""
+    """The exception for a status of a put whose message is not in the log."""
     kind = OUTCOMES[status]
     if kind is StoreUnavailable:
         return StoreUnavailable(message, status=status.value)

@@ -1,8 +1,8 @@
-"""The tables of a store open for writing: its consume queues and its topics.
+"""The tables of a store that is open for writing: its consume queues and its topics.
 
 A broker serves a topic to clients only if ``config/topics.json`` (``TopicConfigManager``) lists it.
-The writer adds each topic that gets a message, and raises the number of its queues if a message
-goes into a queue beyond them. It never removes or lowers anything: another program may have
+The writer adds each topic that gets a message. It raises the topic's number of queues if a message
+has a higher queue id. It never removes or lowers anything: another program may have
 configured the rest.
 
 A broker has thousands of queues (``consumeQueueTable``). Their ends are found when the store is
@@ -44,11 +44,11 @@ _MADE_BY_BROKERS: Final = frozenset(
 )
 _EMPTY: Final[Mapping[str, Any]] = {"dataVersion": {"counter": 0}, "topicConfigTable": {}}
 _NOT_LISTED: Final = ("rmq_sys_", "%LMQ%")
-"""Prefixes of further topics that brokers make at their start, and of queues without a topic."""
+"""Prefixes of further topics that brokers make when they start, and of queues without a topic."""
 
 
 def is_listed(topic: str) -> bool:
-    """Whether ``topics.json`` must list a topic: it has queues, and is not a system topic.
+    """Whether ``topics.json`` must list a topic: a topic that has queues and is no system topic.
 
     A broker creates its system topics (``TopicValidator``) at each start, but an entry in the file
     would replace theirs.
@@ -101,7 +101,7 @@ class TopicTable:
         self._lock = threading.Lock()
         loaded = self._file.load()
         self._document: dict[str, Any] | None = loaded.value
-        # An unreadable file is not replaced: you may still be able to restore its content by hand.
+        # An unreadable file is not replaced: perhaps the user can restore its content by hand.
         self._is_readable = loaded.value is not None or not loaded.problems
         self._noted: set[QueueKey] = set()
         self._new: set[QueueKey] = set()
@@ -109,7 +109,7 @@ class TopicTable:
             self.note(list(existing))
 
     def note(self, queues: Collection[QueueKey]) -> None:
-        """Add queues with the next flush; cheap if all were noted before."""
+        """Remember queues, which the next flush adds to the file. Fast if all were noted before."""
         if not self._noted.issuperset(queues):
             with self._lock:
                 self._new.update(set(queues) - self._noted)
@@ -168,7 +168,7 @@ class TopicTable:
             try:
                 self._file.save(document)
             except StoreUnavailable as error:
-                # The messages are safe without it, and the next opening adds the topics.
+                # The messages do not depend on this file, and the next opening adds the topics.
                 self._new |= new
                 logger.warning("%s: topics were not added: %s", self._file.path, error)
                 return False
@@ -204,12 +204,12 @@ class QueueTable:
         disk: the store's disk.
         root: the store's folder.
         config: the store's settings, with all sizes.
-        ends: of each existing queue the position after its last entry, counted in entries; in a
+        ends: for each existing queue the position after its last entry, counted in entries. In a
             queue of 20-byte entries that is one past its last queue offset.
         log: the log's files.
-        mendings: for a recovery, what it knows of each queue that it writes.
-        keeps_tails: whether the bytes after the ends stay, and files may be missing between others,
-            as in RocketMQ.
+        mendings: for a recovery: its knowledge of each queue that it writes.
+        keeps_tails: whether, as in RocketMQ, bytes after the ends are kept, and files between other
+            files may be missing.
 
     Attributes:
         writers: the writers for the dispatcher.
@@ -250,7 +250,7 @@ class QueueTable:
         )
         files.load()
         if files.bases:
-            # A queue that is not in `ends` loses all its entries.
+            # A queue that is not in `ends` has no valid entry: remove all.
             end = self._ends.get((topic, queue_id), 0) * form.entry_size
             if self._keeps_tails:
                 files.end_at(end)
@@ -268,7 +268,7 @@ class QueueTable:
         return writer is not None and bool(writer.files.bases)
 
     def get(self, topic: str, queue_id: int) -> LiveQueue | LiveBatchQueue | None:
-        """One queue for reading, None if there is none of that name."""
+        """One queue for reading; None if there is no such queue."""
         key = topic, queue_id
         found = self.live.get(key)
         if found is not None:
@@ -299,7 +299,7 @@ class QueueTable:
     def restore_lost(self) -> bool:
         """Restore files that another program deleted. Returns whether all files exist now.
 
-        A RocketMQ broker that is started on this store deletes queue files after the end of its
+        If a RocketMQ broker is started on this store, it deletes queue files beyond the end of the
         log.
         """
         found = [self._restored(file) for files in self for file in files.open_files]
@@ -308,7 +308,7 @@ class QueueTable:
     def _restored(self, file: MappedFile) -> bool:
         if file.is_named():
             return True
-        logger.warning("%s: another program deleted it while it was in use; made again", file.path)
+        logger.warning("%s: another program deleted it while it was in use; recreated", file.path)
         disk = self._disk
         data = file.select(0) or b""
         try:
@@ -321,7 +321,7 @@ class QueueTable:
             finally:
                 disk.let_go(descriptor)
         except (OSError, StoreUnavailable) as error:
-            logger.error("%s: cannot be made again: %s", file.path, error)
+            logger.error("%s: cannot be created again: %s", file.path, error)
             return False
         return True
 
@@ -334,7 +334,7 @@ class QueueTable:
 class _SoleOwner:
     """Makes the files of a queue; an existing file of the same name goes to quarantine.
 
-    A RocketMQ broker that is started on this store dispatches before the lock stops it, and may
+    If a RocketMQ broker is started on this store, it dispatches before the lock stops it. So it may
     have made the queue's next file.
     """
 
@@ -348,7 +348,7 @@ class _SoleOwner:
         return MappedFile(self._disk, path, int(path.name), size, exclusive=True)
 
     def discard(self) -> None:
-        """Do nothing: no file is made ahead."""
+        """Do nothing: this class makes no file in advance."""
 
 
 def _set_aside(disk: Disk, path: Path, aside: Path) -> None:

@@ -10,8 +10,8 @@ entry is refused. (Java writes it at a wrong offset, and logs a bug.)
 Batch queues of RocketMQ 5 follow ``BatchConsumeQueue.putBatchMessagePositionInfo``. If the log has
 lost messages of a queue, the entry of the next frame also covers their queue offsets
 (:func:`without_gaps`). The broker looks for the last entry that begins at or before an offset, so a
-consumer that asks for a lost message gets that frame. If a gap remained between two entries, the
-consumer would get the frame before the gap again, possibly for ever.
+consumer that requests a lost message gets that next frame. If a gap remained between two entries,
+the consumer would get the frame before the gap again, possibly forever.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class QueuePart:
 
     Attributes:
         rows: the numbers of the frames.
-        offsets: the queue offset of each entry; of an inner batch that of its first message.
-        units: the entries; those of a batch queue are :data:`BATCH_DTYPE`.
+        offsets: the queue offset of each entry; for an inner batch that of its first message.
+        units: the entries; in a batch queue their type is :data:`BATCH_DTYPE`.
     """
 
     rows: Int64
@@ -62,7 +62,7 @@ class QueuePart:
 
     @property
     def counts(self) -> Int64 | None:
-        """The number of messages of each entry of a batch queue; None in other queues."""
+        """The number of messages in each entry of a batch queue; None for other queues."""
         return self.units["count"].astype(np.int64) if is_batch(self.units) else None
 
 
@@ -72,7 +72,7 @@ def is_batch(units: Units) -> bool:
 
 
 def load_kernel() -> None:
-    """Load the kernel that groups entries; only called with kernels."""
+    """Load the kernel that groups entries. Called only if kernels can be used."""
     none = np.zeros(0, np.int64)
     codec.require_kernels().group_units(
         *(np.zeros((FIELD_COUNT, 0), np.int64), 0, 0),
@@ -118,7 +118,7 @@ def _parts_reference(requests: DispatchRequests) -> dict[QueueKey, QueuePart]:
 def parts_with_copies(
     window: Window, followed: Followed, config: StoreConfig
 ) -> dict[QueueKey, QueuePart]:
-    """The entries of a run for each queue, also for the further queues of multi-dispatch."""
+    """The entries of a run for each queue, including the further queues of multi-dispatch."""
     parts = parts_of(followed)
     batch = [key for key in parts if key[0] in config.batch_topics]
     if batch:
@@ -162,8 +162,8 @@ def _add_copies(
         if key in parts:
             rows = np.concatenate((parts[key].rows, rows))
             offsets = np.concatenate((parts[key].offsets, offsets))
-            # The sort is stable: a message that names its own queue too has its own entry first,
-            # and only that entry is kept.
+            # The sort is stable: if a message lists its own queue as a further queue, its own entry
+            # comes first, and only that entry is kept.
             order = np.argsort(rows, kind="stable")
             rows, offsets = rows[order], offsets[order]
             once = np.append(True, np.diff(rows) != 0)
@@ -178,10 +178,10 @@ Offsets = npt.NDArray[np.int64]
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 MOST_GAP: Final = 1 << 24
-"""The most entries that may be missing before a new one. A larger gap means a wrong queue offset,
-which no CRC covers."""
+"""Maximum number of entries that may be missing before a new one. A larger gap means that the queue
+offset is wrong (no CRC covers it)."""
 MOST_OFFSET: Final = 1 << 48
-"""A queue with a million messages a second reaches it after nine years."""
+"""Maximum queue offset. A queue with a million messages a second reaches it after nine years."""
 _GAP_AT_ONCE: Final = 1 << 14
 
 
@@ -205,7 +205,7 @@ class ConsumeQueueWriter:
 
     @property
     def next_offset(self) -> int | None:
-        """The next queue offset; None while there is no file: then any offset may be the first."""
+        """The next queue offset. None while there is no file: then the queue may start anywhere."""
         return None if self.files.last_file() is None else self.files.wrote_offset // UNIT_SIZE
 
     def append(self, offsets: Offsets, units: Units) -> int:
@@ -239,7 +239,7 @@ class ConsumeQueueWriter:
 
     def _append_run(self, offset: int, units: Units) -> int:
         if offset < 0:
-            # No CRC covers a queue offset; a negative one is damage.
+            # No CRC covers a queue offset. A negative one is damaged.
             units, offset = units[-offset:], 0
             if not len(units):
                 return 0
@@ -290,7 +290,7 @@ class ConsumeQueueWriter:
         return file
 
     def _last_physical_end(self) -> int:
-        """Physical offset after the message of the last entry; 0 without one."""
+        """Physical offset after the message of the last entry; 0 if there is no entry."""
         end = self.files.wrote_offset
         while end > max(0, self.files.min_offset):
             data = self.files.select(end - UNIT_SIZE, UNIT_SIZE)
@@ -305,14 +305,14 @@ class ConsumeQueueWriter:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """What a recovery knows of a queue that it writes.
+    """The knowledge of a recovery about a queue that it writes.
 
     Attributes:
-        resume_at: physical offset of the first message that the queue lacks.
+        resume_at: physical offset of the first message that is not in the queue.
         kept: entries of messages that the log has lost, by their queue offsets. A lost message
             without an entry gets a filler; no reader stops at a filler, not even RocketMQ's.
         aside: the quarantine folder.
-        moved: physical offset -> right queue offset, of messages whose queue offset is damaged.
+        moved: physical offset -> right queue offset, for messages whose queue offset is damaged.
         largest_gap: the maximum number of fillers in a row; a message after a larger gap has a
             wrong queue offset.
     """
@@ -330,12 +330,12 @@ class ConsumeQueueMender(ConsumeQueueWriter):
     Args:
         files: the queue's files, truncated to the sound entries.
         name: the queue's name in errors.
-        mending: what the recovery knows of the queue.
+        mending: the recovery's knowledge about the queue.
     """
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending) -> None:
         super().__init__(files, name)
-        # Earlier messages have entries, or belong to a topic that was deleted.
+        # Skip earlier messages: they have entries, or their topic was deleted.
         self.physical_end = mending.resume_at
         self._mending = mending
         self._harmed = np.fromiter(mending.moved, np.int64)
@@ -382,9 +382,9 @@ _LAST: Final = -1
 def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
     """Entries that continue a queue without a gap in its queue offsets.
 
-    An entry after a gap begins where the entry before it ended; its reserved field, which brokers
-    ignore, gives the number of lost messages. If it would then hold more messages than its field
-    can count, the frame gets several entries, of which the last one has its messages.
+    An entry after a gap begins where the entry before it ended. Its reserved field, which brokers
+    ignore, gives the number of lost messages. If it would then have more messages than its field
+    can count, the frame gets several entries; the last of them has the frame's messages.
 
     Args:
         entries: ascending entries.
@@ -406,7 +406,7 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
 
 
 def falls(starts: Int64, stops: Int64, expected: int) -> list[int]:
-    """The entries whose queue offset is below the queue's end, because the topic was recreated."""
+    """The entries that begin below the end before them, because the topic was recreated."""
     return np.flatnonzero(starts < np.append(expected, stops[:-1])[: len(starts)]).tolist()
 
 
@@ -416,8 +416,8 @@ class BatchQueueWriter(ConsumeQueueWriter):
     Args:
         files: the queue's files, which end with its last entry.
         name: the queue's name in errors.
-        mending: what a recovery knows of the queue; None without a recovery. A recovery fills gaps,
-            and empties the queue if its topic was recreated.
+        mending: a recovery's knowledge about the queue; None if there is no recovery. A recovery
+            fills gaps, and empties the queue if its topic was recreated.
     """
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending | None = None) -> None:
@@ -429,7 +429,7 @@ class BatchQueueWriter(ConsumeQueueWriter):
 
     @property
     def next_offset(self) -> int | None:
-        """The next queue offset; None while the queue is empty: any offset may be the first."""
+        """The next queue offset. None while the queue is empty: then it may start anywhere."""
         return self._next
 
     def append(self, offsets: Offsets, units: BatchEntries) -> int:

@@ -1,4 +1,4 @@
-"""Settles puts: gives the result of a put once flush and replica are known. Compiled if possible.
+"""Settles puts: gives a put its result after its waits for flush and replica. Compiled if possible.
 
 :mod:`logquarry.write.waits` has the table of what a put waits for.
 """
@@ -48,7 +48,7 @@ class Flusher(Protocol):
 
 
 class Once:
-    """Something that happens once: the first thread takes it."""
+    """An action that only one thread may take: the first that calls :meth:`take`."""
 
     def __init__(self) -> None:
         self._is_taken = False
@@ -76,7 +76,7 @@ class WaitingPut(PutFuture):
 
     Args:
         result: the result of the append.
-        replica: status of the replica wait, as far as it is known.
+        replica: status of the replica wait; PUT_OK until it is known.
         parts: number of waits.
         done: called with the result before the future's callbacks.
         failed: called if the sync failed, before the future's callbacks.
@@ -98,8 +98,8 @@ class WaitingPut(PutFuture):
         self._settled = done
         self._failed = failed
         self._began = _monotonic()
-        # If there are two waits, the first to end takes _first, and the one that settles the put
-        # takes _open. A single wait ends only once (PutWait).
+        # If there are two waits, the first that ends takes _first, and the one that settles the put
+        # takes _open. If there is one wait, it ends only once (PutWait).
         self._first = Once() if parts > 1 else None
         self._open = Once() if parts > 1 else None
 
@@ -166,7 +166,7 @@ class PutWait(Once):
 
 
 Asked = tuple[PutStatus, "ReplicaWait | None"]
-"""Status of the replica wait as far as it is known, and the replica wait to add to, if any."""
+"""Status of the replica wait, as far as it is known; and the wait that the put joins, if any."""
 
 
 class FlushWait:
@@ -193,7 +193,7 @@ class FlushWait:
         """The replica wait of a put.
 
         Call this before the message is sent to slaves. RocketMQ counts the slaves at the time of
-        the put (``submitReplicaRequest``): one of them may disconnect while it gets the message.
+        the put (``submitReplicaRequest``): a slave may disconnect while it receives the message.
         """
         replicas = self._replicas
         if replicas is None or not wait:
@@ -203,7 +203,7 @@ class FlushWait:
         return _ALONE, None
 
     def settle(self, result: PutResult, wait: bool, asked: Asked) -> PutResult:
-        """Wait for disk and slave, as far as the put asks for it, and return the result.
+        """Wait for disk and slave if the put requests it, and return the result.
 
         Args:
             result: the result of the append.
@@ -214,7 +214,7 @@ class FlushWait:
             StoreUnavailable: if the sync failed: the message may or may not be on the disk.
         """
         replica, replicas = asked
-        # Ask before the sync, so that both run at the same time.
+        # Start the replica wait before the sync, so that both run at the same time.
         answer = None if replicas is None else replicas.ask(result.end_offset)
         flush = _OK
         if self._flusher is None or not wait or not result.size:

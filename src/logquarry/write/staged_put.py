@@ -1,12 +1,11 @@
-"""Appends frames that a load made elsewhere (staged frames) to the log.
+"""Appends staged frames to the log: frames that a load made in files outside the log.
 
 Guarantees: the log gets the same bytes as from ``put_many``; all messages of a chunk (about 1 MiB)
-share one store time. If a call ends in the middle, the log has its first frames.
+share one store time. If a call is interrupted, the log has the first frames of the call.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -23,12 +22,10 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.log_appender import end_file
 from logquarry.write.put_many import CHUNK_BYTES
-from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 
 Int64 = npt.NDArray[np.int64]
 
 _BLANK: Final = frame.BLANK.size
-_NO_HOST: Final = bytes(frame.HOST_SIZE_V4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,7 @@ class StagedFrames:
 
     Attributes:
         data: the frames (:mod:`logquarry.format.staged`).
-        queues: the queues; a frame holds an index into them.
+        queues: the queues; each frame contains an index into this list.
         path: path of the file, for errors.
     """
 
@@ -51,15 +48,18 @@ class StagedWriter:
 
     Args:
         writer: the writer of the log.
+        grown: called after each chunk, to wake the services that follow the log.
         counted: called with each topic, the number of its appended messages, and their bytes.
     """
 
     def __init__(
         self,
         writer: CommitLogWriter,
-        counted: Callable[[str, int, int], None] = lambda topic, messages, size: None,
+        grown: Callable[[], None],
+        counted: Callable[[str, int, int], None],
     ) -> None:
         self._writer = writer
+        self._grown = grown
         self._counted = counted
 
     def append(self, frames: StagedFrames, start: int = 0) -> int:
@@ -69,28 +69,26 @@ class StagedWriter:
             The number of frames.
 
         Raises:
-            StoreUnavailable: if the store takes no messages, or stops doing so.
+            StoreUnavailable: if the store takes no messages, or stops taking them.
             CorruptFile: if the bytes are not a frame, or the frame is too large for a file of the
                 log.
         """
-        began = time.monotonic()
         placed = np.zeros((2, len(frames.queues)), np.int64)
         try:
-            return self._append_all(frames, start, placed, began)
+            return self._append_all(frames, start, placed)
         finally:
             for key, messages, size in zip(frames.queues, *placed.tolist(), strict=True):
                 if messages:
                     self._counted(key[0], messages, size)
 
-    def _append_all(self, frames: StagedFrames, start: int, placed: Int64, began: float) -> int:
+    def _append_all(self, frames: StagedFrames, start: int, placed: Int64) -> int:
         count = 0
         while start < len(frames.data):
             self._writer.check_status()
             with self._writer.holding() as (now, _):
                 done, start = self._append_chunk(frames, start, now, placed)
             count += done
-            # Wakes the dispatcher and the flush service.
-            self._writer.settle(_result(self._writer, now, began), False)
+            self._grown()
         return count
 
     def _append_chunk(
@@ -108,8 +106,8 @@ class StagedWriter:
                 file.advance(position - before)
                 known.update(told)
             except BaseException:
-                # Ctrl-C may arrive at any line. Messages that are in the log have used their queue
-                # offsets.
+                # Ctrl-C may arrive at any line. Messages that are in the log have used up their
+                # queue offsets.
                 if file.wrote > before:
                     known.update(told)
                 raise
@@ -123,7 +121,7 @@ class StagedWriter:
 
 
 def find_staged(log: MappedFileQueue, position: int, frames: StagedFrames) -> tuple[int, int]:
-    """Find out how many of some frames are in the log from an offset on.
+    """Find out how many staged frames the log already has, from a physical offset on.
 
     Returns:
         (position in ``frames`` after the last frame that is in the log, physical offset after that
@@ -138,7 +136,7 @@ def find_staged(log: MappedFileQueue, position: int, frames: StagedFrames) -> tu
         start, position = done, position + behind
         if behind == len(there) or start == len(frames.data):
             break
-        # A frame is only in the next file if it has no room in this one.
+        # A frame can be in the next file only if this file has no room for it.
         room = log.file_size - position % log.file_size
         if _size_at(frames, start) + _BLANK <= room:
             break
@@ -219,9 +217,3 @@ def _same_reference(frames: StagedFrames, start: int, there: memoryview) -> tupl
             break
         start, at = start + size, at + size
     return start, at
-
-
-def _result(writer: CommitLogWriter, now: int, began: float) -> PutResult:
-    """A result to settle a chunk with; no thread waits for it."""
-    elapsed = (time.monotonic() - began) * 1_000
-    return PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, _NO_HOST, 0, 0, 0, 0, now, elapsed)

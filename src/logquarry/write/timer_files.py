@@ -1,13 +1,13 @@
 """Writes the timer files of RocketMQ 5, with only the timer messages that still wait.
 
-The broker that opens the store delivers each of these messages once. At its start it reads the
+The broker that opens the store delivers each of these messages once. When it starts, it reads the
 whole timer log, because ``timercheck`` counts no part of that log as flushed. It then continues in
 the queue of ``rmq_sys_wheel_timer`` after the message of the last entry
-(``TimerMessageStore.recover``). So the last entry always names the last message of the queue. If
-that message no longer waits, its entry goes into a slot that the broker has already read.
+(``TimerMessageStore.recover``). So the last entry always points to the last message of the queue.
+If that message no longer waits, its entry goes into a slot that the broker has already read.
 
-Guarantees: no crash loses a message. Until the new files are complete, ``timercheck`` sends the
-broker back to the first message that waits.
+Guarantees: no crash loses a message. Until the new files are complete, ``timercheck`` makes the
+broker start at the first message that waits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEAST_BLANK: Final = timer.BLANK.size
 
 
 class _Entry(NamedTuple):
-    """An entry of the timer log, without its place."""
+    """An entry of the timer log, without its position."""
 
     slot: int
     magic: int
@@ -38,7 +38,7 @@ class _Entry(NamedTuple):
 
 
 def timer_log_file_size(layout: StoreLayout) -> int:
-    """Bytes of a file of the timer log: stated, or that of the existing files, or the default."""
+    """Bytes of a timer log file: from the settings, else from existing files, else the default."""
     stated = layout.config.mapped_file_size_timer_log
     sizes = [entry.size for entry in layout.filesystem.list(timer.LOG) if not entry.is_dir]
     size = stated or max(sizes, default=0)
@@ -72,7 +72,7 @@ def write_timer_files(
         StoreUnavailable: if the disk fails or is full.
     """
     begin = now // precision_ms * precision_ms
-    # The read time covers no message that waits: readers find them by TIMER_OUT_MS.
+    # The read time must not cover a waiting message: readers find those by TIMER_OUT_MS.
     read_time = min((one.slot_time for one in timers.waiting.values()), default=begin)
     read_time = min(begin, read_time - read_time % precision_ms)
     check = root / CONFIG / timer.CHECK_FILE
@@ -88,7 +88,7 @@ def write_timer_files(
 
 
 def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> Iterator[_Entry]:
-    """The entries in the order of the queue; the last one names the last message of the queue."""
+    """The entries in the order of the queue; the last one points to the queue's last message."""
     window = timer.ROLL_SLOTS * precision_ms
     gone = {
         offset
@@ -97,7 +97,7 @@ def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> I
         for offset in timers.deleted_by(one)
     }
     last: Timer | None = None
-    # Messages that are overdue share the first slot, so that the broker has a week for its start.
+    # Overdue messages share the first slot, so that the broker may start up to a week later.
     for _, one in sorted(timers.waiting.items()):
         is_late = one.slot_time < begin
         if one.queue_offset in gone or (is_late and one.deletes is not None):

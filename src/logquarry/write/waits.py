@@ -6,14 +6,14 @@ Follows ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferService`` an
 ::
 
                        SYNC_FLUSH              ASYNC_FLUSH
-    WAIT (default)     the next fdatasync      nothing
-    WAIT=false         nothing                 nothing
+    WAIT (default)     the next fdatasync      no wait
+    WAIT=false         no wait                 no wait
 
 On a SYNC_MASTER a put with WAIT also waits for a slave, at the same time. The status of the replica
 wait overrides that of the flush wait, unless the sync failed.
 
-Either the caller's thread waits, or a future is completed by the thread that syncs, that receives
-the slave's acknowledgement, or that watches the deadlines (:mod:`logquarry.write.settling`).
+Either the caller's thread waits, or another thread completes a future: the thread that syncs, that
+receives the slave's acknowledgement, or that watches deadlines (:mod:`logquarry.write.settling`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _Lock = threading.Lock
 class Waiter(Protocol):
     """Waits until the log has reached an offset: on the disk, or at a slave.
 
-    The thread that syncs and the thread that watches deadlines may resolve it at the same time:
-    only the first result counts.
+    The thread that syncs and the thread that watches deadlines may resolve it at the same time.
+    Only the first result counts.
 
     Attributes:
         offset: the physical offset.
-        deadline: in milliseconds of the clock of the service that it waits for.
+        deadline: end of the wait in milliseconds, by the clock of the service that it waits for.
     """
 
     offset: int
@@ -59,7 +59,7 @@ class ThreadWait:
     """A :class:`Waiter` for one thread.
 
     It uses a bare lock instead of a condition. A condition is written in Python: Ctrl-C inside it
-    could leave its lock taken, and the thread that syncs would wait for ever.
+    could leave its lock taken, and the thread that syncs would wait forever.
     """
 
     __slots__ = ("_done", "_error", "_in_time", "_open", "deadline", "offset")
@@ -112,7 +112,7 @@ class ThreadWait:
 class DeadlineWatch(Service):
     """Ends the waits whose deadline has passed, even while the thread that syncs is stuck.
 
-    No wait has to wake it: a wait that begins while it sleeps ends later than the sleep.
+    A new wait need not wake it: a wait that begins while it sleeps ends later than the sleep.
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class DeadlineWatch(Service):
 # The replica wait. The replication server reports how many slaves are connected, and the offsets
 # that they acknowledge. The acknowledgement of one slave is enough.
 #
-# As in RocketMQ a slave counts as soon as it is connected, and an acknowledgement stays when the
-# slave disconnects. Unlike in RocketMQ, an acknowledgement ends only the waits for bytes that the
+# As in RocketMQ, a slave counts as soon as it is connected, and its acknowledgement stays after
+# it disconnects. Unlike in RocketMQ, an acknowledgement ends only the waits for bytes that the
 # slave got since it connected. The slave's earlier bytes may be missing, or may come from another
 # master's log.
 
@@ -147,7 +147,7 @@ class ReplicaWait:
     Args:
         health: the store's health.
         timeout_ms: how long a put waits (``slaveTimeout``).
-        fall_behind_max: bytes by which a slave may be behind so that a put waits for it
+        fall_behind_max: a put waits for a slave only if it is at most this many bytes behind
             (``haSlaveFallbehindMax``).
 
     Attributes:
@@ -171,8 +171,8 @@ class ReplicaWait:
         self._fall_behind_max = fall_behind_max
         self._clock = clock
         self._change = threading.Lock()
-        # Ordered by offset, which is usually also the order of the deadlines. If two putting
-        # threads arrive in the other order, the deadlines are not sorted.
+        # Sorted by offset. Usually the deadlines are then sorted too, except when two threads that
+        # put arrive in the other order.
         self._waiting: deque[Waiter] = deque()
         self._is_mixed = False
         self._has_ended = False
@@ -192,7 +192,7 @@ class ReplicaWait:
             assert self.connected >= 0
 
     def acknowledge(self, offset: int, since: int = 0) -> None:
-        """Note that a slave has the log up to an offset, and end the waits for that.
+        """Note that a slave has the log up to an offset, and end the waits up to that offset.
 
         Args:
             offset: the physical offset.
@@ -200,8 +200,8 @@ class ReplicaWait:
         """
         waiting = self._waiting
         if self._held_from <= since and offset <= self._held_to and not waiting:
-            # Nothing new. The offset alone does not show that: a slave with a lower offset than
-            # another slave may acknowledge earlier bytes, which no slave has acknowledged.
+            # Nothing new. The offset alone does not show that: a slave that is behind another one
+            # may acknowledge earlier bytes that no slave has acknowledged yet.
             return
         reached: list[Waiter] = []
         others: list[Waiter] = []
@@ -293,7 +293,7 @@ class ReplicaWait:
 
 
 def _place(waiting: deque[Waiter], offset: int) -> int:
-    """The index at which a late wait belongs; usually close to the end."""
+    """The index at which to insert a wait by its offset; usually close to the end."""
     at = len(waiting)
     while at and waiting[at - 1].offset > offset:
         at -= 1

@@ -62,7 +62,7 @@ def test_a_wrong_signature_is_refused() -> None:
     assert admitted(good)
     for changed in (
         signed("sender", RequestCode.SEND_MESSAGE_V2, fields, secret="87654321"),
-        signed("nobody", RequestCode.SEND_MESSAGE_V2, fields),
+        signed("unknown", RequestCode.SEND_MESSAGE_V2, fields),
         RemotingCommand(code=310, opaque=1, ext_fields=good.ext_fields, body=b"other"),
         RemotingCommand(code=310, opaque=1, ext_fields={**good.ext_fields, "e": "1"}),
         RemotingCommand(code=310, opaque=1, ext_fields={"b": "t", "AccessKey": "sender"}),

@@ -1,4 +1,4 @@
-"""The requests of mqadmin about clients that are connected, and its tables."""
+"""The requests of mqadmin: topics, groups, connected clients, resets, tables."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from logquarry.broker import Broker, admin, names
+from logquarry.broker import Broker, admin
 from logquarry.format import fastjson
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
-from tests.helpers.broker_client import Client, connected, document_of, messages_of
-from tests.unit.broker.test_broker import _until, play
+from tests.helpers.broker_client import Client, arrived, connected, document_of, messages_of, play
 
 WHERE = {"consumerGroup": "g", "topic": "t", "queueId": 0}
 
@@ -61,7 +60,7 @@ def test_a_reset_tells_the_consumers_their_offsets(tmp_path: Path) -> None:
     async def scenario(broker: Broker, client: Client) -> None:
         for _ in range(3):
             await client.send("t")
-        await _until(client, "t", 3)
+        await arrived(client, "t", 3)
         await client.heartbeat(group="g")
         await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, WHERE | {"commitOffset": 2})
         for timestamp, is_forced, expected in ((0, "false", 0), (-1, "false", 2), (-1, "true", 3)):
@@ -184,55 +183,52 @@ def test_lists_of_topics_and_groups(tmp_path: Path) -> None:
     assert all(f'"{name}"' in written for name in ("one", "two", "three"))
 
 
-def test_key_value_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name server keeps them in the store, as mqadmin's updateKvConfig sets them."""
-    where = {"namespace": "ORDER_TOPIC_CONFIG", "key": "t"}
-    code = RequestCode
-
-    async def first(broker: Broker, _: Client) -> None:
-        client = await connected(broker.name_server)
-        for request in code.GET_KV_CONFIG, code.GET_KVLIST_BY_NAMESPACE:
-            assert (await client.ask(request, where)).code == ResponseCode.QUERY_NOT_FOUND
-        for value in "broker-a:1", "broker-a:2":
-            assert (await client.ask(code.PUT_KV_CONFIG, where | {"value": value})).code == 0
-        assert (await client.ask(code.GET_KV_CONFIG, where)).ext_fields == {"value": "broker-a:2"}
-        other = where | {"key": "other"}
-        assert (await client.ask(code.PUT_KV_CONFIG, other | {"value": "x"})).code == 0
-        for _number in range(2):
-            assert (await client.ask(code.DELETE_KV_CONFIG, other)).code == 0
-        monkeypatch.setattr(names, "_MOST_CHARACTERS", 100)
-        large = other | {"value": "x" * 60}
-        assert (await client.ask(code.PUT_KV_CONFIG, large)).code == ResponseCode.SYSTEM_ERROR
-        await client.close()
-
-    async def second(broker: Broker, client: Client) -> None:
-        found = document_of(await client.ask(code.GET_KVLIST_BY_NAMESPACE, where))
-        assert found == {"table": {"t": "broker-a:2"}}
-        if broker.options.read_only:
-            for request in code.PUT_KV_CONFIG, code.DELETE_KV_CONFIG:
-                answer = await client.ask(request, where | {"value": "x"})
-                assert answer.code == ResponseCode.NO_PERMISSION
-
-    path = tmp_path / "s"
-    play(first, path)
-    play(second, path)
-    play(second, path, read_only=True)
-    written = json.loads((path / "config" / "kvConfig.json").read_text())
-    assert written == {"configTable": {"ORDER_TOPIC_CONFIG": {"t": "broker-a:2"}}}
-
-
 def test_a_topic_that_is_created_again_continues_at_its_queue_offsets(tmp_path: Path) -> None:
     """RocketMQ would start at 0 again; here nothing is deleted, and groups keep their offsets."""
 
     async def scenario(_: Broker, client: Client) -> None:
         for number in range(3):
             assert (await client.send("t", b"%d" % number)).code == 0
-        await _until(client, "t", 3)
+        await arrived(client, "t", 3)
         assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"})).code == 0
         assert (await client.pull("t")).code == ResponseCode.TOPIC_NOT_EXIST
         sent = await client.send("t", b"3")
         assert sent.ext_fields["queueOffset"] == "3"
-        got = messages_of(await _until(client, "t", 4))
+        got = messages_of(await arrived(client, "t", 4))
         assert [message.body for message in got] == [b"0", b"1", b"2", b"3"]
 
     play(scenario, tmp_path / "s")
+
+
+def test_admin_requests(tmp_path: Path) -> None:
+    async def scenario(_: Broker, client: Client) -> None:
+        topic = {"topic": "adm", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
+        assert (await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic)).code == 0
+        assert (await client.send("adm", c="")).code == 0
+        await arrived(client, "adm")
+        one = await client.ask(RequestCode.GET_TOPIC_CONFIG, {"topic": "adm"})
+        assert document_of(one)["topicName"] == "adm"
+        stats = await client.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "adm"})
+        # Keys that are objects, in fastjson's dialect.
+        key = b'{"brokerName":"broker-a","queueId":1,"topic":"adm"}'
+        assert stats.body.count(key + b':{"lastUpdateTimestamp":0,"maxOffset":0,') == 1
+        group = json.dumps({"groupName": "g", "retryMaxTimes": 3}).encode()
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        assert (await client.ask(code, body=group)).code == 0
+        groups = document_of(await client.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
+        assert groups["subscriptionGroupTable"]["g"]["retryMaxTimes"] == 3
+        assert (
+            await client.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"})
+        ).code == 0
+        info = document_of(await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO))
+        assert info["table"]["msgPutTotalTodayNow"] == "1"
+        settings = await client.ask(RequestCode.GET_BROKER_CONFIG)
+        assert b"brokerName=broker-a\n" in settings.body
+        assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "adm"})).code == 0
+        assert (await client.pull("adm")).code == ResponseCode.TOPIC_NOT_EXIST
+        offline = {"topic": "TBW102", "group": "g", "timestamp": 0}
+        answer = await client.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, offline)
+        assert answer.code == ResponseCode.CONSUMER_NOT_ONLINE
+
+    play(scenario, tmp_path / "s")
+    assert '"adm"' not in (tmp_path / "s" / "config" / "topics.json").read_text()

@@ -15,14 +15,8 @@ from logquarry.broker import Broker
 from logquarry.broker import broker as module
 from logquarry.protocol import remoting
 from logquarry.protocol.remoting import RemotingCommand
-from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
-from tests.helpers.broker_client import (
-    Client,
-    messages_of,
-    pull_fields,
-    send_fields,
-)
-from tests.unit.broker.test_broker import _until, play
+from logquarry.protocol.remoting_codes import RequestCode
+from tests.helpers.broker_client import Client, arrived, messages_of, play, pull_fields, send_fields
 
 
 async def raw(broker: Broker) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -92,7 +86,7 @@ def test_a_client_that_does_not_read_holds_back_only_itself(tmp_path: Path) -> N
     async def scenario(broker: Broker, client: Client) -> None:
         for _ in range(8):
             await client.send("t", bytes(200_000))
-        await _until(client, "t")
+        await arrived(client, "t")
         _, writer = await raw(broker)
         pulls = [
             remoting.encode(
@@ -174,7 +168,7 @@ def test_odd_requests_get_an_answer_without_internals(
 ) -> None:
     async def scenario(broker: Broker, client: Client) -> None:
         await client.send("t")
-        await _until(client, "t")
+        await arrived(client, "t")
         for name, (code, fields, document, expected) in ODD_REQUESTS.items():
             text = document if isinstance(document, str) else json.dumps(document)
             body = b"" if document is None else text.encode()
@@ -192,7 +186,7 @@ def test_a_held_pull_keeps_nothing_of_its_request(tmp_path: Path) -> None:
 
     async def scenario(broker: Broker, client: Client) -> None:
         await client.send("t")
-        await _until(client, "t")
+        await arrived(client, "t")
         fields = pull_fields("t", 1, sysFlag=2 | 4, suspendTimeoutMillis=100_000, junk="x" * 99_999)
         held = client.post(RequestCode.PULL_MESSAGE, fields, bytes(99_999))
         await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
@@ -200,32 +194,5 @@ def test_a_held_pull_keeps_nothing_of_its_request(tmp_path: Path) -> None:
         assert not (pull.request.command.body or pull.request.command.ext_fields)
         await client.send("t", b"wakes")
         assert [m.body for m in messages_of(await held)] == [b"wakes"]
-
-    play(scenario, tmp_path / "s")
-
-
-def test_the_end_of_a_transaction_names_its_half_message(tmp_path: Path) -> None:
-    """Physical offset and queue offset must agree (``checkPrepareMessage``)."""
-
-    async def scenario(_: Broker, client: Client) -> None:
-        half = "TRAN_MSG\x01true\x02PGROUP\x01pg\x02UNIQ_KEY\x01u7"
-        sent = (await client.send("t", b"kept", f=4, i=half)).ext_fields
-        plain = (await client.send("t", b"plain")).ext_fields
-        right = {
-            "producerGroup": "pg",
-            "tranStateTableOffset": sent["queueOffset"],
-            "commitLogOffset": int(sent["msgId"][16:], 16),
-            "commitOrRollback": 8,
-        }
-        for wrong in (
-            {"commitLogOffset": int(plain["msgId"][16:], 16)},
-            {"tranStateTableOffset": 77},
-            {"producerGroup": "other"},
-        ):
-            answer = await client.ask(RequestCode.END_TRANSACTION, right | wrong)
-            assert answer.code == ResponseCode.SYSTEM_ERROR, wrong
-        assert (await client.ask(RequestCode.END_TRANSACTION, right)).code == 0
-        got = messages_of(await _until(client, "t", 2))
-        assert [message.body for message in got] == [b"plain", b"kept"]
 
     play(scenario, tmp_path / "s")

@@ -18,9 +18,18 @@ from logquarry.disk.disk import LocalDisk
 from logquarry.errors import StoreError, UsageError
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from logquarry.store.consumer.sql_parser import parse
-from tests.helpers.broker_client import SMALL, Client, connected, messages_of, pull_fields
+from tests.helpers.broker_client import (
+    SMALL,
+    SUSPENDS,
+    Client,
+    arrived,
+    connected,
+    held_pull,
+    messages_of,
+    play,
+    pull_fields,
+)
 from tests.helpers.replication import make_certificate
-from tests.unit.broker.test_broker import SUSPENDS, _until, play
 
 
 def beat(*groups: str, producers: tuple[str, ...] = (), **subscription: Any) -> bytes:
@@ -114,7 +123,7 @@ def test_a_client_is_in_a_limited_number_of_groups(
 def test_one_bad_group_or_filter_leaves_the_rest_of_a_heartbeat(tmp_path: Path) -> None:
     async def scenario(broker: Broker, client: Client) -> None:
         await client.send("t", b"x")
-        await _until(client, "t")
+        await arrived(client, "t")
         document = json.loads(beat("bad", "group"))
         document["consumerDataSet"].append("no object")
         bad, good = document["consumerDataSet"][:2]
@@ -169,7 +178,7 @@ def test_a_heartbeat_parses_no_filter(tmp_path: Path, parsed: list[str]) -> None
 
     async def scenario(broker: Broker, client: Client) -> None:
         await client.send("t")
-        await _until(client, "t")
+        await arrived(client, "t")
         for text, code in (("a = 1", 20), ("a = =", ResponseCode.SUBSCRIPTION_PARSE_FAILED)):
             body = beat("group", "g2", "g3", subString=text, expressionType="SQL92", subVersion=7)
             assert (await client.ask(RequestCode.HEART_BEAT, body=body)).code == 0
@@ -209,13 +218,12 @@ def test_a_client_holds_a_limited_number_of_pulls(
 
     async def scenario(broker: Broker, client: Client) -> None:
         await client.send("t")
-        await _until(client, "t")
+        await arrived(client, "t")
         greedy = await connected(broker.address)
         held = [greedy.post(11, pull_fields("t", 1, **SUSPENDS)) for _ in range(6)]
         assert (await held[5]).code == ResponseCode.SYSTEM_BUSY
-        other = client.post(11, pull_fields("t", 1, **SUSPENDS))
-        await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
-        assert not other.done() and not any(one.done() for one in held[:5])
+        other = await held_pull(client)
+        assert not any(one.done() for one in held[:5])
         # The pulls of a disconnected client do not count.
         await greedy.close()
         while broker._pulling._held_count > 1:

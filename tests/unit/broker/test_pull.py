@@ -1,4 +1,4 @@
-"""Held pulls with a filter: messages that it excludes do not end them."""
+"""Pulls: filters, offsets outside of a queue, and what ends a pull that the broker holds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from typing import Any
 import pytest
 
 from logquarry.broker import Broker, pull
+from logquarry.format.batch import BatchItem, encode
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
-from tests.helpers.broker_client import Client, messages_of, pull_fields
-from tests.unit.broker.test_broker import SUSPENDS, _until, play
+from tests.helpers.broker_client import (
+    SUSPENDS,
+    Client,
+    arrived,
+    held_pull,
+    messages_of,
+    play,
+    pull_fields,
+    send_fields,
+)
 
 FILTERS = {
     "tags": {"subscription": "b || c"},
@@ -35,13 +44,10 @@ async def excluded(broker: Broker, end: int) -> None:
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_excluded_messages_do_not_end_a_held_pull(tmp_path: Path, name: str) -> None:
-    fields: dict[str, Any] = SUSPENDS | FILTERS[name]
-
     async def scenario(broker: Broker, client: Client) -> None:
         await send(client, "a")
-        await _until(client, "t")
-        held = client.post(RequestCode.PULL_MESSAGE, pull_fields("t", 1, **fields))
-        await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
+        await arrived(client, "t")
+        held = await held_pull(client, **FILTERS[name])
         for end in range(2, 12):
             await send(client, "Aa")
             await excluded(broker, end)
@@ -59,13 +65,11 @@ def test_a_client_gets_the_offset_after_excluded_messages(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "_EXCLUDED_SECONDS", 0.1)
-    fields: dict[str, Any] = SUSPENDS | FILTERS[name]
 
     async def scenario(broker: Broker, client: Client) -> None:
         await send(client, "a")
-        await _until(client, "t")
-        held = client.post(RequestCode.PULL_MESSAGE, pull_fields("t", 1, **fields))
-        await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
+        await arrived(client, "t")
+        held = await held_pull(client, **FILTERS[name])
         await send(client, "Aa", "Aa", "Aa")
         answer = await held
         assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
@@ -75,20 +79,130 @@ def test_a_client_gets_the_offset_after_excluded_messages(
 
 
 def test_any_message_of_an_arrival_ends_a_held_pull(tmp_path: Path) -> None:
-    from logquarry.format.batch import BatchItem, encode
-    from tests.helpers.broker_client import send_fields
-
     async def scenario(_: Broker, client: Client) -> None:
         await send(client, "a")
-        await _until(client, "t")
-        fields: dict[str, Any] = SUSPENDS | FILTERS["tags"]
-        held = client.post(RequestCode.PULL_MESSAGE, pull_fields("t", 1, **fields))
-        await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
+        await arrived(client, "t")
+        held = await held_pull(client, **FILTERS["tags"])
         wire = encode([BatchItem(tag.encode(), b"TAGS\x01" + tag.encode()) for tag in "abaca"])
         sent = await client.ask(
             RequestCode.SEND_BATCH_MESSAGE, send_fields("t", i="", m="true"), wire
         )
         assert sent.code == 0
         assert [m.body for m in messages_of(await held)] == [b"b", b"c"]
+
+    play(scenario, tmp_path / "s")
+
+
+def test_a_held_pull_is_answered_by_an_arrival(tmp_path: Path) -> None:
+    async def scenario(_: Broker, client: Client) -> None:
+        await client.send("t")
+        await arrived(client, "t")
+        pulls = [await held_pull(client) for _ in range(3)]
+        assert not any(held.done() for held in pulls)
+        await client.send("t", b"second")
+        for held in pulls:
+            assert [m.body for m in messages_of(await held)] == [b"second"]
+
+    play(scenario, tmp_path / "s")
+
+
+def test_a_held_pull_ends_with_its_time_and_with_the_broker(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.send("t")
+        await arrived(client, "t")
+        answer = await client.pull("t", 1, **(SUSPENDS | {"suspendTimeoutMillis": 50}))
+        assert answer.code == ResponseCode.PULL_NOT_FOUND
+        assert answer.ext_fields["nextBeginOffset"] == answer.ext_fields["maxOffset"] == "1"
+        held = await held_pull(client)
+        await broker.stop()
+        assert (await held).code == ResponseCode.PULL_NOT_FOUND
+
+    play(scenario, tmp_path / "s")
+
+
+def test_tags_and_sql_filter_messages(tmp_path: Path) -> None:
+    async def scenario(_: Broker, client: Client) -> None:
+        for number in range(12):
+            await client.send("t", b"%d" % number, i=f"TAGS\x01{'ab'[number % 2]}\x02n\x01{number}")
+        await arrived(client, "t", 12)
+        for kind, text, expected in (
+            ("TAG", "a", "0 2 4 6 8 10"),
+            ("TAG", "a || b", "0 1 2 3 4 5 6 7 8 9 10 11"),
+            ("SQL92", "n > 3 AND TAGS = 'b'", "5 7 9 11"),
+        ):
+            got = await client.pull("t", subscription=text, expressionType=kind)
+            assert [m.body.decode() for m in messages_of(got)] == expected.split()
+        none = await client.pull("t", subscription="c")
+        assert (none.code, none.ext_fields["nextBeginOffset"]) == (20, "12")
+        none = await client.pull("t", subscription="n > 90", expressionType="SQL92")
+        assert (none.code, none.ext_fields["nextBeginOffset"]) == (20, "12")
+        wrong = await client.pull("t", subscription="n > >", expressionType="SQL92")
+        assert wrong.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+        # A pull without a subscription uses the one in its group's heartbeat.
+        unknown = await client.pull("t", sysFlag=0)
+        assert unknown.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+        await client.heartbeat(group="group", subString="n = 3", expressionType="SQL92")
+        assert [m.body for m in messages_of(await client.pull("t", sysFlag=0))] == [b"3"]
+        later = await client.pull("t", sysFlag=0, subVersion=2)
+        assert later.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+
+    play(scenario, tmp_path / "s")
+
+
+def test_pulls_outside_of_a_queue(tmp_path: Path) -> None:
+    async def scenario(_: Broker, client: Client) -> None:
+        await client.send("t")
+        await arrived(client, "t")
+        beyond = await client.pull("t", 99)
+        assert beyond.code == ResponseCode.PULL_OFFSET_MOVED
+        assert beyond.ext_fields["nextBeginOffset"] == "0"
+        assert (await client.pull("t", 0, 99)).code == ResponseCode.SYSTEM_ERROR
+        assert (await client.pull("t", 0, 3)).code == ResponseCode.PULL_NOT_FOUND
+
+    play(scenario, tmp_path / "s")
+
+
+def test_a_second_pull_at_the_end_of_an_empty_queue_reads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    get = pull._get
+
+    def noted(store: Any, one: pull.Pull) -> Any:
+        reads.append(one.offset)
+        return get(store, one)
+
+    monkeypatch.setattr(pull, "_get", noted)
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.ask(
+            RequestCode.UPDATE_AND_CREATE_TOPIC,
+            {"topic": "t", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6},
+        )
+        held = []
+        for count in (1, 2):
+            held.append(client.post(RequestCode.PULL_MESSAGE, pull_fields("t", 0, **SUSPENDS)))
+            while broker._pulling._held_count < count:
+                await asyncio.sleep(0.001)
+        assert reads == [0]
+        await send(client, "b")
+        for one in held:
+            assert [m.body for m in messages_of(await one)] == [b"b"]
+
+    play(scenario, tmp_path / "s")
+
+
+def test_a_held_pull_is_answered_after_its_time(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        loop = asyncio.get_running_loop()
+        await send(client, "a")
+        await arrived(client, "t")
+        late = await held_pull(client)
+        began = loop.time()
+        answer = await client.pull("t", 1, **(SUSPENDS | {"suspendTimeoutMillis": 300}))
+        assert answer.code == ResponseCode.PULL_NOT_FOUND
+        # Never early: a client that asks for short times would pull without a pause.
+        assert loop.time() - began >= 0.3
+        assert not late.done()
 
     play(scenario, tmp_path / "s")

@@ -1,4 +1,4 @@
-"""Replies of request-reply: what happens if the producer that waits for one is slow or gone."""
+"""Messages that go back: retries, dead letters, and replies to the producer that asked."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ import pytest
 from logquarry.broker import Broker, send_back
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
-from tests.helpers.broker_client import Client, connected, send_fields
-from tests.unit.broker.test_broker import play
+from logquarry.testing.clock import FakeClock
+from tests.helpers.broker_client import (
+    SUSPENDS,
+    Client,
+    arrived,
+    connected,
+    messages_of,
+    play,
+    pull_fields,
+    send_fields,
+)
 
 BODY = bytes(4 << 20)
 
 
-def reply(client: Client, body: bytes) -> asyncio.Future[RemotingCommand]:
-    fields = send_fields("DefaultCluster_REPLY_TOPIC", i="REPLY_TO_CLIENT\x01asker")
+def reply(client: Client, body: bytes, to: str = "asker") -> asyncio.Future[RemotingCommand]:
+    fields = send_fields("DefaultCluster_REPLY_TOPIC", i=f"REPLY_TO_CLIENT\x01{to}")
     return client.post(RequestCode.SEND_REPLY_MESSAGE_V2, fields, body)
 
 
@@ -90,5 +99,59 @@ def test_a_reply_under_way_is_delivered_when_the_broker_stops(tmp_path: Path) ->
         await asyncio.wait([late])
         assert late.cancelled()
         await asker.close()
+
+    play(scenario, tmp_path / "s")
+
+
+def test_retries_and_dead_letters_with_a_clock_of_the_test(tmp_path: Path) -> None:
+    clock = FakeClock()
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.send("t", b"bad")
+        await client.heartbeat(group="g")
+        message = messages_of(await arrived(client, "t"))[0]
+        back = {"group": "g", "delayLevel": 0, "maxReconsumeTimes": 2}
+        for times in (1, 2):
+            back["offset"] = message.physical_offset
+            assert (await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == 0
+            clock.advance(3_600_000)
+            held = pull_fields("%RETRY%g", times - 1, **SUSPENDS)
+            (message,) = messages_of(await client.ask(RequestCode.PULL_MESSAGE, held))
+            assert (message.body, message.reconsume_times) == (b"bad", times)
+            assert message.properties["RETRY_TOPIC"] == "t"
+        back["offset"] = message.physical_offset
+        assert (await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == 0
+        (dead,) = messages_of(await arrived(client, "%DLQ%g"))
+        assert (dead.body, dead.reconsume_times) == (b"bad", 3)
+        back["offset"] = 1
+        lost = await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)
+        assert lost.code == ResponseCode.SYSTEM_ERROR
+
+    play(scenario, tmp_path / "s", clock=clock)
+
+
+def test_a_consumer_that_allows_no_retry_gets_a_dead_letter_at_once(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        assert (await client.send("t", b"bad")).code == 0
+        back = {"group": "g", "delayLevel": 0, "maxReconsumeTimes": 0, "offset": 0}
+        assert (await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == 0
+        assert (await client.send("%RETRY%g", b"worse", l=0)).code == 0
+        assert [m.body for m in broker.store.scan("%DLQ%g")] == [b"bad", b"worse"]
+
+    play(scenario, tmp_path / "s")
+
+
+def test_a_reply_goes_to_the_producer_that_asked(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.heartbeat("asker", producer="pg")
+        consumer = await connected(broker.address)
+        answer = reply(consumer, b"answer")
+        pushed = await client.told.get()
+        assert pushed.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+        assert pushed.body == b"answer"
+        client.answer(pushed)
+        assert (await answer).code == 0
+        assert (await reply(consumer, b"answer", "gone")).code == ResponseCode.SYSTEM_ERROR
+        await consumer.close()
 
     play(scenario, tmp_path / "s")

@@ -10,8 +10,7 @@ import pytest
 
 from logquarry.broker import Broker, statistics
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
-from tests.helpers.broker_client import Client, connected, document_of
-from tests.unit.broker.test_broker import _until, play
+from tests.helpers.broker_client import Client, arrived, document_of, play
 
 _KEYS = (
     *("EndTransactionQueueSize", "EndTransactionThreadPoolQueueCapacity"),
@@ -47,7 +46,7 @@ def test_all_numbers_have_the_formats_of_rocketmq(tmp_path: Path) -> None:
         for _ in range(2):
             await client.send("t", b"x" * 10)
         await client.send("t", i="DELAY\x013")
-        await _until(client, "t", 2)
+        await arrived(client, "t", 2)
         await client.pull("t")
         table = await _numbers(client)
         assert set(_KEYS) <= table.keys()
@@ -87,7 +86,7 @@ def test_counts_of_topics_groups_and_the_broker(tmp_path: Path) -> None:
     async def scenario(broker: Broker, client: Client) -> None:
         for _ in range(4):
             await client.send("t", b"x")
-        await _until(client, "t", 4)
+        await arrived(client, "t", 4)
         await client.pull("t", consumerGroup="g")
         sent = await client.send("t")
         offset = int(sent.ext_fields["msgId"][16:], 16)
@@ -184,42 +183,11 @@ def test_the_producers_of_all_groups(tmp_path: Path) -> None:
     play(scenario, tmp_path / "s")
 
 
-def test_the_progress_of_all_groups(tmp_path: Path) -> None:
-    async def scenario(_: Broker, client: Client) -> None:
-        for _number in range(3):
-            await client.send("t")
-        await _until(client, "t", 3)
-        where = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 1}
-        await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, where)
-        fields = {"srcGroup": "g", "destGroup": "copy", "topic": "t", "offline": "true"}
-        assert (await client.ask(RequestCode.CLONE_GROUP_OFFSET, fields)).code == 0
-        asked = {"consumerGroup": "copy", "topic": "t", "queueId": 0}
-        offset = await client.ask(RequestCode.QUERY_CONSUMER_OFFSET, asked)
-        assert offset.ext_fields["offset"] == "1"
-        found = await client.ask(RequestCode.QUERY_TOPICS_BY_CONSUMER, {"group": "copy"})
-        assert document_of(found) == {"topicList": ["t"]}
-        asked = {"group": "copy", "topic": "t"}
-        code = RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER
-        assert document_of(await client.ask(code, asked)) == asked
-        await client.heartbeat(group="copy", subString="a || b")
-        subscription = document_of(await client.ask(code, asked))["subscriptionData"]
-        assert subscription["subString"] == "a || b"
-        fields |= {"destGroup": "none", "topic": "other"}
-        assert (await client.ask(RequestCode.CLONE_GROUP_OFFSET, fields)).code == 0
-        answer = await client.ask(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
-        first = b'{"brokerOffset":3,"consumerOffset":1,"lastTimestamp":'
-        assert answer.code == 0 and answer.body.count(first) == 2
-        # Two groups have two messages left each.
-        assert b'"totalDiff":4' in answer.body and b'{"none":[]}' in answer.body
-
-    play(scenario, tmp_path / "s")
-
-
 def test_entries_of_a_queue(tmp_path: Path) -> None:
     async def scenario(_: Broker, client: Client) -> None:
         for tag in "a", "b", "a":
             await client.send("t", i=f"TAGS\x01{tag}")
-        await _until(client, "t", 3)
+        await arrived(client, "t", 3)
         await client.heartbeat(group="g", subString="a", codeSet=[ord("a")])
 
         async def entries(**fields: Any) -> Any:
@@ -240,33 +208,6 @@ def test_entries_of_a_queue(tmp_path: Path) -> None:
         ):
             answer = await entries(**fields)
             assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, reason)
-
-    play(scenario, tmp_path / "s")
-
-
-def test_the_name_server_takes_the_write_permission_away(tmp_path: Path) -> None:
-    async def scenario(broker: Broker, client: Client) -> None:
-        await client.send("t")
-        names = await connected(broker.name_server)
-
-        async def permission() -> int:
-            route = await names.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})
-            return int(document_of(route)["queueDatas"][0]["perm"])
-
-        count = str(len(broker.core.tables.topics))
-        for code, name, expected in (
-            (RequestCode.WIPE_WRITE_PERM_OF_BROKER, "wipeTopicCount", 4),
-            (RequestCode.ADD_WRITE_PERM_OF_BROKER, "addTopicCount", 6),
-        ):
-            answer = await names.ask(code, {"brokerName": "other"})
-            assert answer.ext_fields == {name: "0"}
-            answer = await names.ask(code, {"brokerName": "broker-a"})
-            assert answer.ext_fields == {name: count}
-            assert await permission() == expected
-        settings = await names.ask(RequestCode.GET_NAMESRV_CONFIG)
-        port = broker.name_server.rpartition(":")[2]
-        assert f"listenPort={port}\n".encode() in settings.body
-        await names.close()
 
     play(scenario, tmp_path / "s")
 

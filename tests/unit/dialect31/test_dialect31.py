@@ -31,6 +31,7 @@ from logquarry.message import Message
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.verify.verify import verify_store
 from logquarry.store.message_store import StoreWriter
+from logquarry.testing.clock import FakeClock
 from logquarry.write.append import ScratchBuffer
 
 NOW = 1_700_000_000_000
@@ -48,20 +49,13 @@ def config(**changes: Any) -> StoreConfig:
     return StoreConfig(dialect="3.1", **(sizes | changes))
 
 
-class Clock:
-    now = NOW
-
-    def __call__(self) -> int:
-        return self.now
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(NOW)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[StoreWriter]:
+def store(tmp_path: Path, clock: FakeClock) -> Iterator[StoreWriter]:
     with StoreWriter.start(tmp_path / "store", config=config(), clock=clock) as opened:
         yield opened
 
@@ -132,7 +126,9 @@ def test_property_strings_end_with_a_separator(store: StoreWriter) -> None:
     assert many.message_count == 1
 
 
-def test_put_many_writes_blanks_and_numbers_as_single_puts_do(tmp_path: Path, clock: Clock) -> None:
+def test_put_many_writes_blanks_and_numbers_as_single_puts_do(
+    tmp_path: Path, clock: FakeClock
+) -> None:
     rng = np.random.default_rng(5)
     messages = [
         Message(
@@ -236,7 +232,7 @@ def test_an_end_of_another_group_is_none(store: StoreWriter) -> None:
     assert places(store) == [offset]
 
 
-def test_units_of_table_and_redo_log(tmp_path: Path, clock: Clock) -> None:
+def test_units_of_table_and_redo_log(tmp_path: Path, clock: FakeClock) -> None:
     with StoreWriter.start(tmp_path / "store", config=config(), clock=clock) as opened:
         offsets = [begin(opened) for _ in range(12)]
         sizes = [opened.message_at(offset).size for offset in offsets]
@@ -295,7 +291,7 @@ def test_numbers_that_fall_back_go_on(store: StoreWriter) -> None:
 
 
 # ----------------------------------------------------------------------------------- reopened, lost
-def test_numbers_go_on_after_reopening(tmp_path: Path, clock: Clock) -> None:
+def test_numbers_go_on_after_reopening(tmp_path: Path, clock: FakeClock) -> None:
     numbers: list[int] = []
     for _ in range(3):
         with StoreWriter.start(tmp_path / "store", config=config(), clock=clock) as opened:
@@ -308,7 +304,7 @@ def test_numbers_go_on_after_reopening(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_a_table_that_lost_what_has_ended_does_not_use_numbers_twice(
-    tmp_path: Path, clock: Clock
+    tmp_path: Path, clock: FakeClock
 ) -> None:
     root = tmp_path / "store"
     with StoreWriter.start(root, config=config(), clock=clock) as opened:
@@ -331,14 +327,14 @@ def test_a_table_that_lost_what_has_ended_does_not_use_numbers_twice(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_made_anew_is_what_was_there(seed: int, tmp_path: Path, clock: Clock) -> None:
+def test_what_is_made_anew_is_what_was_there(seed: int, tmp_path: Path, clock: FakeClock) -> None:
     """The dispatcher and a recovery write the same bytes."""
     rng = random.Random(seed)
     root = tmp_path / "store"
     with StoreWriter.start(root, config=config(), clock=clock) as opened:
         still: list[int] = []
         for _ in range(60):
-            clock.now += rng.randrange(1_500)
+            clock.advance(rng.randrange(1_500))
             if still and rng.random() < 0.5:
                 offset = still.pop(rng.randrange(len(still)))
                 opened.prepared_transactions.end(offset, rng.choice(list(TransactionEnd)))
@@ -362,7 +358,7 @@ def units_below(root: Path) -> dict[str, bytes]:
 )
 @pytest.mark.parametrize("harm", ["flip", "zero", "short", "gone", "group"])
 def test_harm_is_found_and_mended(
-    part: str, kind: str, harm: str, tmp_path: Path, clock: Clock
+    part: str, kind: str, harm: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     root = tmp_path / "store"
     with StoreWriter.start(root, config=config(), clock=clock) as opened:
@@ -390,13 +386,15 @@ def test_harm_is_found_and_mended(
 
 
 # -------------------------------------------------------------------------------------------- check
-def test_the_listener_is_asked_about_what_is_old_enough(store: StoreWriter, clock: Clock) -> None:
+def test_the_listener_is_asked_about_what_is_old_enough(
+    store: StoreWriter, clock: FakeClock
+) -> None:
     known = store.prepared_transactions
     assert known.check() == 0
     old = [begin(store) for _ in range(3)]
-    clock.now += 59_000
+    clock.advance(59_000)
     young = begin(store)
-    clock.now += 1_000
+    clock.advance(1_000)
     asked: list[int] = []
     ends = {old[0]: TransactionEnd.COMMIT, old[1]: TransactionEnd.ROLLBACK, old[2]: None}
 
@@ -412,17 +410,17 @@ def test_the_listener_is_asked_about_what_is_old_enough(store: StoreWriter, cloc
 
 
 def test_a_listener_that_fails_is_asked_again(
-    store: StoreWriter, clock: Clock, caplog: pytest.LogCaptureFixture
+    store: StoreWriter, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     offset = begin(store)
-    clock.now += 120_000
+    clock.advance(120_000)
 
     def fails(one: PreparedTransaction) -> None:
-        raise RuntimeError("nobody knows")
+        raise RuntimeError("the listener failed")
 
     store.prepared_transactions.set_listener(fails)
     assert store.prepared_transactions.check() == 1
-    assert "nobody knows" in caplog.text
+    assert "the listener failed" in caplog.text
     assert places(store) == [offset]
 
 

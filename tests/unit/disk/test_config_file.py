@@ -129,14 +129,14 @@ def test_consumer_offsets_of_a_broker_come_back(golden: Path, tmp_path: Path) ->
     offsets = ConsumerOffsets(LocalDisk(), tmp_path)
     assert offsets.found == path and not offsets.problems
     assert offsets.of("MainTopic", "cg_main") == {0: 43, 1: 43, 2: 44, 3: 43}
-    assert offsets.of("MainTopic", "nobody") == {}
+    assert offsets.of("MainTopic", "other") == {}
     assert not offsets.save(), "it says that already"
     offsets.commit("MainTopic", "cg_main", 2, 45)
-    offsets.commit("New", "nobody", 0, 1)
+    offsets.commit("New", "other", 0, 1)
     assert offsets.save()
     again = ConsumerOffsets(LocalDisk(), tmp_path)
     assert again.groups() == offsets.groups()
-    assert again.of("MainTopic", "cg_main")[2] == 45 and again.of("New", "nobody") == {0: 1}
+    assert again.of("MainTopic", "cg_main")[2] == 45 and again.of("New", "other") == {0: 1}
     assert "\t\t" in path.read_text() and "{0:1\n" in path.read_text()
 
 

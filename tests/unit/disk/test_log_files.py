@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 from mmap import PAGESIZE
 from pathlib import Path
@@ -25,6 +24,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
 from tests.helpers.small_store import bodies, opened
+from tests.helpers.waiting import eventually
 
 SIZE = 4096
 
@@ -42,12 +42,6 @@ def service(disk: FaultyDisk) -> Iterator[AllocateMappedFileService]:
     assert service.stop()
 
 
-def until_there(path: Path) -> None:
-    end = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.001)
-
-
 def test_the_next_file_is_made_ahead_and_deleted_at_the_end(
     disk: FaultyDisk, tmp_path: Path
 ) -> None:
@@ -57,7 +51,7 @@ def test_the_next_file_is_made_ahead_and_deleted_at_the_end(
     for number in range(3):
         file = queue.last_file(create=True)
         assert file is not None and file.base == number * SIZE
-        until_there(tmp_path / f"{(number + 1) * SIZE:020d}")
+        eventually((tmp_path / f"{(number + 1) * SIZE:020d}").exists)
         file.append(bytes(SIZE))
     assert sorted(int(path.name) for path in tmp_path.iterdir()) == [0, SIZE, 2 * SIZE, 3 * SIZE]
     assert service.stop()
@@ -73,7 +67,7 @@ def test_a_deleted_file_ahead_is_made_anew(
     queue = MappedFileQueue(disk, tmp_path, SIZE, allocator=service)
     first = queue.last_file(create=True)
     assert first is not None
-    until_there(tmp_path / f"{SIZE:020d}")
+    eventually((tmp_path / f"{SIZE:020d}").exists)
     first.append(bytes(SIZE))
     # A later call takes the file when it is complete.
     ahead = service.take(tmp_path / f"{SIZE:020d}", None, SIZE)
@@ -111,9 +105,7 @@ def test_failures_reach_who_waits_and_are_tried_again(
     disk.failing["allocate"] = ENOSPC
     with pytest.raises(StoreUnavailable, match="no room"):
         service.take(tmp_path / "0", tmp_path / "1", SIZE)
-    end = time.monotonic() + 60
-    while service._requests[tmp_path / "1"].error is None and time.monotonic() < end:
-        time.sleep(0.001)
+    eventually(lambda: service._requests[tmp_path / "1"].error is not None)
     disk.failing.clear()
     # The file ahead failed, too; the disk has room now.
     for name in ("1", "0"):

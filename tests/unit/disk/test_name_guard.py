@@ -147,8 +147,9 @@ def test_no_byte_is_lost_while_somebody_deletes_what_looked_empty(
     meddler = threading.Thread(target=meddle, daemon=True)
     meddler.start()
     written = b""
-    end = time.monotonic() + 1.5
-    while time.monotonic() < end:
+    end = time.monotonic() + 60
+    while deleted < 200:
+        assert time.monotonic() < end
         data = len(written).to_bytes(8, "big") * 64
         put(queue, data)
         written += data
@@ -158,7 +159,6 @@ def test_no_byte_is_lost_while_somebody_deletes_what_looked_empty(
     meddler.join()
     assert allocator.stop()
     queue.close()
-    assert deleted > 10
     again = make(FaultyDisk(), tmp_path)
     found = b"".join(bytes(again.select(base) or b"") for base in again.bases)
     assert found[: len(written)] == written

@@ -61,8 +61,8 @@ def bare(document: dict[str, object]) -> list[object]:
 
 def test_what_cannot_be_reached_is_told(server: Options, urls: dict[str, str]) -> None:
     assert urls
-    with pytest.raises((StoreNotFound, UsageError), match="nobody"):
-        lq.MessageStore.open("s3://nobody/store", storage_options=server)
+    with pytest.raises((StoreNotFound, UsageError), match="no-such-bucket"):
+        lq.MessageStore.open("s3://no-such-bucket/store", storage_options=server)
     with pytest.raises((StoreNotFound, UsageError)):
         options = server | {"scheme": "gopher"}
         lq.MessageStore.open(urls["single"], storage_options=options)

@@ -10,6 +10,7 @@ from logquarry.errors import CorruptFrame, MessageNotFound
 from logquarry.log.layout import StoreLayout
 from logquarry.read.commit_log import CommitLog
 from logquarry.store.message_store import MessageStore
+from tests.helpers.files import overwrite
 from tests.helpers.store_maker import StoreMaker
 
 SIZE = 1000
@@ -29,9 +30,7 @@ def end_of(maker: StoreMaker) -> int:
 
 def harm(root: Path, offset: int, data: bytes) -> None:
     path = root / f"commitlog/{offset // SIZE * SIZE:020d}"
-    content = bytearray(path.read_bytes())
-    content[offset % SIZE : offset % SIZE + len(data)] = data
-    path.write_bytes(content)
+    overwrite(path, offset % SIZE, data)
 
 
 def cut_queues(root: Path, count: int) -> None:

@@ -16,6 +16,7 @@ from logquarry.read.get_message import GetMessageStatus, TransferLimits, get_mes
 from logquarry.read.messages import LazyMessage, read_message
 from logquarry.store.message_store import MessageStore
 from logquarry.stored_message import StoredMessage
+from tests.helpers.files import overwrite
 from tests.helpers.store_maker import StoreMaker
 
 FOUND = GetMessageStatus.FOUND
@@ -24,16 +25,12 @@ NO_MATCHED = GetMessageStatus.NO_MATCHED_MESSAGE
 
 def harm(root: Path, offset: int, data: bytes, *, size: int = 4096) -> None:
     path = root / f"commitlog/{offset // size * size:020d}"
-    content = bytearray(path.read_bytes())
-    content[offset % size : offset % size + len(data)] = data
-    path.write_bytes(content)
+    overwrite(path, offset % size, data)
 
 
 def rewrite_unit(root: Path, number: int, entry: queue_entry.QueueEntry) -> None:
     path = root / f"consumequeue/orders/0/{number // 10 * 200:020d}"
-    content = bytearray(path.read_bytes())
-    content[number % 10 * 20 : number % 10 * 20 + 20] = queue_entry.encode(entry)
-    path.write_bytes(content)
+    overwrite(path, number % 10 * 20, queue_entry.encode(entry))
 
 
 def numbers(

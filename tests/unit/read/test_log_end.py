@@ -11,13 +11,9 @@ import logquarry as lq
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.log.layout import StoreLayout
-from logquarry.read.log_end import (
-    LogFrontier,
-    last_entries,
-    log_bound,
-    sound_bound,
-)
+from logquarry.read.log_end import LogFrontier, last_entries, log_bound, sound_bound
 from logquarry.read.queue import ConsumeQueue
+from tests.helpers.files import flip
 from tests.helpers.store_maker import StoreMaker
 
 
@@ -92,10 +88,7 @@ def test_a_bad_frame_in_an_earlier_file_is_damage(maker: StoreMaker, tmp_path: P
 
 
 def _flip(root: Path, offset: int) -> None:
-    path = root / f"commitlog/{offset // 1000 * 1000:020d}"
-    data = bytearray(path.read_bytes())
-    data[offset % 1000] ^= 1
-    path.write_bytes(data)
+    flip(root / f"commitlog/{offset // 1000 * 1000:020d}", offset % 1000)
 
 
 @pytest.mark.parametrize("is_crashed", [False, True])

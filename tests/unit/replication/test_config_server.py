@@ -19,7 +19,7 @@ from logquarry.replication import ConfigServer, ConfigServerOptions, config_serv
 from logquarry.replication.config_server import FAST_PORT, REQUESTS
 from logquarry.replication.wire import Surroundings
 from tests.helpers.broker_config import Client, asking, config_bytes, real_config, versioned, write
-from tests.helpers.replication import eventually
+from tests.helpers.waiting import eventually
 
 
 @pytest.fixture

@@ -29,7 +29,8 @@ from logquarry.replication import (
     sync_config,
 )
 from tests.helpers.broker_config import config_bytes, real_config, versioned, write
-from tests.helpers.replication import PATIENCE_SECONDS, eventually, make_certificate, opened
+from tests.helpers.replication import make_certificate, opened
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 FILES = ["topics.json", "consumerOffset.json", "delayOffset.json", "subscriptionGroup.json"]
 PATIENT = ConfigSyncOptions(timeout=PATIENCE_SECONDS)

@@ -21,15 +21,8 @@ from logquarry.replication.replica import Replica
 from logquarry.replication.wire import Surroundings
 from logquarry.store.log_feed import LogFeed
 from logquarry.write.put_result import PutStatus
-from tests.helpers.replication import (
-    QUICK,
-    SIZES,
-    eventually,
-    fill,
-    log_bytes,
-    make_certificate,
-    opened,
-)
+from tests.helpers.replication import QUICK, SIZES, fill, log_bytes, make_certificate, opened
+from tests.helpers.waiting import eventually
 
 MASTER = MasterOptions(times=QUICK)
 SLAVE = SlaveOptions(times=QUICK, first_pause=0.01, longest_pause=0.05)

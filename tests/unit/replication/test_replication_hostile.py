@@ -21,7 +21,8 @@ from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.master import _Slave
 from logquarry.store.log_feed import LogFeed
 from logquarry.write.put_result import PutStatus
-from tests.helpers.replication import QUICK, eventually, fill, log_bytes, opened
+from tests.helpers.replication import QUICK, fill, log_bytes, opened
+from tests.helpers.waiting import eventually
 
 SLAVE = SlaveOptions(times=QUICK, first_pause=0.01, longest_pause=0.02)
 

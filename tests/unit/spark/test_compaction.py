@@ -24,8 +24,7 @@ from logquarry.spark.parquet import write_task
 from logquarry.spark.summary import Summary
 from logquarry.spark.tasks import plan_tasks
 from tests.helpers.command import run
-from tests.helpers.lake import KINDS, Lake, run_here
-from tests.unit.spark.test_lakehouse import bodies, numbers, put
+from tests.helpers.lake import KINDS, Lake, numbers, put, run_here
 
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
@@ -182,22 +181,10 @@ def test_groups() -> None:
 
 
 # ----------------------------------------------------------------------------------------- tables
-@pytest.fixture(params=KINDS)
-def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
-    return Lake(request.param, tmp_path / "table")
-
-
 def filled(lake: Lake, store: Path, times: int = 3) -> None:
     for number in range(0, 3 * times, 3):
         put(store, *numbers(number, number + 3))
         lake.export(store, partition_by=["topic", "day"])
-
-
-def iceberg_table(lake: Lake) -> Any:
-    from pyiceberg.catalog import load_catalog
-
-    catalog = load_catalog("logquarry", type="sql", uri=f"sqlite:///{lake.dest}/catalog.db")
-    return catalog.load_table(("logquarry", "messages"))
 
 
 def test_a_table(lake: Lake, tmp_path: Path) -> None:
@@ -206,11 +193,11 @@ def test_a_table(lake: Lake, tmp_path: Path) -> None:
     told = compact(lake.dest)
     assert (told.files_before, told.files_after) == (3, 1)
     assert 0 < told.bytes_after < told.bytes_before
-    assert bodies(lake) == numbers(0, 9)
+    assert lake.bodies() == numbers(0, 9)
     assert compact(lake.dest).files_before == 0
     put(store, *numbers(9, 11))
     assert lake.export(store, partition_by=["topic", "day"]).messages == 2
-    assert bodies(lake) == numbers(0, 11)
+    assert lake.bodies() == numbers(0, 11)
 
 
 def note(lake: Lake) -> None:
@@ -223,7 +210,7 @@ def note(lake: Lake) -> None:
         return
     from pyiceberg.types import StringType
 
-    with iceberg_table(lake).update_schema() as change:
+    with lake.iceberg() as table, table.update_schema() as change:
         change.add_column("note", StringType())
         change.rename_column("topic", "subject")
         change.delete_column("queue_offset")
@@ -237,7 +224,7 @@ def test_a_table_whose_columns_a_user_has_changed(lake: Lake, tmp_path: Path) ->
     put(store, *numbers(6, 8))
     assert lake.export(store, partition_by=["topic", "day"]).messages == 2
     assert compact(lake.dest).files_after == 1
-    assert bodies(lake) == numbers(0, 8)
+    assert lake.bodies() == numbers(0, 8)
     subject = "topic" if lake.kind == "delta" else "subject"
     assert lake.rows("note", subject) == [(None, "orders")] * 8
 
@@ -247,7 +234,7 @@ def test_a_table_that_a_user_has_parted_otherwise(tmp_path: Path) -> None:
 
     lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
     filled(lake, store, 2)
-    with iceberg_table(lake).update_spec() as change:
+    with lake.iceberg() as table, table.update_spec() as change:
         change.add_field("queue_id", IdentityTransform(), "q")
     put(store, *numbers(6, 8))
     files = lake.parquet_files()
@@ -257,7 +244,7 @@ def test_a_table_that_a_user_has_parted_otherwise(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=r"partitions .*'day'.*, but has .*'q'.* now"):
             act()
-    assert (bodies(lake), lake.parquet_files()) == (numbers(0, 6), files)
+    assert (lake.bodies(), lake.parquet_files()) == (numbers(0, 6), files)
 
 
 def test_a_table_as_it_was_before(tmp_path: Path) -> None:
@@ -272,13 +259,14 @@ def test_a_table_as_it_was_before(tmp_path: Path) -> None:
 def test_an_iceberg_table_as_it_was_before(tmp_path: Path) -> None:
     lake = Lake("iceberg", tmp_path / "table")
     filled(lake, tmp_path / "store")
-    snapshot = iceberg_table(lake).current_snapshot()
+    with lake.iceberg() as table:
+        snapshot = table.current_snapshot()
     assert snapshot is not None
     compact(lake.dest)
-    table = iceberg_table(lake)
-    assert table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows == 9
-    assert table.scan(row_filter="topic = 'orders'").to_arrow().num_rows == 9
-    assert table.scan(row_filter="topic = 'other'").to_arrow().num_rows == 0
+    with lake.iceberg() as table:
+        assert table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows == 9
+        assert table.scan(row_filter="topic = 'orders'").to_arrow().num_rows == 9
+        assert table.scan(row_filter="topic = 'other'").to_arrow().num_rows == 0
     assert table.scan(row_filter="physical_offset = 0").to_arrow().num_rows == 1
 
 
@@ -293,7 +281,7 @@ def test_a_table_while_an_export_is_at_work(lake: Lake, tmp_path: Path) -> None:
         return found
 
     lake.prepared(store, partition_by=["topic", "day"]).run_with(meanwhile)
-    assert bodies(lake) == numbers(0, 7)
+    assert lake.bodies() == numbers(0, 7)
 
 
 def test_an_export_while_a_table_is_compacted(
@@ -310,7 +298,7 @@ def test_an_export_while_a_table_is_compacted(
 
     monkeypatch.setattr("logquarry.spark.compaction.merge_here", meanwhile)
     assert compact(lake.dest).files_before == 2
-    assert bodies(lake) == numbers(0, 8)
+    assert lake.bodies() == numbers(0, 8)
     assert lake.export(store, partition_by=["topic", "day"]).messages == 0
 
 
@@ -325,10 +313,10 @@ def test_two_compactions_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return own(tasks)
 
     monkeypatch.setattr("logquarry.spark.compaction.merge_here", meanwhile)
-    before = bodies(lake)
+    before = lake.bodies()
     with pytest.raises(StoreUnavailable, match="changed the files meanwhile"):
         compact(lake.dest)
-    assert bodies(lake) == before
+    assert lake.bodies() == before
     files = {str(p) for p in (tmp_path / "table").rglob("*merged*.parquet")}
     assert len(files) == 1
 
@@ -348,7 +336,7 @@ def test_a_table_has_its_files_whatever_becomes_of_the_answer(
     monkeypatch.setattr(Iceberg, "replace", without_an_answer)
     with pytest.raises(error):
         compact(lake.dest)
-    assert bodies(lake) == numbers(0, 6)
+    assert lake.bodies() == numbers(0, 6)
     monkeypatch.undo()
     assert compact(lake.dest).files_before == 0
 
@@ -376,7 +364,7 @@ def test_the_command(lake: Lake, tmp_path: Path) -> None:
     assert "merged 2 files" in run("compact", lake.dest).stderr
     assert "takes a size" in run("compact", lake.dest, "--target-size", "x", code=2).stderr
     run("compact", tmp_path / "nothing", code=3)
-    assert bodies(lake) == numbers(0, 6)
+    assert lake.bodies() == numbers(0, 6)
 
 
 def test_the_command_on_parquet(tmp_path: Path) -> None:

@@ -8,31 +8,14 @@ from typing import Any
 
 import pytest
 
-import logquarry as lq
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.spark.decode import parse_decode_options
 from logquarry.spark.lakehouse.delta import Delta
 from logquarry.spark.lakehouse.iceberg import Iceberg
-from tests.helpers.lake import KINDS, Lake
+from tests.helpers.lake import Lake, put
 
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
-
-SMALL: dict[str, Any] = {
-    "mapped_file_size_commit_log": 1 << 14,
-    "mapped_file_size_consume_queue": 2_000,
-}
-
-
-@pytest.fixture(params=KINDS)
-def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
-    return Lake(request.param, tmp_path / "table")
-
-
-def put(store: Path, *bodies: bytes, **more: Any) -> list[int]:
-    with lq.MessageStore.open(store, config=lq.StoreConfig(**SMALL), mode="rw") as opened:
-        made = [lq.Message(topic="orders", body=body, queue_id=0, **more) for body in bodies]
-        return [opened.put(message).physical_offset for message in made]
 
 
 def test_a_given_schema(lake: Lake, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An export that follows a growing store is killed repeatedly."""
+"""Exports that end at any step: crashes, interrupts, kills. The next one adds each message once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import logquarry as lq
-from tests.helpers.lake import KINDS, Lake
+from logquarry.spark.decode import parse_decode_options
+from logquarry.spark.lakehouse import write
+from logquarry.spark.lakehouse.delta import Delta
+from logquarry.spark.lakehouse.iceberg import Iceberg
+from logquarry.spark.output import OutputFolder
+from tests.helpers.lake import KINDS, Lake, numbers, put, run_here
 
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
@@ -39,7 +44,7 @@ FOLLOWER = """
 import sys
 from pathlib import Path
 from logquarry.spark.decode import parse_decode_options
-from tests.helpers.lake import Lake
+from tests.helpers.lake import Lake, numbers, put
 kind, dest, store, follow = sys.argv[1:]
 Lake(kind, Path(dest)).export(
     Path(store),
@@ -110,3 +115,121 @@ def commits(lake: Lake) -> int:
 def check(found: Sequence[Any], expected: Sequence[Any]) -> None:
     assert len(found) == len(expected)
     assert found == expected
+
+
+# ------------------------------------------------------------------------------- ends at a step
+class Power(BaseException):
+    """The process is gone: no cleanup runs."""
+
+
+STEPS: list[tuple[type[Any], str]] = [
+    (OutputFolder, "create"),
+    (OutputFolder, "make"),
+    (OutputFolder, "move"),
+    (OutputFolder, "remove"),
+    (OutputFolder, "open"),
+    (Delta, "create"),
+    (Delta, "append"),
+    (Iceberg, "create"),
+    (Iceberg, "append"),
+]
+
+
+def counted(
+    monkeypatch: pytest.MonkeyPatch, crash_at: int | None, *, behind: bool
+) -> Callable[[], int]:
+    """Count the calls that change something; crash before or after one of them."""
+    calls = 0
+
+    def wrapped(plain: Any) -> Any:
+        def call(*arguments: Any, **names: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if crash_at is not None and calls > crash_at:
+                raise Power
+            if calls == crash_at and not behind:
+                raise Power
+            found = plain(*arguments, **names)
+            if calls == crash_at:
+                raise Power
+            return found
+
+        return call
+
+    for owner, name in STEPS:
+        monkeypatch.setattr(owner, name, wrapped(getattr(owner, name)))
+    return lambda: calls
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "stride"),
+    [("delta", 1), ("iceberg", 5), pytest.param("iceberg", 1, marks=pytest.mark.slow)],
+)
+def test_a_crash_at_each_step(
+    kind: str, stride: int, behind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    good, bad = b'{"n": 1}', b"no JSON"
+    put(store, good, bad, good, good)
+    more: dict[str, Any] = {"decode": parse_decode_options("json", "n bigint")}
+    options = {"maxOffsetsPerTrigger": "2", "splitSize": "1k"}
+    with monkeypatch.context() as patch:
+        total = counted(patch, None, behind=behind)
+        Lake(kind, tmp_path / "whole").export(store, options, **more)
+        steps = total()
+    expected = Lake(kind, tmp_path / "whole").rows("physical_offset")
+    dead = Lake(kind, tmp_path / "whole").rows("physical_offset", "reason", dead=True)
+    assert (len(expected), len(dead), steps > 10) == (3, 1, True)
+    for step in range(1, steps + 1, stride):
+        lake = Lake(kind, tmp_path / f"crash-{step}")
+        with monkeypatch.context() as patch:
+            counted(patch, step, behind=behind)
+            with pytest.raises(Power):
+                lake.export(store, options, **more)
+        lake.export(store, {"splitSize": "1k"}, **more)
+        assert lake.rows("physical_offset") == expected, step
+        assert lake.rows("physical_offset", "reason", dead=True) == dead, step
+        assert lake.known_files() == lake.parquet_files(), step
+        assert not list((lake.dest / write.CONTROL).iterdir()), step
+
+
+def test_an_interrupt_leaves_the_table_as_it_was(lake: Lake, tmp_path: Path) -> None:
+    put(tmp_path / "store", *numbers(0, 4))
+    lake.export(tmp_path / "store")
+    put(tmp_path / "store", *numbers(4, 6))
+
+    def interrupted(tasks: Any, work: Any) -> Any:
+        run_here(tasks, work)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lake.prepared(tmp_path / "store").run_with(interrupted)
+    assert lake.known_files() == lake.parquet_files()
+    assert lake.bodies() == numbers(0, 4)
+
+
+def test_a_note_that_a_power_cut_emptied(lake: Lake, tmp_path: Path) -> None:
+    put(tmp_path / "store", b"a")
+    lake.export(tmp_path / "store")
+    note = lake.dest / write.CONTROL / "0123456789ab.json"
+    note.touch()
+    put(tmp_path / "store", b"b")
+    lake.export(tmp_path / "store")
+    assert (lake.bodies(), note.exists()) == ([b"a", b"b"], False)
+
+
+def test_files_are_on_the_disk_before_a_table_names_them(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    plain = OutputFolder.sync
+
+    def sync(self: OutputFolder, path: str) -> None:
+        plain(self, path)
+        synced.append(path)
+
+    monkeypatch.setattr(OutputFolder, "sync", sync)
+    put(tmp_path / "store", b"a")
+    lake.export(tmp_path / "store")
+    assert {Path(path).name for path in lake.known_files()} == {Path(p).name for p in synced}

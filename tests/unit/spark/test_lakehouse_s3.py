@@ -6,25 +6,18 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyarrow import fs as pafs
 
-import logquarry as lq
 from logquarry.errors import UsageError
 from logquarry.spark.lakehouse.export import delta_export, iceberg_export
-from tests.helpers.lake import run_here
+from tests.helpers.lake import put, run_here
 from tests.helpers.s3_server import Options, s3_server
 
 pytest.importorskip("moto")
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
-
-SMALL: dict[str, Any] = {
-    "mapped_file_size_commit_log": 1 << 14,
-    "mapped_file_size_consume_queue": 2_000,
-}
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +34,12 @@ def documented(server: Options) -> list[dict[str, str]]:
     return [json.loads(block) for block in re.findall("```json\n(.*?)```", page, re.DOTALL)]
 
 
-def put(store: Path, *bodies: bytes) -> None:
-    with lq.MessageStore.open(store, config=lq.StoreConfig(**SMALL), mode="rw") as opened:
-        for body in bodies:
-            assert opened.put(lq.Message(topic="a b", body=body, queue_id=0)).ok
-
-
 def test_delta(server: Options, tmp_path: Path) -> None:
     from deltalake import DeltaTable
 
     files, options = documented(server)
     for number in range(2):
-        put(tmp_path / "store", b'{"n": %d}' % number, b"dead %d" % number)
+        put(tmp_path / "store", b'{"n": %d}' % number, b"dead %d" % number, topic="a b")
         done = delta_export(
             tmp_path / "store",
             "s3://lake/delta",
@@ -80,7 +67,7 @@ def test_iceberg(server: Options, tmp_path: Path) -> None:
         "s3.region": "us-east-1",
     }
     for number in range(2):
-        put(tmp_path / "store", b"%d" % number)
+        put(tmp_path / "store", b"%d" % number, topic="a b")
         done = iceberg_export(
             tmp_path / "store",
             "s3://lake/iceberg",

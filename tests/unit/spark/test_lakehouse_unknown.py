@@ -11,8 +11,7 @@ import pytest
 from logquarry.spark.lakehouse import write
 from logquarry.spark.lakehouse.table import CommitUnknown
 from logquarry.spark.output import OutputFolder
-from tests.helpers.lake import KINDS, Lake
-from tests.unit.spark.test_lakehouse import bodies, numbers, put
+from tests.helpers.lake import KINDS, Lake, numbers, put
 
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
@@ -72,7 +71,7 @@ def test_the_next_run_finds_out(
     assert written
     assert lake.known_files() == (known | written if is_made else known)
     done = lake.export(store)
-    assert (done.messages, bodies(lake)) == (0 if is_made else 3, numbers(0, 6))
+    assert (done.messages, lake.bodies()) == (0 if is_made else 3, numbers(0, 6))
     assert lake.known_files() == lake.parquet_files()
     assert is_made == (written <= lake.parquet_files())
     assert not list((lake.dest / write.CONTROL).iterdir())
@@ -104,7 +103,7 @@ def test_a_commit_that_comes_after_the_files_are_gone_is_refused(
     monkeypatch.setattr(OutputFolder, "remove", removed)
     lake.export(store)
     assert refused
-    assert bodies(lake) == numbers(0, 6)
+    assert lake.bodies() == numbers(0, 6)
     assert lake.known_files() == lake.parquet_files()
 
 
@@ -129,7 +128,7 @@ def test_a_commit_that_comes_while_the_next_run_looks_is_found(
 
     monkeypatch.setattr(write, "_reached", late)
     done = lake.export(store)
-    assert (done.messages, bodies(lake)) == (0, numbers(0, 6))
+    assert (done.messages, lake.bodies()) == (0, numbers(0, 6))
     assert lake.known_files() == lake.parquet_files()
 
 

@@ -102,7 +102,7 @@ def test_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The filter takes one message of three.
     assert by_rows({"x": Backlog(layout, 0, end)}, 5, {"x": some}) == {"x": places[13][1]}
     assert by_rows({"x": Backlog(layout, 0, end)}, 500, {"x": some}) == {"x": end}
-    none = MessageFilter(topics=frozenset({"nobody"}))
+    none = MessageFilter(topics=frozenset({"absent"}))
     assert by_rows({"x": Backlog(layout, 0, end)}, 5, {"x": none}) == {"x": end}
     # A rare topic is searched in pieces of the log.
     monkeypatch.setattr(admission, "MOST_COUNTED", 4000)

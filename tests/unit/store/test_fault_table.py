@@ -5,11 +5,9 @@ The rows about replication, timers or retention have their tests beside the test
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +21,9 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import verify_store
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
+from tests.helpers.files import flip
 from tests.helpers.small_store import bodies, config, message_files, opened
+from tests.helpers.waiting import eventually
 
 COUNT = 60
 
@@ -64,13 +64,6 @@ def read_all(root: Path) -> list[bytes]:
     with lq.MessageStore.open(root) as reader:
         assert reader.has_abort is False
     return sorted(found)
-
-
-def flip(path: Path, position: int) -> None:
-    """Change one byte of a file."""
-    data = bytearray(path.read_bytes())
-    data[position] ^= 0x10
-    path.write_bytes(data)
 
 
 def log_file(root: Path, number: int) -> Path:
@@ -295,23 +288,33 @@ def test_17_an_absurd_size(size: int, tmp_path: Path) -> None:
     assert len(read_all(tmp_path)) == len(had) - 1
 
 
+def succeeds(call: Callable[[], object]) -> object:
+    """The result of a call; None if the store refuses it."""
+    try:
+        return call()
+    except StoreUnavailable:
+        return None
+
+
 def test_18_a_full_disk(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    store = opened(tmp_path, disk)
-    store.put(lq.Message("t", b"first"))
-    disk.failing["allocate"] = ENOSPC
-    with pytest.raises(StoreUnavailable, match=r"no room|could not be written"):
-        for _ in range(1_000):
-            store.put(lq.Message("t", bytes(100)))
-    assert store.message_at(0).body == b"first"
-    disk.failing.clear()
-    for _ in range(200):
-        with contextlib.suppress(StoreUnavailable):
-            assert store.put(lq.Message("t", b"last")).ok
-            break
-        time.sleep(0.05)
-    assert bodies(store)[-1] == b"last"
-    store.close()
+    with opened(tmp_path, disk) as store:
+        store.put(lq.Message("t", b"first"))
+        store.wait_dispatched()
+        disk.failing["allocate"] = ENOSPC
+        stored = 1
+        with pytest.raises(StoreUnavailable, match=r"no room|could not be written") as refused:
+            for _ in range(1_000):
+                store.put(lq.Message("t", bytes(1_000)))
+                stored += 1
+        assert refused.value.status in ("CREATE_MAPEDFILE_FAILED", "SERVICE_NOT_AVAILABLE")
+        assert [m.body for m in store.get("t", 0).messages][:1] == [b"first"]
+        assert store.message_at(0).body == b"first"
+        disk.failing.clear()
+        eventually(lambda: succeeds(lambda: store.put(lq.Message("t", b"last"))))
+        # The dispatcher may still raise the error of the full disk.
+        eventually(lambda: succeeds(lambda: store.wait_dispatched(timeout=60)))
+        assert len(bodies(store)) == stored + 1 and bodies(store)[-1] == b"last"
     assert not (tmp_path / "abort").exists()
 
 

@@ -1,4 +1,4 @@
-"""Services lose no message and do not stop on input that nobody should give them."""
+"""Services get invalid files and arguments: they lose no message, and continue."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from logquarry.store.message_store import StoreWriter
 from logquarry.store.transaction.checks import CheckReport
 from logquarry.store.transaction.transaction import Transaction
 from logquarry.testing.clock import FakeClock
+from tests.helpers.broker_config import write
 from tests.helpers.consumer_stores import fill, numbers, saved
 from tests.helpers.transaction_stores import NOW, TIMEOUT, Listener, bodies, leave, message, opened
 
@@ -30,17 +31,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def config_file(root: Path, name: str, text: str) -> None:
-    (root / "config").mkdir(parents=True, exist_ok=True)
-    (root / "config" / name).write_text(text)
-
-
 # -------------------------------------------------------------------------------------- files
 def test_progress_in_a_delay_queue_that_is_not_there_begins_with_it(
     root: Path, clock: FakeClock
 ) -> None:
     opened(root, clock).close()
-    config_file(root, "delayOffset.json", '{"offsetTable":{1:1000,2:-9,77:5}}')
+    write(root, "delayOffset.json", '{"offsetTable":{1:1000,2:-9,77:5}}')
     with opened(root, clock) as store:
         store.deliver_due()
         store.put(message(b"delayed", delay_level=1))
@@ -50,7 +46,7 @@ def test_progress_in_a_delay_queue_that_is_not_there_begins_with_it(
 
 
 def test_a_name_that_has_no_bytes_stops_no_group_from_saving(root: Path, clock: FakeClock) -> None:
-    config_file(root, "consumerOffset.json", '{"offsetTable":{"t\\ud800@other":{0:1}}}')
+    write(root, "consumerOffset.json", '{"offsetTable":{"t\\ud800@other":{0:1}}}')
     with opened(root, clock) as store:
         fill(store, 3)
         with store.consumer("g", "t", timeout=0) as consumer:
@@ -86,7 +82,7 @@ def test_a_wait_may_be_longer_than_any_lock_waits(timeout: float) -> None:
 @pytest.mark.parametrize(
     ("times", "level", "topic", "after"),
     [
-        (2**31 - 1, None, "%DLQ%g", -(2**31)),  # Java's int goes on below 0
+        (2**31 - 1, None, "%DLQ%g", -(2**31)),  # Java's int overflows
         (-5, None, "%RETRY%g", -4),
         (-5, -1, "%DLQ%g", -4),
     ],
@@ -145,9 +141,9 @@ def test_a_half_message_that_the_store_takes_no_more_is_asked_for_where_it_stand
     with opened(root, clock, max_message_size=large) as store:
         listener = Listener()
         for _ in range(2):
-            assert store.check_transactions(listener).unknown == 1, "it keeps those behind waiting"
+            assert store.check_transactions(listener).unknown == 1, "the later half messages wait"
         listener.answers["a" * large] = "commit"
-        assert store.check_transactions(listener).unknown == 1, "nor can it be committed"
+        assert store.check_transactions(listener).unknown == 1, "it cannot be committed"
         listener.answers = {"a" * large: "rollback", "b": "commit"}
         report = store.check_transactions(listener)
         assert (report.rolled_back, report.committed) == (1, 1)

@@ -1,4 +1,4 @@
-"""A store's state and the counts of its topics: counted once, and right from then on."""
+"""A store's state and the counts of its topics: counted once, then kept up to date."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def put_some(store: lq.StoreWriter, rng: random.Random, count: int, sizes: int =
 
 
 def by_walk(store: lq.MessageStore) -> dict[str, TopicStats]:
-    """The counts by a walk over the frames."""
+    """Count by a walk over the frames."""
     store.refresh()
     counted = count_log(store)
     found: dict[str, TopicStats] = {}
@@ -156,7 +156,7 @@ def test_the_state_of_a_store_at_rest(tmp_path: Path) -> None:
         state = store.stats().state
         assert state.state == "crashed"
         assert state.consumer_lag == ()
-    # Without a durable offset nobody knows what a crash left on the disk.
+    # The durable offset is lost: then it is unknown how many bytes were not synced at the crash.
     shutil.rmtree(root / ".logquarry")
     with lq.MessageStore.open(root, config=config()) as store:
         assert store.stats().state.flush_behind is None

@@ -25,6 +25,7 @@ from logquarry.write.dispatcher import MessageArrival
 from logquarry.write.put_result import PutStatus
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
 from tests.helpers.small_store import bodies, opened
+from tests.helpers.waiting import eventually
 
 
 @pytest.fixture(name="store")
@@ -263,7 +264,7 @@ def test_a_failed_sync_poisons_the_store(tmp_path: Path) -> None:
     assert [m.body for m in store.get("t", 0).messages][:1] == [b"first"]
     disk.failing.clear()
     store.close()
-    assert (tmp_path / "abort").exists(), "nobody knows what is on the disk"
+    assert (tmp_path / "abort").exists(), "the next opening must recover: a sync failed"
     with opened(tmp_path) as again:
         assert bodies(again)[0] == b"first"
 
@@ -442,9 +443,7 @@ def test_stats_of_puts_that_fail(tmp_path: Path) -> None:
         disk.failing["fdatasync"] = EIO
         with pytest.raises(StoreUnavailable, match="sync failed"):
             store.put_async(lq.Message("t")).result(60)
-        end = time.monotonic() + 60
-        while store.stats().put_failed < 5 and time.monotonic() < end:
-            time.sleep(0.001)
+        eventually(lambda: store.stats().put_failed == 5)
         assert (store.stats().put_failed, store.stats().put_messages) == (5, 0)
 
 

@@ -19,6 +19,7 @@ from logquarry.write import frame_append, message_rules, put_path
 from logquarry.write.settling import Asked
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, opened
+from tests.helpers.waiting import eventually
 
 SECONDS = 60
 
@@ -211,7 +212,5 @@ def test_ctrl_c_while_waiting(what: str, tmp_path: Path, monkeypatch: pytest.Mon
         putting = start(lambda: store.put(lq.Message("own")))
         putting.join(SECONDS)
         assert not putting.is_alive()
-        end = time.monotonic() + SECONDS
-        while store.queue_offsets("own", 0).max < 1 and time.monotonic() < end:
-            time.sleep(0.001)
+        eventually(lambda: store.queue_offsets("own", 0).max == 1)
         assert store.queue_offsets("own", 0).max == 1

@@ -19,6 +19,7 @@ from logquarry.read.get_message import GetMessageStatus
 from logquarry.repair.verify import verify_store
 from tests.helpers.python_process import run
 from tests.helpers.small_store import bodies, config, opened
+from tests.helpers.waiting import eventually
 
 # ------------------------------------------------------------------------------------ processes
 OPEN = """
@@ -239,7 +240,7 @@ def test_closing_while_others_put(tmp_path: Path) -> None:
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    time.sleep(0.2)
+    eventually(lambda: len(acked) > 100)
     store.close()
     for thread in threads:
         thread.join()

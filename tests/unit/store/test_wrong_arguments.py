@@ -1,48 +1,36 @@
-"""Wrong types and values in every public call: an error names the argument, and nothing changes."""
+"""Wrong types and values in each call of a store: an error names the argument, nothing changes."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pytest
 
 import logquarry as lq
-from logquarry.errors import UsageError, WrongType
-from logquarry.replication import (
-    ConfigServer,
-    ConfigServerOptions,
-    ConfigSync,
-    ConfigSyncOptions,
-    HaMaster,
-    HaSlave,
-    MasterOptions,
-    SlaveOptions,
-    sync_config,
-)
+from logquarry.errors import UsageError
 from tests.helpers.small_store import config as small_config
-
-NUMPY: Any = np
-THING: Final = object()
-HUGE: Final = 1 << 70
-NO_INT: Final = ("0", 1.0, True, [0], b"0", THING, HUGE, -HUGE, np.bool_(True), np.float64(1))
-NO_TEXT: Final = (b"t", 5, ["t"], ("t",), True, THING)
-NO_NAMES: Final = (b"t", 5, [5], [b"t"], {"t": 1}, True, THING)
-NO_FLAG: Final[tuple[object, ...]] = ("false", 1, 0, b"", [], THING)
-NO_TIME: Final = ("yesterday", "", 1.5, True, b"0", [0], THING, HUGE)
-NO_SECONDS: Final = ("1", True, [1], b"1", THING, float("nan"))
-NO_OBJECT: Final[tuple[object, ...]] = ("x", 5, {}, [], b"x", True, THING)
-NO_FUNCTION: Final = ("x", 5, {"a": 1}, b"x", True, THING)
-NO_PATH: Final = (5, bytearray(b"/tmp"), ["/tmp"], True, THING, "a\0b")
-NO_BYTES: Final = ("text", 5, [1, 2], True, THING)
-NO_PORT: Final = (*NO_INT, -1, 65_536)
-BELOW_0: Final = (-1,)
-NOT_NONE: Final = (None,)
-
+from tests.helpers.wrong_arguments import (
+    HUGE,
+    NO_BYTES,
+    NO_FLAG,
+    NO_FUNCTION,
+    NO_INT,
+    NO_NAMES,
+    NO_OBJECT,
+    NO_SECONDS,
+    NO_TEXT,
+    NO_TIME,
+    NUMPY,
+    THING,
+    Wrong,
+    cases,
+    refused,
+    with_wrong,
+)
 
 QUEUE: Final = {"topic": (*NO_TEXT, None), "queue_id": (*NO_INT, None, 1 << 31)}
 FILTER: Final = {
@@ -56,7 +44,6 @@ FILTER: Final = {
     "damage": NO_OBJECT,
 }
 MESSAGE: Final = NO_OBJECT
-Wrong = Mapping[str, tuple[object, ...]]
 
 READS: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
     "message_at": ({"physical_offset": 0}, {"physical_offset": (*NO_INT, None)}),
@@ -108,7 +95,6 @@ READS: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
         },
     ),
 }
-"""For each call valid arguments, and wrong values of single ones."""
 
 RULES = lq.RetentionRules(keep_bytes=0)
 WRITES: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
@@ -158,21 +144,6 @@ NO_ARGUMENTS: Final = frozenset(
 )
 
 
-def cases(table: Mapping[str, tuple[dict[str, Any], Wrong]]) -> list[Any]:
-    return [
-        pytest.param(name, argument, id=f"{name}-{argument}")
-        for name, (_, wrong) in table.items()
-        for argument in wrong
-    ]
-
-
-def with_wrong(
-    table: Mapping[str, tuple[dict[str, Any], Wrong]], name: str, argument: str
-) -> list[dict[str, Any]]:
-    given, wrong = table[name]
-    return [given | {argument: value} for value in wrong[argument]]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("wrong") / "store"
@@ -189,18 +160,6 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lq.StoreWriter]
         store.wait_dispatched()
         store.flush()
         yield store
-
-
-def refused(call: Callable[..., Any], arguments: dict[str, Any], name: str) -> None:
-    """Check that a call raises an error that names an argument."""
-    with pytest.raises(UsageError) as caught:
-        result = call(**arguments)
-        # A future has the error of its put.
-        getattr(result, "result", lambda: None)()
-    text = str(caught.value).lower()
-    words = (name, name.rstrip("s"), name.replace("_", " "))
-    assert any(word in text for word in words), text
-    assert "\n" not in text and "object has no attribute" not in text
 
 
 def state(store: lq.StoreWriter) -> object:
@@ -307,28 +266,6 @@ def test_what_is_for_users(folder: Path, writer: lq.StoreWriter) -> None:
     assert dir(lq) == sorted(lq.__all__)
 
 
-def test_bytes_of_the_log(tmp_path: Path) -> None:
-    with lq.MessageStore.open(tmp_path / "s", mode="rw", config=small_config()) as store:
-        size = store.roll_next_file(0)
-        sent = [store.put(lq.Message("t", bytes(size // 3))) for _ in range(5)]
-        assert store.roll_next_file(size - 1) == size < store.roll_next_file(size)
-        last, end = sent[-1], store.max_offset
-        data = store.get_data(0, end + 1)
-        assert len(data) == end > size
-        with lq.MessageStore.open(tmp_path / "s") as reader:
-            assert reader.get_data(0, end) == data
-            for one in sent:
-                at = one.physical_offset
-                assert reader.message_size_at(at) == store.message_size_at(at) == one.size
-                assert reader.get_data(at, one.size) == data[at : at + one.size]
-            assert reader.get_data(end, 10) == b""
-            for call in (reader.message_size_at, lambda at: reader.get_data(at + 1, 1)):
-                with pytest.raises(lq.errors.MessageNotFound):
-                    call(end)
-            with pytest.raises(lq.errors.MessageNotFound):
-                reader.message_size_at(last.physical_offset + 1)
-
-
 def test_every_field_of_a_message_is_here() -> None:
     assert FIELDS.keys() == set(lq.Message._fields)
 
@@ -368,96 +305,6 @@ def test_the_previous_name_of_topics(folder: Path) -> None:
             store.scan("t", topic="t")
 
 
-# --------------------------------------------------------------------------------- other callables
-PATHS: Final = (*NO_PATH, None)
-OPEN: Final[Wrong] = {
-    "path": PATHS,
-    "mode": ("w", 5, None, THING),
-    "config": NO_OBJECT,
-    "clock": NO_FUNCTION,
-    "broker": NO_TEXT,
-    "storage_options": ("x", 5, [], THING),
-}
-
-
-@pytest.mark.parametrize("name", OPEN)
-@pytest.mark.parametrize("mode", ["r", "rw"])
-def test_open(folder: Path, name: str, mode: str) -> None:
-    before = sorted(folder.rglob("*"))
-    for value in OPEN[name]:
-        refused(lq.MessageStore.open, {"path": folder, "mode": mode, name: value}, name)
-    assert sorted(folder.rglob("*")) == before
-
-
-CALLS: Final[Mapping[str, tuple[dict[str, Any], Wrong]]] = {
-    "verify": ({}, {"path": PATHS, "config": NO_OBJECT, "progress": NO_FUNCTION}),
-    "salvage": (
-        {},
-        {"path": PATHS, "into": NO_PATH, "config": NO_OBJECT, "include_stale": NO_FLAG},
-    ),
-    "rebuild": (
-        {},
-        {"path": PATHS, "into": NO_PATH, "config": NO_OBJECT, "apply": NO_FLAG}
-        | {"queues": NO_FLAG, "index": NO_FLAG},
-    ),
-    "recover": (
-        {},
-        {"path": PATHS, "config": NO_OBJECT, "apply": NO_FLAG, "mode": ("x", 5, None, THING)},
-    ),
-    "retain": (
-        {"rules": RULES},
-        {"path": PATHS, "config": NO_OBJECT, "apply": NO_FLAG, "rules": (*NO_OBJECT, None)},
-    ),
-}
-
-
-@pytest.mark.parametrize(("name", "argument"), cases(CALLS))
-def test_calls_on_paths(folder: Path, name: str, argument: str) -> None:
-    before = sorted(folder.rglob("*"))
-    for arguments in with_wrong(CALLS, name, argument):
-        # A path is named by its parameter; `into` is a path too.
-        refused(
-            getattr(lq, name),
-            {"path": folder} | arguments,
-            "path" if argument == "into" else argument,
-        )
-    assert sorted(folder.rglob("*")) == before
-
-
-@pytest.mark.parametrize("value", PATHS)
-def test_diff(folder: Path, value: object) -> None:
-    refused(lq.diff, {"a": value, "b": folder}, "a")
-    refused(lq.diff, {"a": folder, "b": value}, "b")
-
-
-@pytest.mark.parametrize("name", ["older_than_ms", "keep_bytes", "most_files", "max_disk_ratio"])
-@pytest.mark.parametrize("value", ["1", [1], b"1", THING, True, -1])
-def test_rules_of_a_retention(name: str, value: object) -> None:
-    with pytest.raises(UsageError):
-        lq.RetentionRules(**({"keep_bytes": 1} | {name: value}))  # type: ignore[arg-type]
-
-
-def test_settings() -> None:
-    for name, value in (
-        ("max_message_size", "1"),
-        ("max_message_size", True),
-        ("flush_disk_type", None),
-        ("message_index_enable", "false"),
-        ("message_index_enable", 1),
-        ("mapped_file_size_commit_log", 1.5),
-        ("store_host", b"h"),
-    ):
-        refused(lq.StoreConfig, {name: value}, name)
-    assert type(lq.StoreConfig(max_message_size=NUMPY.int64(5)).max_message_size) is int
-    for values in ("x", 5, None, [("a", "b")], {5: "x"}):
-        with pytest.raises(WrongType, match=r"values|name of a setting"):
-            lq.StoreConfig.from_mapping(values)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="storeHost"):
-        lq.StoreConfig.from_mapping({"storeHost": ["h"]})
-    with pytest.raises(WrongType, match="path"):
-        lq.StoreConfig.from_file(0)  # type: ignore[arg-type]
-
-
 def test_consumers(writer: lq.StoreWriter) -> None:
     before = state(writer)
     with writer.consumer("wrong", "t") as consumer:
@@ -488,54 +335,3 @@ def test_futures(writer: lq.StoreWriter) -> None:
         refused(future.exception, {"timeout": value}, "timeout")
     for value in (*NO_FUNCTION, None):
         refused(future.add_done_callback, {"function": value}, "function")
-
-
-def test_transactions_of_dialect_3_1(tmp_path: Path) -> None:
-    config = small_config(dialect="3.1")
-    assert config.flush_interval_commit_log == 1_000
-    assert small_config().flush_interval_commit_log == 500
-    with lq.MessageStore.open(tmp_path / "s", mode="rw", config=config) as store:
-        transactions = store.prepared_transactions
-        for value in (*NO_OBJECT, None):
-            refused(transactions.begin, {"message": value}, "begin")
-        for value in NO_TEXT:
-            refused(transactions.begin, {"message": lq.Message("t"), "group": value}, "group")
-        for value in (*NO_INT, None, -1):
-            refused(transactions.commit, {"transaction": value}, "transaction")
-            refused(transactions.rollback, {"transaction": value}, "transaction")
-        refused(transactions.end, {"transaction": 0, "end": "commit"}, "end")
-        refused(transactions.set_listener, {"listener": 5}, "listener")
-        assert store.max_offset == 0
-
-
-def test_replication(tmp_path: Path, folder: Path) -> None:
-    config = small_config(broker_role="SLAVE")
-    with lq.MessageStore.open(tmp_path / "slave", mode="rw", config=config) as slave:
-        peer = {"store": slave, "host": "127.0.0.1", "port": 9}
-        for call in (HaSlave, ConfigSync, sync_config, HaMaster):
-            for value in (*NO_OBJECT, None, folder):
-                refused(call, peer | {"store": value}, "store")
-            for value in (*NO_TEXT, None):
-                refused(call, peer | {"host": value}, "host")
-            for value in (*NO_PORT, None):
-                refused(call, peer | {"port": value}, "port")
-            for value in NO_OBJECT:
-                refused(call, peer | {"options": value}, "options")
-    for value in NO_PATH:
-        refused(ConfigServer, {"root": value}, "root")
-    for value in NO_PORT:
-        refused(ConfigServer, {"root": folder, "port": value}, "port")
-    for options, name, value in (
-        (MasterOptions, "max_connections", "5"),
-        (MasterOptions, "full_history", 1),
-        (MasterOptions, "allow", 5),
-        (SlaveOptions, "start", "0"),
-        (SlaveOptions, "overlap", 1.5),
-        (SlaveOptions, "check_crc", "no"),
-        (SlaveOptions, "first_pause", "1"),
-        (ConfigSyncOptions, "timeout", "1"),
-        (ConfigSyncOptions, "interval", True),
-        (ConfigServerOptions, "idle_ms", "1"),
-        (ConfigServerOptions, "fast_port", 1),
-    ):
-        refused(options, {name: value}, name)

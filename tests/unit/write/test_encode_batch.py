@@ -126,7 +126,7 @@ def test_too_many_bytes() -> None:
 
 def test_an_empty_batch() -> None:
     assert encode(b"").data == b"" and encode(b"").starts == ()
-    with pytest.raises(UsageError, match="no messages"):
+    with pytest.raises(UsageError, match="an empty batch has no topic"):
         of_messages()
 
 

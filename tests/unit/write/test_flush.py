@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from logquarry.write.flush import (
 from logquarry.write.settling import PutWait
 from logquarry.write.waits import ThreadWait
 from tests.helpers.failing_disk import EIO, FaultyDisk
+from tests.helpers.waiting import eventually
 
 SIZE = 1 << 20
 
@@ -56,13 +55,6 @@ def put(queue: MappedFileQueue, data: bytes, store_timestamp: int = 0) -> int:
     return file.base + at + len(data)
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    assert condition()
-
-
 # ---------------------------------------------------------------------------------- group commit
 def test_64_waiters_share_few_syncs(
     disk: FaultyDisk, queue: MappedFileQueue, tmp_path: Path
@@ -80,7 +72,7 @@ def test_64_waiters_share_few_syncs(
             futures.append(service.request(put(queue, b"x" * 100, 77)))
 
     one()
-    until(lambda: disk.counts["fdatasync"] == before + 1)
+    eventually(lambda: disk.counts["fdatasync"] == before + 1)
     threads = [threading.Thread(target=one) for _ in range(63)]
     for thread in threads:
         thread.start()
@@ -103,7 +95,7 @@ def test_a_failed_sync_fails_all_waiters_and_all_later_ones(
     service.start()
     disk.gate.clear()
     first = service.request(put(queue, b"first"))
-    until(lambda: disk.counts["fdatasync"] == 1)
+    eventually(lambda: disk.counts["fdatasync"] == 1)
     later = [service.request(put(queue, b"later")) for _ in range(5)]
     disk.failing["fdatasync"] = EIO
     # The call that waits at the gate has passed the failure: the second sync meets it.
@@ -133,9 +125,9 @@ def test_a_sync_that_hangs_is_a_timeout_and_no_loss(
     future = service.request(put(queue, b"slow"))
     assert future.result(60) is False
     disk.gate.set()
-    until(lambda: queue.flushed_offset == 4)
+    eventually(lambda: queue.flushed_offset == 4)
     # On a busy machine, more calls may take longer than the 30 ms.
-    until(lambda: service.request(put(queue, b"fast")).result(60))
+    eventually(lambda: service.request(put(queue, b"fast")).result(60))
     assert service.stop()
     queue.close()
 
@@ -143,7 +135,7 @@ def test_a_sync_that_hangs_is_a_timeout_and_no_loss(
 def test_timeouts_by_the_clock(disk: FaultyDisk, queue: MappedFileQueue) -> None:
     clock = FakeClock()
     service = GroupCommitService(queue, disk.health, timeout_ms=5_000, clock=clock)
-    # The service is not started: nobody syncs.
+    # The service's thread does not run, so it syncs nothing before run_once below.
     assert service.expire() is None
     first = service.request(put(queue, b"one"))
     clock.now += 2_000
@@ -223,7 +215,7 @@ def test_messages_that_nobody_waits_for_are_flushed_too(
     service.start()
     end = put(queue, b"x")
     service.wakeup()
-    until(lambda: queue.flushed_offset == end)
+    eventually(lambda: queue.flushed_offset == end)
     assert service.stop()
     queue.close()
 
@@ -266,10 +258,10 @@ def test_timed_services_run_and_stop(disk: FaultyDisk, queue: MappedFileQueue) -
     service = FlushRealTimeService(queue, disk.health, interval_ms=5)
     service.start()
     end = put(queue, b"x" * 5 * PAGE_SIZE)
-    until(lambda: queue.flushed_offset == end)
+    eventually(lambda: queue.flushed_offset == end)
     disk.failing["fdatasync"] = EIO
     put(queue, b"x" * 5 * PAGE_SIZE)
-    until(lambda: disk.health.reason is not None)
+    eventually(lambda: disk.health.reason is not None)
     assert service.stop()
     assert queue.flushed_offset == end
     queue.close()
@@ -289,7 +281,7 @@ def test_commits_wake_the_flusher(disk: FaultyDisk, tmp_path: Path) -> None:
     flusher.start()
     commits.start()
     end = put(queue, b"some text")
-    until(lambda: queue.flushed_offset == end)
+    eventually(lambda: queue.flushed_offset == end)
     assert bytes(queue.select(0) or b"") == b"some text"
     put(queue, b", the last")
     assert commits.stop() and flusher.stop() and allocator.stop()
@@ -349,7 +341,7 @@ def test_a_bug_in_a_service_poisons(disk: FaultyDisk) -> None:
 
     service = Broken("broken", disk.health, interval_ms=1)
     service.start()
-    until(lambda: disk.health.reason is not None)
+    eventually(lambda: disk.health.reason is not None)
     assert "broken failed" in str(disk.health.error())
     assert service.stop()
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 
 import pytest
 
 from logquarry.errors import StoreUnavailable
 from logquarry.write.put_future import PutFuture, failed_future
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
+from tests.helpers.waiting import eventually
 
 RESULT = PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, b"", 0, 0, 100, 1, 0, 0.0)
 
@@ -181,8 +181,6 @@ def test_no_wait_lasts_for_ever() -> None:
         else:
             future.add_done_callback(called.append)
     thread.join()
-    end = time.monotonic() + 20
-    while len(called) < rounds // 2 and time.monotonic() < end:
-        time.sleep(0.001)
+    eventually(lambda: len(called) >= rounds // 2)
     # Each callback once.
     assert sorted(map(id, called)) == sorted(map(id, futures[::2]))

@@ -12,7 +12,7 @@ from logquarry.disk.disk import LocalDisk
 from logquarry.format import properties as props
 from logquarry.format import timer
 from logquarry.log.layout import StoreLayout
-from logquarry.read.timers import read_check, timers_of
+from logquarry.read.timers import read_check, timers_of, used_slots
 from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
@@ -48,6 +48,17 @@ def entries(root: Path) -> list[tuple[int, ...]]:
             if data[at : at + 4] == (52).to_bytes(4, "big"):
                 found.append(timer.ENTRY.struct.unpack_from(data, at))
     return found
+
+
+def test_files_with_other_names_are_no_files_of_the_wheel(made: Path, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(made, root)
+    write(root)
+    # A digit for str.isdigit, but not for int().
+    (root / f"{timer.WHEEL}.\u00b2").write_bytes(b"")
+    (root / timer.LOG / "\u00b2").write_bytes(b"")
+    layout = StoreLayout.open(root, small_config(mapped_file_size_timer_log=FILE))
+    assert len(used_slots(layout)) and not list(timer_faults(layout))
 
 
 def test_slots_chain_their_entries(made: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Shared by all kernels: how they are compiled, machine instructions, and operations on bytes.
+"""What all kernels share: their compilation, machine instructions, and operations on bytes.
 
 Numba has no unaligned big-endian load and no memcpy; these intrinsics do both, over addresses. An
 address keeps no buffer alive and is not bounds-checked: callers hold the buffer and check every
@@ -121,7 +121,7 @@ store_raw64 = _store_raw(8)
 
 @intrinsic
 def trailing_zeros(typingctx: Any, word: Any) -> Any:
-    """Zero bits below the lowest set bit of a 64-bit word that is not 0."""
+    """Number of zero bits below the lowest set bit of a 64-bit word that is not 0."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.IntType(1)(1))
@@ -320,7 +320,7 @@ def is_plain(address: int, length: int) -> bool:
         # The last word overlaps the one before it.
         at = min(i, length - 8)
         word = load_raw64(address + at)
-        # In ASCII bytes only a NUL, or a byte above a NUL, borrows into its high bit.
+        # In ASCII the subtraction sets the high bit only of a NUL, or of a byte above a NUL.
         if (word | (word - np.uint64(0x0101010101010101))) & np.uint64(0x8080808080808080) != 0:
             return False
         i += 8
@@ -330,10 +330,10 @@ def is_plain(address: int, length: int) -> bool:
 
 @kernel
 def copy_short(to: int, start: int, length: int) -> None:
-    """Copy a few bytes, or many.
+    """Copy bytes; calls memcpy only if there are many.
 
-    Most spans are a few bytes, for which a call of memcpy takes longer than the copy: two
-    overlapping words cover them.
+    Most spans are a few bytes, for which such a call takes longer than the copy: two overlapping
+    words cover them.
     """
     if length > 16:
         copy_bytes(to, start, length)
@@ -404,7 +404,7 @@ def java_hash(address: int, length: int) -> int:
 
 @kernel
 def java_hash_on(before: int, address: int, length: int) -> int:
-    """The hash of a text whose first part has the hash ``before``."""
+    """The hash of a text: ``before`` is the hash of its first part, ``address`` has the rest."""
     value = np.uint32(before)
     thirty_one = np.uint32(31)
     i = 0

@@ -1,8 +1,8 @@
-"""Kernels for Arrow columns: inner batches taken apart, fields, text and bodies copied.
+"""Kernels for Arrow columns: they take inner batches apart, and copy fields, text and bodies.
 
-Those for inner batches are the twins of ``logquarry.log.frames``. :func:`measure_inner` decides
-which frames are taken apart and how much room their messages take; :func:`unwrap_frames` writes the
-messages, and copies all other frames.
+The kernels for inner batches are the twins of ``logquarry.log.frames``. :func:`measure_inner`
+decides which frames are taken apart and how much room their messages take; :func:`unwrap_frames`
+writes the messages, and copies all other frames.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _load_i16(address: int) -> int:
 def _items(body: int, length: int) -> tuple[int, int]:
     """The number of messages in a wire form, and the bytes of their bodies and properties.
 
-    -1 messages if it is damaged.
+    The number is -1 if the wire form is damaged.
     """
     count = room = at = np.int64(0)
     while at < length:
@@ -98,10 +98,10 @@ def _items(body: int, length: int) -> tuple[int, int]:
 def measure_inner(
     address: int, rows: Array, count: int, limit: int, numbers: Array
 ) -> tuple[int, int, int]:
-    """Count the messages of each frame that is taken apart, in ``numbers`` (int64); 0 for others.
+    """Write to ``numbers`` (int64) how many messages are in each inner batch; 0 for other frames.
 
     Returns (inner batches, frames after taking apart, their bytes); -1 inner batches if one is
-    compressed, which only the reference reads. Without an inner batch, ``numbers`` is not written.
+    compressed, which only the reference reads. If there is no inner batch, ``numbers`` stays as is.
     """
     any_inner = False
     for i in range(count):
@@ -145,7 +145,7 @@ def unwrap_frames(
     out: Array,
     out_rows: Array,
 ) -> None:
-    """Write the frames that :func:`measure_inner` counted to ``out`` (uint8), and their rows."""
+    """Write to ``out`` (uint8) the frames that :func:`measure_inner` counted, and their rows."""
     target = out.ctypes.data
     to = np.int64(0)
     made = 0
@@ -206,7 +206,7 @@ _LOWER_HEX = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
 def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Array) -> int:
     """Message ids as text: store host and physical offset in upper-case hex.
 
-    ``out`` holds 56 bytes a frame. Returns the bytes written.
+    ``out`` has room for 56 bytes per frame. Returns the bytes written.
     """
     at = 0
     offsets[0] = 0
@@ -266,7 +266,7 @@ def host_texts(
 ) -> int:
     """Born or store hosts as ``message_id.host_text`` writes them.
 
-    ``out`` holds HOST_TEXT_SIZE bytes a frame. Returns the bytes written.
+    ``out`` has room for HOST_TEXT_SIZE bytes per frame. Returns the bytes written.
     """
     at = 0
     offsets[0] = 0
@@ -374,7 +374,7 @@ def gather(
 def spans_of(
     rows: Array, count: int, at_column: int, length_column: int, starts: Array, lengths: Array
 ) -> None:
-    """Start in the window and length of a part of each frame."""
+    """For each frame, where one of its parts starts in the window, and the length of the part."""
     for i in range(count):
         starts[i] = rows[i, POSITION] + rows[i, at_column]
         lengths[i] = rows[i, length_column]
@@ -382,7 +382,7 @@ def spans_of(
 
 @kernel
 def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: Array) -> bool:
-    """Start in the window and length of each topic; whether all are ASCII."""
+    """Where each topic starts in the window, and its length; returns whether all are ASCII."""
     ascii_only = True
     for i in range(count):
         start = rows[i, POSITION] + rows[i, TOPIC_AT]

@@ -1,9 +1,9 @@
 """Kernels that write frames: the twins of :meth:`logquarry.write.encode.MessageEncoder.frame`.
 
 The caller makes the parts that many messages share: the head of a frame with its hosts and
-SYSFLAG, and the topic after its length. :func:`encode_frames` writes messages from a table
-(:mod:`logquarry.format.put_rows`) into a file of the log, :func:`batch_frames` writes the messages
-of a wire form into a buffer.
+SYSFLAG, and the topic with its length before it. :func:`encode_frames` writes messages from a table
+(:mod:`logquarry.format.put_rows`) into a file of the log. :func:`batch_frames` writes the messages
+of a wire form (:mod:`logquarry.format.batch`) into a buffer.
 
 Other kernels number, place and compare staged frames (:mod:`logquarry.format.staged`).
 """
@@ -94,7 +94,7 @@ def _write_start(
     body_to = to + head_size
     copy_bytes(body_to, body, body_length)
     store_i32(to + AT_SIZE, size)
-    # Computed from the copy, which is in the cache.
+    # The CRC is computed from the copy of the body, which is in the processor's cache.
     store_i32(to + AT_CRC, np.int32(crc32(crc_function, body_to, body_length) & CRC_MASK))
     store_i32(to + AT_FLAG, flag)
     store_i32(body_to - TAIL_SIZE + AT_BODY_LENGTH, body_length)
@@ -123,11 +123,11 @@ def encode_frames(
 ) -> tuple[int, int]:
     """Write the frames of messages from ``start`` on, until one does not fit.
 
-    Args: ``rows`` as :mod:`logquarry.format.put_rows` describes them; ``heads`` uint8 (heads, n)
-    and ``head_facts`` int64; ``topics`` uint8, each after its length, topic i ends at
-    ``topic_ends[i + 1]``; ``address`` of the file, ``position`` of the first frame in it, ``end``
-    of the file, ``base`` its physical offset; ``now`` the store time, which a message with a later
-    earliest time raises; ``next_offsets`` of each queue, which are raised too.
+    Args: ``rows``: the table of :mod:`logquarry.format.put_rows`; ``heads``: uint8 (heads, n), and
+    ``head_facts``: int64; ``topics``: uint8, each topic with its length before it, topic i ends at
+    ``topic_ends[i + 1]``; ``address``: of the file; ``position``: of the first frame in the file;
+    ``end``: of the file; ``base``: its physical offset; ``now``: the store time; a message whose
+    earliest store time is later raises it; ``next_offsets``: one of each queue; messages raise it.
     ``physical_offsets``, ``queue_offsets`` and ``store_times`` are filled for each message. Returns
     (the first message that is not written, position after the last frame).
     """
@@ -229,7 +229,7 @@ def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int
 
 @kernel
 def intern_spans(at: Array, lengths: Array, table: Array, found: Array, ids: Array) -> int:
-    """Number distinct byte strings, as :func:`intern_numbers`; all of length -1 are one.
+    """Number distinct byte strings, as :func:`intern_numbers` does; spans of length -1 are equal.
 
     ``found`` int64 gets the index of the first span with each byte string.
     """
@@ -292,11 +292,11 @@ def batch_frames(
 ) -> tuple[int, int, int]:
     """Measure the frames of a wire form, or write them.
 
-    Args: all uint8: ``wire``; ``head`` of every frame; ``topic`` after its length; ``shared``, the
-    batch's properties. ``target`` is the address to write to, 0 to write nothing; ``room`` the most
-    bytes that the frames may take. ``starts`` int64 gets the start of each frame. ``time_at`` is
-    where STORETIMESTAMP starts in a frame. The last three place the first frame. Returns (frames,
-    bytes, bytes of body); -1 frames if the reference would refuse the batch.
+    Args: ``wire``, ``head`` (of every frame), ``topic`` (with its length before it) and ``shared``
+    (the batch's properties) are uint8. ``target`` is the address to write to, 0 to write nothing;
+    ``room`` the maximum bytes of the frames. ``starts`` int64 gets the start of each frame.
+    ``time_at`` is where STORETIMESTAMP starts in a frame. The last three are values of the first
+    frame. Returns (frames, bytes, bytes of body); -1 frames if the reference refuses the batch.
     """
     at, end = np.int64(0), np.int64(wire.shape[0])
     source = wire.ctypes.data
@@ -361,7 +361,7 @@ _SPACE = 32
 
 @kernel
 def number_frames(address: int, positions: Array, numbers: Array) -> None:
-    """Write the queue index into each of some frames. Both arrays are int64."""
+    """Write into each of some frames the number of its queue. Both arrays are int64."""
     for i in range(positions.shape[0]):
         store_i64(address + positions[i] + AT_QUEUE_OFFSET, numbers[i])
 

@@ -46,8 +46,8 @@ def index_keys(
     """Hash the keys of some frames over valid UTF-8: UNIQ_KEY, KEYS split at spaces, TAGS.
 
     ``starts`` and ``lengths`` int32 (4, n) are the results of :func:`parse_properties`;
-    ``prefixes`` int64 the hash of each frame's ``topic#``; ``tag_prefixes`` that of ``topic#T#``,
-    empty if tags are not keys. ``hashes`` and ``numbers`` int64 get the hash of each key (with its
+    ``prefixes`` int64 has the hash of each frame's ``topic#``; ``tag_prefixes`` has that of
+    ``topic#T#``, or is empty. ``hashes`` and ``numbers`` int64 get the hash of each key (with its
     sign if ``raw``) and the number of its frame; returns the number of keys.
     """
     used = 0
@@ -82,12 +82,12 @@ def index_keys(
 def check_chains(
     entries: int, count: int, table: int, slots: int, newest: Array
 ) -> tuple[int, int, int, int, int]:
-    """Follow the entries of an index file, and the newest one of each slot.
+    """Check the chains of an index file: each entry's pointer, and each slot's newest entry.
 
-    Args: addresses of the first entry and of the first slot, and how many there are; ``newest``
+    Args: addresses of the first entry and of the first slot, and the number of each; ``newest``
     int32, of zeros, gets the number of each slot's newest entry.
-    Returns five numbers: wrong entries, the index of the first one, the entry to which it should
-    lead, wrong slots, the first one.
+    Returns (number of wrong entries, index of the first one, the entry that it should point to,
+    number of wrong slots, index of the first one).
     """
     wrong = wrong_slots = 0
     first = expected = first_slot = -1
@@ -139,8 +139,8 @@ def group_units(
     """Group the entries of some frames by queue.
 
     ``ends`` int64 (queues + 1) gets a 0 and then the end of each queue's part in the other arrays;
-    ``which`` the number of each entry's frame, ``offsets`` its queue offset, ``units`` uint8 the
-    entries.
+    ``which`` gets the number of each entry's frame, ``offsets`` its queue offset, and ``units``
+    (uint8) the entries.
     """
     for queue in range(queue_count + 1):
         ends[queue] = 0
@@ -148,7 +148,7 @@ def group_units(
         queue = requests[QUEUE, i]
         if queue >= 0:
             ends[queue + 1] += 1
-    # The prefix sums are the starts of the parts; counting up makes them the ends.
+    # The prefix sums are the starts of the parts; the loop below raises each to the part's end.
     total = np.int64(0)
     for queue in range(queue_count):
         size = ends[queue + 1]

@@ -1,9 +1,9 @@
 """The walk of the dispatcher: each frame is checked and read while it is in the cache.
 
-The twin of the walk and of :mod:`logquarry.log.follow` in one pass. It counts the frames that only
-the reference can decode (text that is not UTF-8, a DELAY that is not a plain number), and leaves
-them to the reference. For RocketMQ's recovery it stops at a sound frame that Java may not accept as
-a message.
+In one pass, the kernel does what the walk and :mod:`logquarry.log.follow` do. It counts the frames
+that only the reference can decode (text that is not UTF-8, a DELAY that is not a plain number), and
+leaves them to the reference. For RocketMQ's recovery it stops at a sound frame if Java might not
+accept the frame as a message.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def follow(
     Args: as :func:`logquarry.format.kernels.walk.walk`; ``as_java`` to stop (ASK_JAVA) at frames
     that RocketMQ 4.9.3 may reject; ``levels`` the delays; ``rows`` and ``requests`` int64 are
     filled for each frame; the tables are int32, a power of two long, filled with -1; ``topics``
-    int64 (n, 4) and ``queues`` int64 (n, 2) get the distinct ones; ``hashes`` and ``numbers`` get
-    each key's hash and the number of its frame, with room for at least one frame's keys.
+    int64 (n, 4) and ``queues`` int64 (n, 2) get each topic and queue once; ``hashes`` and
+    ``numbers`` get each key's hash and its frame's number, with room for one frame's keys or more.
     Returns (frames, position after them, code, topics, queues, keys, frames for the reference).
     """
     count = 0
@@ -237,7 +237,7 @@ def follow(
                     return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
                 queue_count = max(queue_count, queue + 1)
             last_queue = queue
-        # The table holds topics of earlier calls, whose bytes may be released.
+        # The table also holds topics of earlier calls, whose bytes may have been released.
         last_topic = topic if is_text else -1
         hosts = HEAD_SIZE + HOST_V4
         if flags & BORN_V6:

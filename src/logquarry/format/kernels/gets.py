@@ -1,7 +1,7 @@
 """The kernel of a ``get``: checks and copies the frames of queue entries, and fills a table.
 
-The twin of the loop in :mod:`logquarry.read.get_message` for sound frames. If anything is wrong it
-returns a code, and the reference gives the answer.
+For sound frames, it is the twin of the loop in :mod:`logquarry.read.get_message`. If anything is
+wrong, it returns a code, and the reference makes the answer.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _tags_span(start: int, length: int) -> tuple[int, int]:
             and end - middle > 1
             and which_name(at, middle - at, _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS) == 0
         ):
-            # If there are several, the last one counts.
+            # If there are several TAGS properties, the last one counts.
             found, size = middle + 1, end - middle - 1
         at = end + 1
     return found, size
@@ -148,7 +148,7 @@ def get_frames(
 ) -> int:
     """Fill ``scratch`` with a table of rows (:mod:`logquarry.format.rows`) and the frames.
 
-    Args: the address of ``count`` > 0 entries; the maximum number of messages; offsets below
+    Args: the address of ``count`` entries (at least 1); the most messages to return; offsets below
     ``memory_start`` count as on disk; the addresses of the wanted tags (0: any) and of the state;
     ``room`` bytes of scratch. Returns NOT_SOUND or NOT_AT_HAND; otherwise three numbers in one, see
     COUNT_SHIFT.

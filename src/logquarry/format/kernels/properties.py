@@ -98,8 +98,8 @@ def next_separator(address: int, at: int, stop: int) -> int:
     while at < stop:
         if at + 8 <= stop:
             word = load_raw64(address + at)
-            # A byte below 3 borrows into its high bit: if no high bit is set, the eight bytes have
-            # no separator.
+            # The subtraction sets the high bit of a byte below 3: if no high bit is set, the eight
+            # bytes have no separator.
             low = (word - np.uint64(0x0303030303030303)) & ~word & np.uint64(0x8080808080808080)
             if low == 0:
                 at += 8
@@ -116,7 +116,7 @@ def next_separator(address: int, at: int, stop: int) -> int:
 def mark_named(
     address: int, rows: Array, count: int, name: Array, shifts: Array, marks: Array
 ) -> None:
-    """Mark the frames that have a property of this name (a search after Horspool).
+    """Mark the frames that have a property of this name (Horspool's search).
 
     ``shifts`` has for each byte how far the search may move if the byte is the last one that was
     compared: its distance from the end of the name.
@@ -229,8 +229,8 @@ def tags_codes(
     """The dispatcher's tags code (``props.tags_code``) over valid UTF-8.
 
     ``store_times`` in milliseconds; ``levels`` the delays. Frames whose DELAY is not one to nine
-    ASCII digits are left to the reference: their numbers are written to ``odd``; returns their
-    count.
+    ASCII digits are left to the reference: their numbers are written to ``odd``. Returns how many
+    these are.
     """
     left_over = 0
     for i in range(count):
@@ -271,7 +271,7 @@ def tags_codes(
 # Making property strings of many messages, and finding those that the store acts on.
 
 _KEYS, _TAGS, _WAIT, _OTHERS = range(4)
-"""Kinds of property names. The reference encodes each message with a property of _OTHERS."""
+"""Kinds of property names. The reference encodes a message if it has a property of kind _OTHERS."""
 _BUILT_NAMES = (
     props.KEYS,
     props.TAGS,
@@ -322,7 +322,7 @@ def property_strings(
     ``pair_spans`` int64 (4, pairs): address and length of name and value. ``keys_*`` and
     ``tags_*`` are KEYS and TAGS, of length -1 if there are none. ``out`` is the address of room for
     all strings; ``out_at`` and ``out_length`` get the place of each string. ``odd`` is set for
-    messages that the reference must encode: a property such as DELAY, a repeated name, no value.
+    messages that the reference must encode: with DELAY or the like, a repeated name, or no value.
     """
     for i in range(count):
         start = out
@@ -347,7 +347,7 @@ def property_strings(
             )
             if name >= _OTHERS or (name == _WAIT and not _is_true(value_at, value_length)):
                 odd[i] = 1
-            # A column KEYS or TAGS replaces the value in the map, in the map's order.
+            # A column KEYS or TAGS replaces the value in the map, but keeps its place in the order.
             elif name == _KEYS and keys >= 0:
                 value_at, value_length = keys_at[i], keys
                 keys = -1

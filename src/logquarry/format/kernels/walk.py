@@ -85,7 +85,7 @@ def check_frame(
     check_crc: bool,
     row: Array,
 ) -> int:
-    """The verdict on one position, as ``frame.decode_at``; fills ``row`` if it is a frame.
+    """Judge one position, as ``frame.decode_at`` does; fills ``row`` if a frame starts there.
 
     Args: ``address`` of the window, ``position`` in it, ``window`` its length, ``end`` the index
     at which the file ends (>= window), ``base`` the physical offset of the window's start.
@@ -159,7 +159,7 @@ def check_frame(
 
 @kernel
 def has_head(address: int, position: int, window: int, end: int, base: int) -> bool:
-    """Whether the head of a DLedger entry is at a position, as ``dledger.has_head_reference``."""
+    """Whether a DLedger entry's head is at a position; twin of ``dledger.has_head_reference``."""
     if window - position < ENTRY_HEAD_SIZE:
         return False
     at = address + position
@@ -236,10 +236,10 @@ def check_places(
     rows: Array,
     codes: Array,
 ) -> int:
-    """The verdict on each of some positions in ``codes``, and the sound frames in ``rows``.
+    """Write the verdict on each of ``places`` to ``codes``, and the sound frames to ``rows``.
 
-    A sound frame of another size than in ``sizes`` (0: any) counts as BAD_SIZE. Returns the number
-    of sound frames.
+    A sound frame whose size differs from ``sizes`` (0: any size) counts as BAD_SIZE. Returns the
+    number of sound frames.
     """
     count = 0
     for i in range(places.shape[0]):
@@ -270,8 +270,8 @@ def find_frame(
 ) -> tuple[int, int]:
     """The first position in ``[start, stop)`` with a sound frame (resync).
 
-    Returns (place, REACHED_STOP), (place, NEED_MORE) if the window is too short for the verdict, or
-    (stop, TRUNCATED) if there is none. Almost every place is rejected by its first byte.
+    Returns (place, REACHED_STOP); (place, NEED_MORE) if the window is too short to judge the place;
+    (stop, TRUNCATED) if there is none. The first byte suffices to reject almost every place.
     """
     position = start
     last = min(stop, window - AT_MAGIC)

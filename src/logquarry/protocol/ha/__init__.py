@@ -15,5 +15,5 @@ piece by piece. A connection buffers at most a part of one header. Invalid bytes
 :class:`~logquarry.errors.ProtocolViolation`.
 
 Guarantees: a master releases waiting puts only for bytes that it sent over this connection. A slave
-accepts only the next byte of the log.
+accepts only bytes that directly follow those that it has.
 """

@@ -62,7 +62,7 @@ class MasterConnection:
         self._has_caught_up = False
         rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
         if rate is not None:
-            # Send at least one portion in each heartbeat interval: from a heartbeat between two
+            # Send at least one portion in each heartbeat interval. If a heartbeat came between two
             # portions, the slave would conclude that it has the whole log.
             portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
         self._bucket = Bucket(rate, portion, now_ms)
@@ -166,8 +166,8 @@ class MasterConnection:
             reason = f"the slave sent no report for {self._times.housekeeping_ms} ms"
             return [ConnectionEnded(reason)]
         if self.state is MasterState.TRANSFERRING:
-            # Send a heartbeat as soon as everything is sent for the first time: it gives the slave
-            # the log's end.
+            # Send a heartbeat as soon as everything is sent for the first time: from it the slave
+            # learns the log's end.
             first = not self._has_caught_up and self._next >= log.max_offset
             if first or now_ms - self._said_ms > self._times.heartbeat_ms:
                 self._said_ms = now_ms
@@ -181,7 +181,7 @@ class MasterConnection:
         return []
 
     def next_tick_ms(self) -> int:
-        """Time (ms) at which :meth:`tick` is due, unless bytes arrive or leave before."""
+        """Time (ms) at which :meth:`tick` is due, unless bytes are received or sent first."""
         silence = self._heard_ms + self._times.housekeeping_ms
         if self.state is not MasterState.TRANSFERRING:
             return silence + 1
@@ -232,7 +232,7 @@ class SlaveConnection:
 
         Args:
             data: the bytes; empty if the master has ended the connection. The events hold views of
-                it: process them before it changes.
+                these bytes: process the events before the bytes change.
             now_ms: the time.
 
         Raises:
@@ -278,7 +278,7 @@ class SlaveConnection:
         if offset < 0 or not 0 <= size <= LARGEST_TRANSFER:
             self._violated(f"a transfer of {size} bytes at physical offset {offset}", events)
         if self.received is None:
-            # The first header, also of a heartbeat, sets the offset at which the master begins.
+            # The first header, even that of a heartbeat, has the offset where the master begins.
             self.received = offset
         if offset != self.received:
             if size:
@@ -323,7 +323,7 @@ class SlaveConnection:
         return []
 
     def next_tick_ms(self) -> int:
-        """Time (ms) at which :meth:`tick` is due, unless bytes arrive or leave before."""
+        """Time (ms) at which :meth:`tick` is due, unless bytes are received or sent first."""
         times = self._times
         return min(self._heard_ms + times.housekeeping_ms, self._said_ms + times.heartbeat_ms) + 1
 
@@ -346,7 +346,7 @@ class Bucket:
     Args:
         rate: average bytes a second; None for no limit.
         portion: bytes of one transfer. The bucket waits until it holds a whole portion, so that
-            transfers do not get tiny.
+            transfers do not become tiny.
         now_ms: the time.
     """
 

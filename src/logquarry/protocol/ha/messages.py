@@ -24,7 +24,7 @@ class Transitions(Generic[State, Input]):
 
     Args:
         start: the first state.
-        table: (state, input) to the next state. If a pair is missing, the state machine has a bug.
+        table: (state, input) -> next state. If a pair is missing, the state machine has a bug.
     """
 
     def __init__(self, start: State, table: Mapping[tuple[State, Input], State]) -> None:
@@ -210,7 +210,7 @@ class SlaveRequested(NamedTuple):
 
 
 class SlaveAcknowledged(NamedTuple):
-    """The slave has reported an offset; its first report gives this event too.
+    """The slave has reported an offset; this event also follows its first report.
 
     Attributes:
         offset: the slave has all bytes before it.
@@ -236,7 +236,7 @@ class DataReceived(NamedTuple):
 
 
 class HeartbeatReceived(NamedTuple):
-    """The master is alive, and its next byte has this physical offset."""
+    """The master is alive; the next byte that it sends has this physical offset."""
 
     offset: int
 

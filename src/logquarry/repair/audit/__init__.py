@@ -21,7 +21,7 @@ first messages have no entry     queue_head_missing                rebuild the q
 entry of no message of the log   queue_ahead, queue_misplaced,     cut, or rebuild the queue
                                  queue_entry_dangling
 entry of a lost message          queue_in_damage, queue_filler     stays
-queue offset falls back          new_epoch                         entries from there on count
+queue offset falls back          new_epoch                         only later entries count
 queue offset is harmed           queue_hole, queue_entry_wrong     the message keeps its place
 index header, order, first and   index_header, index_entry,        set_aside, build_index
 last message, shape              index_ahead, index_shape
@@ -30,18 +30,18 @@ index key                        index_entry_wrong, index_gap      none: a query
 keys after the index's end       index_behind, index_missing       build_index
 ===============================  ================================  =============================
 
-Salvage and rebuild use damage and missing files from :mod:`.log`. Salvage itself finds gaps and
-harmed queue offsets (:mod:`logquarry.repair.salvage.losses`).
+Salvage and rebuild get damage and missing files from :mod:`.log`. Salvage itself finds gaps and
+harmed (changed) queue offsets (:mod:`logquarry.repair.salvage.losses`).
 
 Two audits of the queues exist, because they answer different questions. :mod:`.queues` compares
-each frame with the entry at the queue offset that the frame names, for every entry of a queue:
-verify must report a harmed offset. :mod:`.first_difference` first corrects harmed offsets, with the
-queue as evidence. It then stops at the first difference of a queue: from there on the recovery
-writes the queue again. Both use the same rules for entries, files and damage. Of 363 golden and
-harmed stores (November 2026) the two differ on the queues of 12: in 6 a recovery cuts the log
+each frame with the entry at the frame's queue offset, and checks every entry of a queue, because
+verify must report each harmed offset. :mod:`.first_difference` first corrects harmed offsets, with
+the queue as evidence. It then stops at the first difference of a queue, because the recovery writes
+the queue again from there on. Both use the same rules for entries, files and damage. Of 363 golden
+and harmed stores (November 2026), the results for queues differ in 12: in 6 a recovery cuts the log
 before messages that have entries, 3 lack copies by multi-dispatch, 2 have harmed queue offsets, and
 1 has other delay levels.
 
-The recovery mode ``rocketmq`` uses none of this: it follows RocketMQ's own code, quirks included
+The recovery mode ``rocketmq`` uses no audit: it follows RocketMQ's own code, quirks included
 (``java_*.py`` in :mod:`logquarry.repair.recover`).
 """

@@ -1,15 +1,16 @@
-"""Audit of the batch queues of RocketMQ 5: every difference from the log, or the first of a queue.
+"""Audit of the batch queues of RocketMQ 5: finds all differences from the log, or only the first.
 
 :class:`BatchQueuesAudit` looks up the entry of each dispatched frame by the frame's first queue
-offset, run by run, and compares all its fields. Entries whose queue offsets no frame of the log has
-are spare: expired, lost, or misplaced.
+offset, and compares all its fields. An entry is spare if no frame of the log has its queue offset:
+its messages are expired or lost, or it is misplaced. A run is a series of frames without a gap.
 
 Memory does not grow with the log.
 
-A recovery needs the first difference of each queue. The entries of a batch queue follow each other
-in the log's order, so this audit compares them by their position in the files. It has the same
-methods as :class:`~logquarry.repair.audit.first_difference.QueueAudit`, with positions instead of
-queue offsets.
+A recovery needs only the first difference of each queue: :class:`BatchQueueAudit` finds it. The
+entries of a batch queue follow each other in the log's order, so this audit compares them by their
+position in the files. It has the same methods as
+:class:`~logquarry.repair.audit.first_difference.QueueAudit`, with positions instead of queue
+offsets.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ from logquarry.repair.audit.differences import (
 )
 from logquarry.write.queue_writer import falls
 
-_FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count")
+_FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count", "base")
 _NAMES: Final = {"tags_code": "tags code", "store_timestamp": "store time", "count": "messages"}
 
 
 @dataclass(slots=True)
 class _Seen(SeenMessages[BatchQueue]):
-    """The messages of a batch queue; ``behind_from``: their first queue offset after its end."""
+    """The messages of a batch queue; ``behind_from``: the first queue offset after its end."""
 
     behind_from: int | None = None
 
@@ -82,8 +83,8 @@ class BatchQueuesAudit:
         self._seen: dict[QueueKey, _Seen] = {}
         self._names = set(layout.batch_queue_names)
         files = layout.commit_log.files
-        # Retention may delete the log's first file during the audit, and the queues' entries for
-        # it.
+        # Retention can delete the log's first file during the audit, and with the file the entries
+        # of its messages.
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
     def add(self, key: QueueKey, entries: BatchEntries) -> None:
@@ -95,9 +96,9 @@ class BatchQueuesAudit:
             return
         stops = starts + entries["count"]
         seen = self._of(key, int(starts[0]))
-        # A queue offset that does not increase: the topic was recreated.
-        falls = np.flatnonzero(starts < np.append(seen.next_offset, stops[:-1]))
-        for number, (at, stop) in enumerate(pairwise([0, *falls.tolist(), len(starts)])):
+        # If a queue offset does not increase, the topic was recreated.
+        cuts = [0, *falls(starts, stops, seen.next_offset), len(starts)]
+        for number, (at, stop) in enumerate(pairwise(cuts)):
             if number:
                 seen.restart(int(starts[at]), int(entries["physical_offset"][at]))
                 seen.next_offset, seen.behind_from = seen.first_offset, None
@@ -134,9 +135,7 @@ class BatchQueuesAudit:
         seen.note("queue_head_missing", starts, early, f"is missing before {begin}")
         missing = ~found & (starts >= begin) & (starts < end)
         seen.note("queue_hole", starts, missing, "is missing: no entry begins at it")
-        differs = np.zeros(len(starts), np.bool_)
-        for name in _FIELDS:
-            differs |= found & (there[name] != wanted[name])
+        differs = found & ~_same(there, wanted)
         if differs.any():
             at = int(differs.argmax())
             seen.note("queue_entry_wrong", starts, differs, _difference_of(there[at], wanted[at]))
@@ -148,8 +147,8 @@ class BatchQueuesAudit:
         Args:
             log_end: physical offset of the log's end.
             lost: parts of the log that hold no readable message.
-            is_crash: whether messages may be missing at the ends of the queues: a crash explains
-                it.
+            is_crash: whether a crash explains that the last messages are missing from the ends of
+                the queues.
         """
         for key in sorted({*self._seen, *self._names}):
             folder = f"{BATCH_QUEUE}/{key[0]}/{key[1]}"
@@ -271,7 +270,7 @@ def entries_at(queue: BatchQueue, starts: Int64) -> tuple[BatchEntries, Bools]:
 
 
 def place_of(queue: BatchQueue, offset: int) -> tuple[str, int]:
-    """The file and position of the entry of a queue offset, or where it should be."""
+    """The file and position where the entry of a queue offset is or should be."""
     path, position = f"{BATCH_QUEUE}/{queue.topic}/{queue.queue_id}/{0:020d}", 0
     has_room = False
     for file, entries in queue.batches():
@@ -305,7 +304,6 @@ def _difference_of(there: np.void, wanted: np.void) -> str:
     return f"has {', '.join(parts)}"
 
 
-_COMPARED: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "base", "count")
 _CHUNK: Final = 1 << 12
 
 
@@ -329,7 +327,7 @@ class BatchQueueAudit:
         self._found: FirstDifference | None = None
 
     def take(self, _: Int64, entries: BatchEntries) -> None:
-        """Compare the queue with the entries that some more frames need, in the log's order."""
+        """Compare the queue with the entries that the next frames of the log need."""
         entries = entries[entries["base"] >= 0]
         if not len(entries):
             return
@@ -365,7 +363,7 @@ class BatchQueueAudit:
     def _compare(self, wanted: BatchEntries, *, is_behind_gap: bool) -> None:
         assert self._at is not None
         if is_behind_gap:
-            # Entries of lost messages may stand between the entries of messages that the log has.
+            # Between the entries of messages that the log has, there can be entries of lost ones.
             self._pass_lost(int(wanted["physical_offset"][0]))
         there = own_messages(self._read(self._at, self._at + len(wanted)))
         same = np.zeros(len(wanted), np.bool_)
@@ -430,7 +428,7 @@ class BatchQueueAudit:
     # -------------------------------------------------------------------------------- result
     @property
     def difference(self) -> FirstDifference | None:
-        """The first difference from the part of the log that was read, None without one."""
+        """The first difference from the part of the log that was read; None if there is none."""
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
@@ -467,6 +465,6 @@ class BatchQueueAudit:
 
 def _same(there: BatchEntries, wanted: BatchEntries) -> Bools:
     same = np.ones(len(wanted), np.bool_)
-    for name in _COMPARED:
+    for name in _FIELDS:
         same &= there[name] == wanted[name]
     return same

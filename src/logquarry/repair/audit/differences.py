@@ -19,9 +19,8 @@ from logquarry.format import java
 from logquarry.format.index import IndexHeader
 from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import NAME_DIGITS
+from logquarry.log.store_files import NAME_DIGITS, FileSequence, StoreFile
 from logquarry.log.walk import DamagedSpan, ExpiredSpan
 from logquarry.read.index_file import Span
 from logquarry.read.log_queues import QueueKey
@@ -34,7 +33,7 @@ LostSpans = Sequence[DamagedSpan | ExpiredSpan]
 
 # MOST_GAP and MOST_OFFSET, which limit the writer too, are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""Maximum number of messages that may be missing in a gap of the queue offsets, in addition to
+"""Maximum number of messages that can be missing in a gap of the queue offsets, in addition to
 those for which the damaged bytes of the log had room."""
 MOST_MOVED: Final = 1 << 20
 """Maximum number of harmed queue offsets that a recovery corrects in one queue."""
@@ -68,7 +67,7 @@ class Difference:
 
 @dataclass(slots=True)
 class EntryGroup:
-    """Entries of a queue or of an index file that differ in one way.
+    """Entries of a queue or of an index file that differ from the log in the same way.
 
     Attributes:
         kind: kind of the finding.
@@ -99,16 +98,16 @@ _Queue = TypeVar("_Queue", bound=Queue)
 
 @dataclass(slots=True)
 class SeenMessages(Generic[_Queue]):
-    """The messages of one queue that the log has shown so far, since its topic was last recreated.
+    """The messages of one queue in the log so far, since its topic was last recreated.
 
     Attributes:
-        queue: the queue; None if the disk has nothing of it.
+        queue: the queue; None if it has no files.
         first_offset: queue offset of the first message.
         next_offset: queue offset after the last message.
         messages: number of messages.
         epoch_start: physical offset at which the topic was recreated; None if it was not.
         groups: the entries that differ, by kind.
-        gaps: queue offsets between the first and the last message that no message has.
+        gaps: missing queue offsets between those of the first and the last message.
     """
 
     queue: _Queue | None
@@ -150,7 +149,7 @@ class SeenMessages(Generic[_Queue]):
 
 
 def and_more(count: int) -> str:
-    """The end of a text that names only the first of several items."""
+    """The end of a text that mentions only the first of several items."""
     return f", and {count - 1} more" if count > 1 else ""
 
 
@@ -175,14 +174,14 @@ class AuditedQueue:
 
     Attributes:
         key: topic and queue id.
-        first_entry: queue offset at which its first file begins, None without a file.
-        had_until: queue offset at which it ends.
+        first_entry: queue offset at which its first file begins, None if it has no file.
+        had_until: queue offset at which it ends on the disk.
         ends_empty: whether its last file has no entry.
         end: one past the queue offset of the last message; None if the log has no message of it.
         difference: its first difference, None if it has all messages.
-        kept_until: if there is no difference, the queue offset up to which all entries are
-            explained: the log has, lost or deleted their messages.
-        moved: physical offset -> right queue offset, of messages with a harmed queue offset.
+        kept_until: if there is no difference, the queue offset before which each entry is right:
+            its message is in the log, or was lost or deleted.
+        moved: for messages with a harmed queue offset: physical offset -> right queue offset.
         largest_gap: maximum number of messages that are missing at one place.
     """
 
@@ -203,7 +202,7 @@ class FileFault(Enum):
 
     SIZE = "size"
     EMPTY_LAST = "empty last"
-    """The last file has no bytes: a crash happened between its creation and its allocation."""
+    """The last file is empty: a crash happened between its creation and its allocation."""
     PLACE = "place"
     """The name is not a multiple of the file size."""
     GAP = "gap"
@@ -252,7 +251,7 @@ class FileDifference:
         Args:
             offset: in the log the file's physical offset, elsewhere 0.
         """
-        # QUIRK: RocketMQ refuses to start on an empty last file; nothing is lost by it.
+        # QUIRK: RocketMQ refuses to start on an empty last file, although no message is lost.
         is_empty = self.fault is FileFault.EMPTY_LAST and self.before is not None
         kind = "empty_file" if is_empty else "wrong_file_size"
         reason = f"{self.file.size} bytes instead of {self.size}"
@@ -267,7 +266,7 @@ def file_differences(
     Args:
         files: a sequence, ordered by offset.
         size: bytes that each file should have.
-        lacks_first: whether the first file stands for missing files (``StoreLayout.lost_head``).
+        lacks_first: whether the first file represents missing files (``StoreLayout.lost_head``).
     """
     lost = files[0] if lacks_first else None
     before: StoreFile | None = None
@@ -285,7 +284,7 @@ def file_differences(
 
 
 def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Difference]:
-    """The missing files of a queue in a folder, and those of a wrong size."""
+    """The differences of a queue's files: missing files, and files of a wrong size."""
     for found in file_differences(files.files, files.file_size):
         if found.fault is FileFault.GAP:
             missing = f"{folder}/{found.missing.start:0{NAME_DIGITS}d}"
@@ -310,11 +309,11 @@ def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
 class TagsRule:
     """Tags codes of an entry that are accepted in addition to the code of the message.
 
-    An address into ConsumeQueueExt is always right: it replaces the code, below ``INT_MIN``.
+    An address into ConsumeQueueExt, below ``INT_MIN``, replaces the code and is always accepted.
 
     Attributes:
         any_time: accept every positive number. Entries of the schedule topic hold a delivery time,
-            and a reader may not know the delay levels that determine it.
+            and a reader possibly does not know the delay levels that determine it.
         slack_ms: accept a delivery time that is wrong by at most this many milliseconds.
     """
 
@@ -370,7 +369,7 @@ def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
 
 # ------------------------------------------------------------------------- messages that are lost
 def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
-    """For each physical offset the number of the span that contains it; -1 without such a span.
+    """For each physical offset the number of the span that contains it; -1 if there is none.
 
     Args:
         places: physical offsets.
@@ -386,7 +385,7 @@ def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
 
 
 def within(places: Int64, spans: Iterable[Span]) -> Bools:
-    """Which physical offsets lie in some spans of the log."""
+    """Which physical offsets lie in the given spans of the log."""
     ordered = sorted(spans, key=lambda span: (span.offset, span.length))
     inside: Bools = span_numbers(places, ordered) >= 0
     return inside
@@ -401,14 +400,14 @@ def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
 def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
     """Whether an entry may stay in a queue although the log has no message for it.
 
-    The entry may stay if it is a filler, or if its message is lost: later entries keep their queue
-    offsets.
+    It may if it is a filler, or if its message is lost. If such an entry were removed, later
+    entries would move to other queue offsets.
     """
     return entry.is_filler or names_damage(entry, damage)
 
 
 def names_ends(header: IndexHeader, first: int, last: int) -> bool:
-    """Whether an index header names the physical offsets of its first and its last entry."""
+    """Whether an index header has the physical offsets of its first and its last entry."""
     return (header.begin_offset, header.end_offset) == (first, last)
 
 

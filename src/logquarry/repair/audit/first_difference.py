@@ -1,13 +1,13 @@
 """Audit of the consume queues for a recovery: the first difference of each queue from the log.
 
 A recovery cuts a queue at its first difference and writes it again from there, so later differences
-do not matter. :class:`QueueAudit` compares one queue run by run, :class:`QueueAudits` all queues of
-a store. Memory does not grow with the log.
+do not matter. :class:`QueueAudit` compares one queue run by run; :class:`QueueAudits` compares all
+queues of a store. Memory does not grow with the log.
 
-No CRC covers a frame's queue offset. The audit treats a single offset that does not fit as harmed
-if the queue has the message elsewhere, or if the offsets of the neighbouring messages show that.
-Otherwise an offset that falls back means that the topic was recreated, and a gap means that
-messages are lost.
+No CRC covers a frame's queue offset, so damage can change it unnoticed ("harm" it). If one offset
+does not fit, the audit treats it as harmed if the queue has the message elsewhere, or if the
+offsets of the neighbouring messages show it. Otherwise an offset that falls back means that the
+topic was recreated, and a gap means that messages are lost. A run: frames without a gap.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class QueueAudit:
         self._known_until = 0
         self._next: int | None = None
         self._found: FirstDifference | None = None
-        # The last message, if its offset does not fit: the next message shows whether it is harmed.
+        # The last message, if its offset does not fit; the next message shows if that is harmed.
         self._odd: tuple[int, Units] | None = None
         self._moved: dict[int, int] = {}
         self._largest_gap = 0
 
     def take(self, offsets: Int64, entries: Units) -> None:
-        """Compare some more messages of the queue, in the log's order."""
+        """Compare the next messages of the queue, in the log's order."""
         for start, stop in consecutive(offsets):
             self._take_part(int(offsets[start]), entries[start:stop])
 
@@ -97,7 +97,7 @@ class QueueAudit:
 
     # ------------------------------------------------------------------ harmed queue offsets
     def _settle(self, following: int | None) -> None:
-        """Place the last message, which did not fit; ``following``: the offset after it."""
+        """Place the last message, whose offset did not fit; ``following``: the next offset."""
         odd, self._odd = self._odd, None
         if odd is None:
             return
@@ -106,8 +106,7 @@ class QueueAudit:
         if expected is None:
             self._take_first(offset, entries, following)
             return
-        lost = int(entries["physical_offset"][0]) - self._known_until
-        is_far = offset - expected > max(0, lost) // FIXED_SIZE_V1 + GAP_SLACK
+        is_far = offset - expected > self._room(entries)
         # The offsets of a recreated topic begin at 0.
         falls_back = offset < expected and (offset != 0 or (following or 0) > expected)
         agrees = offset >= 0 and (following == offset + 1 or self._has(offset, entries))
@@ -133,7 +132,7 @@ class QueueAudit:
             self._move(entries, self._had)
 
     def _place_in_queue(self, entries: Units) -> int | None:
-        """Queue offset at which the queue has an entry of a message, None without one."""
+        """Queue offset at which the queue has the entry of a message, None if it has none."""
         if self._disk is None:
             return None
         place = entries["physical_offset"][0]
@@ -152,11 +151,11 @@ class QueueAudit:
     def _take_run(self, offset: int, entries: Units) -> None:
         expected = self._next
         if expected is not None and offset != expected and self._has(expected, entries):
-            # The offsets of all these messages are harmed: the queue has the right ones.
+            # The offsets in all these frames are wrong, and those in the queue are right.
             for at, place in enumerate(entries["physical_offset"][:MOST_MOVED].tolist()):
                 self._moved[place] = expected + at
             offset = expected
-        is_far = expected is not None and offset > expected + self._room(entries)
+        is_far = expected is not None and offset - expected > max(MOST_GAP, self._room(entries))
         if is_far or not 0 <= offset <= MOST_OFFSET:
             # Several messages have offsets that no queue reaches: count on from the queue's last
             # good offset.
@@ -182,9 +181,9 @@ class QueueAudit:
             self._compare(offset, entries)
 
     def _room(self, entries: Units) -> int:
-        """How many messages may be missing before the first of these entries."""
+        """How many messages can be missing before the first of these entries."""
         lost = max(0, int(entries["physical_offset"][0]) - self._known_until)
-        return max(MOST_GAP, lost // FIXED_SIZE_V1 + GAP_SLACK)
+        return lost // FIXED_SIZE_V1 + GAP_SLACK
 
     def _begin_again(self, offset: int) -> None:
         """The topic was recreated: forget the log's messages from an offset on."""
@@ -246,7 +245,7 @@ class QueueAudit:
         )
 
     def _compare_gap(self, start: int, stop: int, resume_at: int) -> None:
-        """Entries of messages that the log has lost must point to damage, or be fillers."""
+        """Check that the entries of lost messages are fillers, or point to damage."""
         if self._disk is None:
             return
         at = start
@@ -265,7 +264,7 @@ class QueueAudit:
     def _known_from(self, start: int, stop: int, log_start: int) -> int:
         """The first entry of a range that must be removed; ``stop`` if there is none.
 
-        Entries of messages before ``log_start``, which retention deleted, may stay.
+        Entries that point before ``log_start`` may stay: retention has deleted their messages.
         """
         if self._disk is None:
             return stop
@@ -279,7 +278,7 @@ class QueueAudit:
     # -------------------------------------------------------------------------------- result
     @property
     def difference(self) -> FirstDifference | None:
-        """The first difference from the part of the log that was read, None without one."""
+        """The first difference from the part of the log that was read, None if there is none."""
         self._settle(None)
         return self._found
 
@@ -291,7 +290,7 @@ class QueueAudit:
         """
         found, end = self.difference, self._next
         if self._first is not None:
-            # The messages of the entries before the first message were deleted or lost.
+            # The entries before the first message belong to deleted or lost messages.
             stop = min(self._first, self._had)
             wrong = self._known_from(0, stop, log_start)
             if wrong < stop:
@@ -364,7 +363,7 @@ class QueueAudits:
         return QueueAudit(key, disk, self._damage, tags, mends=self._mends)
 
     def take(self, run: Run | AuditedRun[EntryFacts]) -> None:
-        """Compare some more frames of the log."""
+        """Compare the next frames of the log."""
         if isinstance(run, Run):
             facts = EntryFacts(self._config, with_transactions=self.transactions is not None)
             run = audited(self._follower, run, facts)

@@ -66,7 +66,7 @@ class IndexAudit:
         self.entries = 0
         self._files = OpenFiles(layout)
         self._index = Index(layout, files=self._files)
-        # Read before the walk over the log: a live writer extends the index.
+        # Read them before the walk over the log, because a live writer extends the index.
         headers = [file.header for file in self._index.files]
         self._ranges = [(header.begin_offset, header.end_offset) for header in headers]
         self._numbers = {file.path: number for number, file in enumerate(self._index.files)}
@@ -187,7 +187,7 @@ class IndexAudit:
 
     @staticmethod
     def _may_fit(header: IndexHeader, size: int) -> bool:
-        """Whether a file of an unknown shape may have this header."""
+        """Whether a file of an unknown shape can have this header."""
         count = header.entry_count - 1
         fits = count * ENTRY.size + HEADER.size <= size
         return fits and header.begin_offset <= header.end_offset
@@ -288,7 +288,7 @@ class IndexAudit:
         audit.check(entries)
         for group in audit.wrong.values():
             yield group.at(file.path, shape.entry_position(group.number), ENTRY.size)
-        # A wrong entry is reported once, and not as a missing key too.
+        # A wrong entry is reported only once: not as a missing key too.
         reported = sum(group.count for group in audit.wrong.values())
         missing = int(self._keys.keys[number]) - audit.keys - reported
         if audit.is_ordered and missing > 0:
@@ -297,7 +297,7 @@ class IndexAudit:
 
 
 def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
-    """The parts of a log before the first index file and between two; none if a header is odd."""
+    """The parts of a log before and between index files; empty if a header is invalid."""
     spans = [(one.begin_offset, one.end_offset) for one in headers if one.entry_count > 1]
     ends = [log_start - 1, *(end for _, end in spans)]
     gaps = [(end, begin) for end, (begin, _) in zip(ends, spans, strict=False)]
@@ -324,7 +324,7 @@ class _Chains(NamedTuple):
 
 
 def _chains_reference(entries: Entries, slots: Slots) -> tuple[Slots, _Chains]:
-    """The kernel's reference: the newest entry of each slot, and the wrong chains."""
+    """The readable twin of the kernel: the newest entry of each slot, and the wrong chains."""
     newest = np.zeros(len(slots), np.int32)
     wrong: list[tuple[int, int]] = []
     for number, entry in enumerate(entries):
@@ -383,7 +383,7 @@ def file_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> 
     if (np.diff(offsets) < 0).any():
         return "its entries are not in the log's order"
     if not names_ends(header, int(offsets[0]), int(offsets[-1])):
-        return "its header names another first or last message than its entries"
+        return "its header gives another first or last message than its entries"
     if (entries["previous"] >= np.arange(1, count + 1)).any() or (entries["previous"] < 0).any():
         return "one of its chains leads to a later entry"
     return None
@@ -407,7 +407,7 @@ def sequence_fault(
     if header.entry_count > 1 and not _is_of(log, log_start, header):
         return f"the log has no message at {header.end_offset}, where its last key points"
     if before is not None and header.end_offset < before.end_offset:
-        return "it ends before the file before it"
+        return "it ends before the previous file does"
     return None
 
 
@@ -425,7 +425,7 @@ def _is_of(log: CommitLog, log_start: int, header: IndexHeader) -> bool:
 def entries_of_last(data: memoryview, shape: IndexShape, header: IndexHeader) -> int:
     """Number of entries at a file's end that belong to its last message.
 
-    The next file may have further keys of that message.
+    The next file can have further keys of that message.
     """
     number = header.entry_count
     while number > 1:

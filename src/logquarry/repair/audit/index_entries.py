@@ -2,8 +2,8 @@
 
 :class:`EntryStream` compares the entries in order with the log's keys as a walk reads them. If they
 differ, :class:`EntryAudit` checks each entry of a file against its message. The chains alone do not
-show a wrong hash: a hash that is off by a multiple of the slot count is in the right chain. A query
-never finds its entry, or finds it for another key.
+show a wrong hash: a hash that is off by a multiple of the slot count is in the right chain. But a
+query never finds the entry of a wrong hash, or finds it for another key.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class KeyCounter:
     """Counts the keys that index files should have, run by run.
 
     An index file has the keys of every message between its first and its last message. Keys of
-    these two messages may be in the previous or the next file.
+    these two messages can be in the previous or the next file.
 
     Args:
         ranges: physical offsets of the first and the last message of each index file.
@@ -187,7 +187,7 @@ def _pairs(numbers: Int64, hashes: Int64) -> Int64:
 def _distinct(values: Int64) -> Int64:
     """The sorted distinct values.
 
-    ``numpy.unique`` hashes: it is ten times slower on numbers that differ in their high bits.
+    ``numpy.unique`` uses a hash table: ten times slower if the numbers differ in their high bits.
     """
     ordered = np.sort(values)
     distinct: Int64 = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
@@ -256,7 +256,7 @@ class IndexEntries:
 
     @cached_property
     def has_odd_header(self) -> bool:
-        """Whether a header's first or last message is not that of the file's entries."""
+        """Whether the first or last message in a header differs from that of the entries."""
         for number, part in enumerate(self._parts):
             first, last = self._offset(number, 0), self._offset(number, part.count - 1)
             if not names_ends(part.header, first, last):
@@ -268,7 +268,7 @@ class IndexEntries:
         return self._parts[number].count
 
     def start(self, number: int) -> int:
-        """The first entry of a file whose message may still be in the log."""
+        """The first entry of a file whose message is possibly still in the log."""
         known = self._starts[number]
         if known is None:
             known = 0
@@ -364,5 +364,5 @@ class EntryStream:
 
     @property
     def is_through(self) -> bool:
-        """Whether the entries compared are exactly those of the keys."""
+        """Whether the compared entries are exactly one for each key, in order, and none is left."""
         return not self.is_broken and self.is_at_end

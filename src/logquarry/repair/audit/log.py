@@ -2,13 +2,14 @@
 
 Recover, rebuild and salvage read a log with :class:`LogAudit`. A break in the chain of frames is
 either the end of the log (a torn tail, or stale frames after it) or damage within the log (changed
-bytes, a lost page). A break is the end, by the first rule that applies:
+bytes, a lost page). A break is the end if one of these rules applies:
 
-1. It lies at or after the durable offset, if there is one. The disk had no break before that.
-2. The store was shut down cleanly, and the break lies after the last message in a queue.
+1. It lies at or after the durable offset, if there is one. Before that, the disk once had no break.
+2. The store was shut down cleanly, and the break lies after the last message that a queue has.
 3. The frame after the break is older than the frame before it: an earlier recovery left it. If the
-store was shut down cleanly, a frame newer than the checkpoint is such a leftover too, except in a
-store of 5.5, which leaves an old time in the checkpoint. 4. No frame follows.
+   store was shut down cleanly, a frame newer than the checkpoint is such a leftover too, except in
+   a store of RocketMQ 5.5, which leaves an old time in the checkpoint.
+4. No frame follows.
 
 Any other break is damage, and the frames after it stay. Verify reads the log without these rules:
 it reports the log as readers see it (:func:`logquarry.read.log_end.log_bound`).
@@ -24,14 +25,13 @@ from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
-from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import FIXED_SIZE_V1, DamageKind, Frame
 from logquarry.format.rows import POSITION, REACHED_STOP, SIZE
 from logquarry.log import codec
 from logquarry.log.codec import Window
-from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.places import Guess, guided
+from logquarry.log.store_files import StoreFile
 from logquarry.log.walk import (
     MISSING_FILE,
     BlankSpan,
@@ -46,6 +46,7 @@ from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import ROCKSDB_STORE
 from logquarry.read.log_end import last_entries
+from logquarry.read.lost_messages import checkpoint_times
 from logquarry.read.queue import Queue
 
 
@@ -55,10 +56,10 @@ class KnownBounds:
 
     Attributes:
         durable: the durable offset, None if it is unknown.
-        queued: physical offset after the last message in a queue, None without one.
+        queued: physical offset after the last message in a queue, None if there is none.
         is_closed: whether the store was shut down cleanly.
         dispatched_timestamp: store time of the last dispatched message, by the checkpoint; None if
-            unknown, or if the store may be of RocketMQ 5.5.
+            unknown, or if the store is possibly of RocketMQ 5.5.
     """
 
     durable: int | None
@@ -79,26 +80,41 @@ class KnownBounds:
 
 
 def find_bounds(
-    layout: StoreLayout, queues: Iterable[Queue], checkpoint: Checkpoint
+    layout: StoreLayout, queues: Iterable[Queue], *, ignores_cut: bool = False
 ) -> KnownBounds:
     """The known bounds of a log.
 
     Args:
         layout: the store's files.
         queues: the queues whose files can be used.
-        checkpoint: the store's checkpoint; all zeros without one.
+        ignores_cut: whether to count also the messages that a recovery has cut off.
     """
     entries = last_entries(layout, queues)
     # RocketMQ 5.5 notes the time of a message when it syncs the queues, and not at the shutdown.
     may_lag = ROCKSDB_STORE in layout.folders
     queued = entries[0].physical_offset + entries[0].size if entries else None
-    cut = layout.cut_end
+    cut = None if ignores_cut else layout.cut_end
     return KnownBounds(
         durable=layout.durable_end,
         queued=queued if cut is None or queued is None else min(queued, cut),
         is_closed=not layout.has_abort,
-        dispatched_timestamp=None if may_lag else checkpoint.logics_timestamp or None,
+        dispatched_timestamp=None if may_lag else checkpoint_times(layout).logics_timestamp or None,
     )
+
+
+def audit_around(layout: StoreLayout, place: int) -> LogAudit:
+    """Audit the log from the file of a sound frame on, and return the finished audit.
+
+    Args:
+        layout: the store's files.
+        place: physical offset after the sound frame.
+    """
+    file = layout.commit_log.at(place - 1)
+    bounds = find_bounds(layout, all_queues(layout))
+    log = LogAudit(layout, bounds, start=None if file is None else file.base, stop=layout.cut_end)
+    for _ in log.runs():
+        pass
+    return log
 
 
 class TimedRun(Guess, Protocol):
@@ -128,14 +144,15 @@ class LogAudit:
     Args:
         layout: the store's files.
         bounds: known bounds of the log.
+        start: physical offset at which to begin: the first byte of a file (default: of the log).
         stop: physical offset at which to stop reading (default: the log's end).
         is_live: whether a writer has the store open.
 
     Attributes:
-        start: physical offset of the log's first byte.
+        start: physical offset of the first byte.
         end: physical offset of the log's end.
         damage: damage within the log.
-        last_timestamp: store time of the last message, 0 without one.
+        last_timestamp: store time of the last message, 0 if there is none.
         latest_timestamp: the latest store time, which differs if a clock was set back.
         count: number of sound messages.
         words: how the end was found, in words.
@@ -146,10 +163,11 @@ class LogAudit:
         layout: StoreLayout,
         bounds: KnownBounds,
         *,
+        start: int | None = None,
         stop: int | None = None,
         is_live: bool = False,
     ) -> None:
-        self.start = layout.commit_log.start
+        self.start = layout.commit_log.start if start is None else start
         self.end = self.start
         self.damage: list[DamagedSpan] = []
         self.last_timestamp = 0
@@ -167,11 +185,13 @@ class LogAudit:
 
         They include frames with damage only in the body, which keep their queue offsets.
         """
-        return self._runs(self._reader().events(stop=self._stop))
+        return self._runs(self._reader().events(self.start, self._stop))
 
     def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
-        """The frames of the log in order, with the runs that threads or tasks have read. Not
-        allowed beside a live writer."""
+        """The frames of the log in order, with the runs that threads or tasks have read.
+
+        Not allowed while a writer has the store open.
+        """
         assert not self._is_live
         return (
             self.runs() if self._stop is not None else self._runs(guided(self._reader(), guesses))
@@ -194,7 +214,7 @@ class LogAudit:
                 broken.append(event)
                 continue
             if broken and isinstance(event, BlankSpan):
-                # The next frame decides.
+                # The next frame decides whether the log ends before the blank.
                 broken.append(self._lost_file(event))
                 continue
             if broken:
@@ -336,8 +356,8 @@ NEVER_WRITTEN: Final = (
 def never_written(layout: StoreLayout) -> set[int]:
     """Physical offsets of the blanks that RocketMQ 3 wrote for messages larger than a file.
 
-    QUIRK: RocketMQ 3 fills two files with blanks, answers PUT_OK, and writes a queue entry with the
-        whole second file. No message has that size: a blank of 8 bytes follows each one.
+    QUIRK: RocketMQ 3 fills two files with blanks, answers PUT_OK, and writes a queue entry of the
+    second file's size. No message is that large: a blank of 8 bytes follows the last one in a file.
     """
     size = layout.commit_log.file_size
     found: set[int] = set()
@@ -369,9 +389,9 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
 def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     """The last message of the log, if its properties or its topic end in zeros.
 
-    No CRC covers them. A replica that crashed while it received a message may have lost their end,
-    and the zeros of the file make the frame look whole. Messages before the durable offset, or in a
-    queue, were whole once.
+    No CRC covers topic and properties. A replica that crashed while it received a message may have
+    lost their end, and the zeros of the file make the frame look whole. A message before the
+    durable offset or in a queue was whole once, so it is not such a message.
 
     Args:
         layout: the store's files.
@@ -401,7 +421,7 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
 def made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
     """The message that a short file of the log cuts off, if appended zeros make it look whole.
 
-    No CRC covers properties: readers would get the message without their end.
+    No CRC covers properties, so readers would get the message with its properties cut short.
 
     Args:
         layout: the store's files.

@@ -1,10 +1,10 @@
 """Audit of the consume queues: every difference between the queues and the log.
 
-:class:`QueuesAudit` compares the entry of each dispatched frame with the frame, run by run. It
-keeps the differences of each queue until the whole log is read, because a queue holds only the
-newest messages if its topic was recreated. :class:`SpareEntries` then checks the entries that no
-message of the log asked for: expired, copies by multi-dispatch, lost, or misplaced. A queue file
-under a wrong name holds such entries: each points to a sound frame with another queue offset.
+:class:`QueuesAudit` compares each dispatched frame with its entry, run by run (a run: frames
+without a gap). It keeps the differences of each queue until the whole log is read, because a queue
+holds only the newest messages if its topic was recreated. :class:`SpareEntries` then checks the
+entries at queue offsets that no message of the log has in this queue. They are expired, lost,
+misplaced, or copies by multi-dispatch. All entries of a queue file with a wrong name are misplaced.
 
 Memory does not grow with the log.
 """
@@ -33,6 +33,7 @@ from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS
 from logquarry.log.walk import Run
 from logquarry.read.fence import other_queues
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.lost_messages import checkpoint_times
 from logquarry.read.queue import ConsumeQueue, Queue, Units, has_message, is_written
 from logquarry.repair.audit.batch_queues import BatchQueuesAudit
 from logquarry.repair.audit.differences import (
@@ -156,7 +157,7 @@ class SpareEntries:
         """
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
         ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))
-        # A stretch ends when entries are misplaced in another way, or by another number.
+        # A stretch ends where entries are misplaced in another way, or by another distance.
         changes = ways != np.append(self._last[0], ways[:-1])
         changes |= shifts != np.append(self._last[1], shifts[:-1])
         self._last = int(ways[-1]), int(shifts[-1])
@@ -231,8 +232,8 @@ class QueuesAudit:
         self._names = self._find_names()
         self._other_queues = other_queues(layout)
         self.batch = BatchQueuesAudit(layout, self._other_queues.batch)
-        # Retention may delete the log's first file during the audit, and the queues' entries for
-        # it.
+        # Retention can delete the log's first file during the audit, and with the file the entries
+        # of its messages.
         files = layout.commit_log.files
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
@@ -258,7 +259,7 @@ class QueuesAudit:
                 self._compare(key, values)
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether queues continue at some offsets, without a gap and without a smaller offset."""
+        """Whether each queue continues at the given offset, without a gap or a step back."""
         return all(
             key not in self._seen or self._seen[key].next_offset == first
             for key, (first, _) in queues.items()
@@ -296,7 +297,7 @@ class QueuesAudit:
     def _compare(self, key: QueueKey, values: dict[str, Any]) -> None:
         offsets: Int64 = values["queue_offset"]
         seen = self._of(key, int(offsets[0]))
-        # A queue offset that does not increase: the topic was recreated.
+        # If a queue offset does not increase, the topic was recreated.
         falls = np.flatnonzero(np.diff(offsets, prepend=seen.next_offset - 1) <= 0)
         starts = [0, *falls.tolist(), len(offsets)]
         for number, (start, stop) in enumerate(pairwise(starts)):
@@ -377,17 +378,13 @@ class QueuesAudit:
         """Whether a crash explains the messages that the queues lack at their ends.
 
         That is so if every queue has the messages before the place that the dispatcher had reached,
-        and no lacking message is older than the checkpoint. The checkpoint covers messages that
-        were in the queues once. RocketMQ dispatches message by message. This library writes a run
-        queue by queue, so some queues may lack a run that other queues have.
+        and no missing message is older than the checkpoint, which covers only messages that were in
+        the queues once. RocketMQ dispatches message by message. This library writes a run queue by
+        queue, so after a crash some queues can lack a run that other queues have.
         """
         if not self.layout.has_abort:
             return False
-        try:
-            checkpoint = self.layout.read_checkpoint()
-        except ValueError:
-            checkpoint = None
-        known = 0 if checkpoint is None else checkpoint.logics_timestamp
+        known = checkpoint_times(self.layout).logics_timestamp
         dispatched = 0
         for queue in ConsumeQueue.all_of(self.layout, self._files):
             end = queue.last_physical_end
@@ -439,7 +436,7 @@ class QueuesAudit:
         """The difference of a queue that has messages in the log, but no files."""
         folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
         reason = f"the log has {messages} messages of it"
-        # The dispatcher makes no queue for a topic that cannot name a folder.
+        # The dispatcher makes no queue for a topic that cannot be a folder name.
         is_explained = is_explained or queue_name_fault(key[0]) is not None
         if not self._other_queues.has_rocksdb:
             yield Difference("queue_missing", folder, 0, reason, is_explained=is_explained)

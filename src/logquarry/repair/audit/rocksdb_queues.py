@@ -1,6 +1,6 @@
 """Audit of all queues of a store: those in files, and those in RocksDB (RocketMQ 5).
 
-:class:`StoreQueuesAudit` compares both with the log. A store may have a queue in files and in
+:class:`StoreQueuesAudit` compares both with the log. A store can have a queue in files and in
 RocksDB (``rocksdbCQDoubleWriteEnable``).
 """
 

@@ -1,4 +1,4 @@
-"""Runs of sound frames, with the facts that an audit needs.
+"""Runs (sound frames without a gap between them), with the facts that an audit needs.
 
 A long log is cut into stretches that threads read ahead (:func:`runs_ahead`). The walk over the log
 takes a run from a thread if it fits, and reads the rest (:func:`logquarry.log.places.guided`).
@@ -41,7 +41,7 @@ class Facts(Protocol):
         """Store time of the last frame in milliseconds."""
 
     def __call__(self, window: Window, followed: Followed) -> None:
-        """Take some more frames. The arrays are valid during the call."""
+        """Take the next frames. The arrays are valid only during the call."""
 
 
 F = TypeVar("F", bound=Facts)
@@ -128,7 +128,7 @@ class FrameFacts:
         return int(self.parts[-1][0].requests.store_timestamp[-1])
 
     def __call__(self, window: Window, followed: Followed) -> None:
-        """Take some more frames."""
+        """Take the next frames."""
         rows = followed.rows
         large = np.flatnonzero(rows[:, SIZE] > self._config.max_message_size).tolist()
         for found, which in (
@@ -171,7 +171,7 @@ class EntryFacts:
         self._with_transactions = with_transactions
 
     def __call__(self, window: Window, followed: Followed) -> None:
-        """Take some more frames."""
+        """Take the next frames."""
         times = followed.requests.store_timestamp
         if not self.parts:
             self.first_time = int(times[0])

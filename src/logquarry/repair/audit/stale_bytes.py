@@ -1,14 +1,14 @@
-"""Bytes of earlier messages after the log's end, which a broker without maps writes.
+"""Stale bytes: a broker without maps writes bytes of earlier messages after the log's end.
 
 With ``writeWithoutMmap``, RocketMQ 5.5.0 copies an append into one of 16 buffers that all appends
 share, and writes the buffer up to the next page of the file (``DefaultMappedFile``). Nothing clears
-the buffer. So the rest of the page gets what earlier and longer appends left there::
+the buffer. So the rest of the page gets what earlier, longer appends left there::
 
     buffer   | last append | older append | append before that, longer | zeros
     file     | last frame  | stale bytes up to the end of the page     | next page
 
-Byte k of the buffer is byte k of the latest append before that was longer than k. The next append
-overwrites the stale bytes. They are never a frame: PHYSICALOFFSET is that of the earlier message.
+Byte k of the buffer is byte k of the latest append of more than k bytes. The next append overwrites
+the stale bytes. They are never a frame, because PHYSICALOFFSET is that of the earlier message.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _BACK: Final = 16 << 20
 """Bytes of the log before its end that are searched for the earlier messages."""
 _MOST_FRAMES: Final = 1 << 14
 _MOST_BATCH: Final = 128
-"""Maximum number of messages in the last append, which may be a batch."""
+"""Maximum number of messages in the last append, which can be a batch."""
 _CERTAIN: Final = 32
 """Number of bytes that suffice as evidence if the store was shut down cleanly."""
 
 
 def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
-    """Whether the bytes after the log's end are bytes of earlier messages, by a buffer's reuse.
+    """Whether the bytes after the log's end come from earlier messages in a reused buffer.
 
     Args:
         layout: the store's files.
         end: physical offset of the log's end; the last frame must end there.
         is_closed: whether the store was shut down cleanly, and its queues have all messages before
-            ``end``. Then the first bytes suffice: the messages of the other bytes may have expired.
+            ``end``. Then the first bytes are proof: messages of other bytes have possibly expired.
     """
     file = layout.commit_log.at(end)
     reader = LogReader(layout, check_crc=False)
@@ -57,7 +57,7 @@ def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
     if rest is None:
         return False
     if reader.find(end, end + rest) is not None:
-        # An earlier truncation left whole frames.
+        # These bytes are whole frames, which an earlier truncation left.
         return False
     window = reader.window(end, rest)
     tail = window.data[: min(rest, window.length)].copy()
@@ -105,7 +105,7 @@ class _Appends:
         return cls(np.concatenate(pieces), np.concatenate(starts)[-_MOST_FRAMES:])
 
     def last_appends(self) -> range:
-        """The frames with which the last append may begin."""
+        """The frames with which the last append can begin."""
         count = len(self._starts)
         return range(count - 1, max(-1, count - 1 - _MOST_BATCH), -1)
 
@@ -128,7 +128,7 @@ class _Appends:
             if begin >= zeros_from:
                 # No append was longer: the buffer is still zero.
                 return most
-            # Bytes that an older append left were not overwritten: it was longer.
+            # These bytes of an older append were not overwritten, because it was longer.
             numbers = np.arange(reached[begin])
             for place in range(begin, most):
                 sources = self._starts[numbers] + (from_buffer + place)

@@ -20,6 +20,7 @@ from logquarry.format import timer
 from logquarry.format.frame import Frame
 from logquarry.format.timer import TimerCheck
 from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import is_offset_name
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.timers import (
     CHECK,
@@ -35,7 +36,7 @@ from logquarry.write.timer_files import timer_log_file_size, write_timer_files
 
 _ENTRY: Final = timer.ENTRY.dtype()
 _MOST: Final = 100
-"""Faults that are reported of each kind."""
+"""Maximum number of faults of each kind that are reported."""
 
 
 class TimerFault(NamedTuple):
@@ -49,7 +50,7 @@ class TimerFault(NamedTuple):
 
 
 def timer_faults(layout: StoreLayout) -> Iterator[TimerFault]:
-    """The faults of wheel, timer log and ``timercheck``. Reads the log's end, if messages wait."""
+    """The faults of wheel, timer log and ``timercheck``."""
     names = {entry.name for entry in layout.filesystem.list("")}
     try:
         check = read_check(layout)
@@ -96,13 +97,13 @@ class _Wheel:
         """The entries of the timer log, by the offset of their file."""
         found = {}
         for entry in self._layout.filesystem.list(timer.LOG):
-            if entry.is_dir or not entry.name.isdigit():
+            if entry.is_dir or not is_offset_name(entry.name):
                 continue
             try:
                 view = self._layout.open_file(f"{timer.LOG}/{entry.name}")
             except FileNotFoundError:
-                # The broker deleted it, or it is not a file: the slots that need it are then
-                # faults.
+                # The broker deleted it, or it is not a file: slots that need it are reported
+                # later.
                 continue
             count = view.size // _ENTRY.itemsize
             data = view.window(0, count * _ENTRY.itemsize)[: count * _ENTRY.itemsize]
@@ -139,7 +140,7 @@ class _Wheel:
         return found if found.size == size else None
 
     def faults(self, timers: Timers) -> Iterator[TimerFault]:
-        """The faults of slots that are not delivered yet, and messages that are in no slot."""
+        """Wrong slots that are not delivered yet, and waiting messages that are in no slot."""
         faults: list[TimerFault] = []
         reached: set[int] = set()
         for time, place in sorted(self._last.items()):
@@ -174,7 +175,7 @@ class _Wheel:
             one = entries[number]
             stated = int(one["write_time"]) + int(one["delay"])
             if one["size"] != _ENTRY.itemsize or stated - stated % self._step != time:
-                reason = f"the entry is not one of slot {time}, which leads to it"
+                reason = f"the entry does not belong to slot {time}, which leads to it"
                 yield TimerFault("timer_entry_wrong", path, place - base, reason)
                 return
             offset = int(one["physical_offset"])
@@ -186,7 +187,7 @@ class _Wheel:
             reached.add(offset)
             previous = int(one["previous"])
             if previous >= place:
-                reason = f"the entry before it is stated at {previous}"
+                reason = f"its previous entry should be before it, but is given as {previous}"
                 yield TimerFault("timer_entry_wrong", path, place - base, reason)
                 return
             place = previous

@@ -59,7 +59,7 @@ class LogDiff:
 
     Attributes:
         parts: the stretches that were compared.
-        divergence: the first difference, None without one.
+        divergence: the first difference, None if there is none.
         notes: differences that are not a divergence.
     """
 
@@ -248,7 +248,7 @@ class Common:
     Attributes:
         start: physical offset of its first byte.
         end: physical offset after its last byte.
-        is_live: whether a writer has either store open: its queues follow its log a moment later.
+        is_live: whether a writer has one of the stores open: its queues are then a moment behind.
     """
 
     start: int
@@ -343,7 +343,7 @@ def _first_relevant(queue: ConsumeQueue, start: int, common: Common) -> tuple[in
 
 
 class _Store:
-    """One of the two stores, as it was when it was opened: a writer may append to it later."""
+    """One of the two stores, as it was when it was opened: a writer can append to it later."""
 
     def __init__(self, layout: StoreLayout) -> None:
         require_log(layout)
@@ -362,10 +362,10 @@ class _Store:
         self.reach = self.log.max_offset if self.is_live else self._reach()
 
     def _reach(self) -> int:
-        """Physical offset up to which to compare: the log's end, or the end of messages after it.
+        """Physical offset up to which to compare: the log's end, or the end of frames after it.
 
-        Such messages are stale, or the last file is damaged before them. Then the log's end is in
-        doubt, and the other store decides.
+        Such frames are stale, or damage in the last file precedes them. Then it is unclear where
+        the log ends, and the other store decides.
         """
         end = self.log.max_offset
         reader = LogReader(self.layout)
@@ -385,13 +385,13 @@ def compare_stores(
 ) -> StoreDiff:
     """Compare two stores.
 
-    The common part of the logs is compared byte by byte. A later begin or an earlier end is not a
-    divergence. A writer may have either store open: it is compared up to its present end.
+    The common part of the logs is compared byte by byte. If one log begins later or ends earlier,
+    that is not a divergence. If a writer has a store open, it is compared up to its present end.
 
     Args:
         a: files of the first store.
         b: files of the second store.
-        progress: gets the bytes of the log that are compared, and their total.
+        progress: called with the bytes of the log compared so far, and their total.
 
     Raises:
         UnsupportedStore: if the log of a store is not found.

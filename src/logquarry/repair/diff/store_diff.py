@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first byte at which two logs differ, and its place in each of them."""
+    """The first byte at which two logs differ, and what each log has there."""
 
     offset: int
     a: Place
@@ -48,14 +48,14 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """A stretch of the log that is one file in each store.
+    """A part of the log that each store has in one file.
 
     Attributes:
         file: its name in the first store that has it.
         offset: physical offset of its first byte.
         length: number of bytes that were compared, or that one store lacks.
         different_bytes: number of bytes that differ, without the padding of blanks.
-        first_difference: physical offset of the first difference, None without one.
+        first_difference: physical offset of the first difference, None if there is none.
         missing_in: the store that lacks the file, None if neither does.
     """
 
@@ -69,7 +69,7 @@ class LogPart:
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """Offsets of the begin and the end of one log or queue."""
+    """Offsets of the beginning and the end of one log or queue."""
 
     min_offset: int
     max_offset: int
@@ -120,7 +120,7 @@ class StoreDiff:
         end: physical offset up to which both have a log; at most ``start`` if the logs have no
             common part.
         parts: the stretches that were compared.
-        divergence: the first difference of the logs, None without one.
+        divergence: the first difference of the logs, None if there is none.
         queues: all queues that either store has.
         config: files of config/: ``equal``, ``different``, ``only_a`` or ``only_b``. Consumers
             change these files, so they do not affect the verdict.
@@ -143,7 +143,7 @@ class StoreDiff:
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether both have a log, but no common part that could be compared."""
+        """Whether both stores have a log, but the logs have no common part to compare."""
         return all(log.max_offset > log.min_offset for log in (self.log_a, self.log_b)) and (
             self.start >= self.end
         )
@@ -159,7 +159,7 @@ class StoreDiff:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether one store cannot replace the other."""
+        """Whether neither store can replace the other: they diverged or are disjoint."""
         return self.verdict in ("diverged", "disjoint")
 
     def to_json(self) -> dict[str, Any]:

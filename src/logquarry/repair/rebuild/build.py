@@ -1,8 +1,8 @@
 """Builds consume queues and index in one walk over the log, and reports the result.
 
-A note next to the folder records the store and the settings of the built files, so that they are
-not mistaken for files of another store. The rebuild writes the note before the first folder is in
-place, and holds the folder's lock.
+A note next to the target folder records the store and the settings of the built files, so that they
+are not mistaken for files of another store. The rebuild holds the folder's lock, and writes the
+note before it puts the first folder in place.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def check_made_of(target: Path, note: Path, wanted: dict[str, Any]) -> None:
         wanted: result of :func:`made_of`.
 
     Raises:
-        UsageError: if they do not belong together; nothing is changed.
+        UsageError: if they belong to another store or to other settings; nothing is changed.
     """
     known = read_note(note)
     # JSON turns tuples into lists, for example.
@@ -145,8 +145,8 @@ class QueueReport:
         max_offset: one past the queue offset of its last message.
         fillers: number of fillers, for messages that the log has lost.
         restarts: number of times that its topic was recreated.
-        is_taken_over: whether its files were copied, because the log has no message of it: it
-            continues where it ended.
+        is_taken_over: whether its files were copied, because the log has no message of it. New
+            messages continue where it ended.
     """
 
     topic: str
@@ -165,7 +165,7 @@ class RebuildReport:
     Attributes:
         store: the store's folder.
         into: folder of the new files, None for the store itself.
-        is_applied: whether the rebuild was done; else this is a preview.
+        is_applied: whether the files were rebuilt; else this is a preview.
         is_live: whether a process has the store open.
         has_abort: whether the store was not shut down cleanly (and is not open).
         old: the old files of the folders that are rebuilt.
@@ -232,8 +232,8 @@ class BuildJob:
         layout: the store's files.
         config: settings of the store, with all sizes.
         disk: disk of the folder.
-        clock: names index files, in milliseconds.
-        folder: gets ``consumequeue/`` and ``index/``.
+        clock: the time in milliseconds, for the names of index files.
+        folder: parent folder of the new ``consumequeue/`` and ``index/``.
         names: the folders to build.
         log: reads the log; finished when all files are built.
         likely_end: physical offset near the log's end.
@@ -287,7 +287,7 @@ def build_here(job: BuildJob, progress: Progress | None) -> Built:
 
     Raises:
         StoreUnavailable: if the disk fails, or is full.
-        UnreadableFile: if the disk stops to deliver bytes that were read.
+        UnreadableFile: if the disk no longer delivers bytes that it delivered before.
     """
     with none_lost(str(job.folder)):
         return _build(job, progress)

@@ -1,8 +1,8 @@
 """Builds queues of other forms: batch queues, and queues in RocksDB (RocketMQ 5).
 
 The entries of a batch queue are written one after the other from the first file on, even if queue
-offsets are missing: the broker searches the entries for an offset. If the log has lost messages of
-a queue, the next entry takes their queue offsets
+offsets are missing, because the broker searches the entries for an offset. If the log has lost
+messages of a queue, the next entry covers their queue offsets too
 (:func:`logquarry.write.queue_writer.without_gaps`).
 
 For a store that has all queues in RocksDB, :class:`RocksFiles` makes the same entries as
@@ -10,8 +10,8 @@ For a store that has all queues in RocksDB, :class:`RocksFiles` makes the same e
 the broker: entries, bounds and the dispatched end. RocksDB writes and syncs its files without
 :mod:`logquarry.disk.disk`.
 
-If the log has lost messages of a queue between two others, the queue is not built: a consumer that
-asks the broker for such an offset is sent back to offset 0 (``RocksDBConsumeQueue.rollNextFile``).
+If the log has lost messages in the middle of a queue, :class:`RocksFiles` refuses: a broker would
+send a consumer of such a message back to offset 0 (``RocksDBConsumeQueue.rollNextFile``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BuiltBatchQueue:
         stop: one past the offset of the last message.
         written: bytes of the entries in the files.
         restarts: number of times that the topic was recreated.
-        gaps: number of messages that the log has lost between others.
+        gaps: number of messages that the log has lost in the middle of the queue.
         parts: entries that are not written yet.
     """
 
@@ -68,7 +68,7 @@ class BatchFiles:
 
     Args:
         disk: disk of the folder.
-        folder: gets TOPIC/QUEUE/FILE.
+        folder: the parent folder of TOPIC/QUEUE/FILE.
         file_size: bytes of each file.
 
     Attributes:
@@ -85,7 +85,7 @@ class BatchFiles:
         self._held = 0
 
     def add(self, key: QueueKey, entries: BatchEntries) -> None:
-        """Add the entries of some more frames of one queue, in the log's order.
+        """Add the entries of the next frames of one queue, in the log's order.
 
         Raises:
             StoreUnavailable: if the disk fails, or is full.
@@ -93,7 +93,7 @@ class BatchFiles:
         fault = queue_name_fault(key[0])
         starts = entries["base"].astype(np.int64)
         if fault is not None or (len(starts) and int(starts.min()) < 0):
-            reason = f"the topic cannot name a folder: {fault}" if fault else "negative offset"
+            reason = f"the topic cannot be a folder name: {fault}" if fault else "negative offset"
             for base, place in zip(starts.tolist(), entries["physical_offset"], strict=True):
                 self.left_out.append(LeftOut(*key, base, int(place), reason))
             return
@@ -113,7 +113,7 @@ class BatchFiles:
         if queue is None:
             queue = self.queues[key] = BuiltBatchQueue(first, stop)
         elif first <= queue.first and first < queue.stop:
-            # The topic was deleted and created again.
+            # The topic was deleted and recreated.
             self._remove(key, queue)
             self.queues[key] = queue = BuiltBatchQueue(first, stop, restarts=queue.restarts + 1)
         elif first != queue.stop:
@@ -138,8 +138,7 @@ class BatchFiles:
         self._held = 0
 
     def expired(self, layout: StoreLayout) -> list[BatchQueue]:
-        """The old queues of which retention has deleted all messages: a broker continues where
-        they end."""
+        """The old queues of which retention has deleted all messages."""
         return [
             queue
             for queue in BatchQueue.all_of(layout)
@@ -180,7 +179,7 @@ class BatchFiles:
 
 
 _FORMAT: Final = 5
-"""Format of RocksDB's tables: the library of the brokers 5.3.3 to 5.5.0 reads it."""
+"""Format of RocksDB's tables, which the RocksDB library of brokers 5.3.3 to 5.5.0 can read."""
 _BUFFER: Final = 128 << 20
 _NOT_OF_ROCKSDB: Final = ("rocksdict-config.json", "LOG", "LOG.old.*")
 
@@ -190,7 +189,7 @@ class RocksFiles(QueueFiles):
 
     Args:
         disk: disk of the folder.
-        folder: gets the files of RocksDB.
+        folder: the folder for the files of RocksDB.
         file_size: as for queue files.
 
     Raises:
@@ -213,10 +212,10 @@ class RocksFiles(QueueFiles):
         self._end = 0
 
     def add_run(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
-        """Add the entries of some more frames, in the log's order.
+        """Add the entries of the next frames, in the log's order.
 
         Raises:
-            UnsupportedStore: if the log lacks messages of a queue between two others.
+            UnsupportedStore: if the log has lost messages in the middle of a queue.
         """
         timed = {}
         for key, part in parts.items():
@@ -255,7 +254,7 @@ class RocksFiles(QueueFiles):
         queue.parts.clear()
         try:
             self._db.write(batch)
-        # rocksdict raises no narrower class.
+        # rocksdict raises no narrower exception class.
         except Exception as error:
             raise StoreUnavailable(f"{self._folder}: RocksDB cannot write: {error}") from error
 
@@ -315,14 +314,14 @@ class RocksFiles(QueueFiles):
 
 
 def require_dispatched(layout: StoreLayout, log_end: int) -> None:
-    """Refuse to replace queues in RocksDB that show messages which the log has lost.
+    """Refuse to replace queues in RocksDB if only they show that the log has lost messages.
 
     Args:
         layout: the store's files.
         log_end: physical offset of the log's end.
 
     Raises:
-        StoreUnavailable: if the broker had dispatched more than the log has.
+        StoreUnavailable: if the broker had dispatched messages after the log's end.
     """
     old = open_queues(layout)
     if old is not None and old.dispatched_end > log_end:
@@ -333,13 +332,15 @@ def require_dispatched(layout: StoreLayout, log_end: int) -> None:
         )
 
 
-def rocksdb_not_in_tasks(store: str, folders: tuple[str, ...]) -> UnsupportedStore:
-    """The error of a rebuild by Spark: its tasks do not build queues in RocksDB."""
+def not_in_tasks(
+    store: str, what: str, feature: str, evidence: tuple[str, ...]
+) -> UnsupportedStore:
+    """The error of a rebuild by Spark: its tasks build only queue files."""
     return UnsupportedStore(
-        f"{store}: its queues are in RocksDB, which Spark does not build. Nothing was changed. "
+        f"{store}: {what}, which Spark does not build. Nothing was changed. "
         "Type `logquarry rebuild` without Spark",
-        feature=ROCKSDB_QUEUES,
-        evidence=folders,
+        feature=feature,
+        evidence=evidence,
     )
 
 

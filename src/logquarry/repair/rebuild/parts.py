@@ -1,12 +1,12 @@
 """Builds consume queues and index from parts of the log, by tasks of Spark.
 
-1. Tasks read the parts of the log. For each run they report the queue offsets of each queue, and
-   the number of keys (:class:`FoundRun`).
+1. Tasks read the parts of the log. For each run (frames without a gap) they report the offsets of
+   each queue, and the number of keys (:class:`FoundRun`).
 2. The driver walks over the log with these runs. It finds out for each queue whether its offsets
    only increase, and how many keys come before each run.
-3. Tasks read their parts again. They write the entries of such queues at their queue offsets
+3. Tasks read their parts again. They write the entries of queues whose offsets only increase
    (:func:`write_entries`), and each index file from its range of keys (:func:`write_index_file`).
-   The driver writes the other queues, and the runs that only the walk could read.
+   The driver writes the other ("odd") queues, and the runs that only the walk could read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 Segments = tuple[tuple[int, int], ...]
 
 _MOST_SEGMENTS: Final = 1 << 10
-"""Segments of one queue in one run; with more, the driver writes the queue."""
+"""Maximum number of segments of one queue in one run; with more, the driver writes the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class RunSummary:
     _queues: dict[QueueKey, list[tuple[int, int]] | None] = field(default_factory=dict)
 
     def __call__(self, window: Window, followed: Followed) -> None:
-        """Take some more frames."""
+        """Take the next frames."""
         times = followed.requests.store_timestamp
         if self.first_time is None:
             self.first_time = int(times[0])
@@ -137,7 +137,7 @@ def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -
 
 
 def _joined(before: FoundRun, after: FoundRun) -> FoundRun | None:
-    """Two runs joined, so that a task sends less; None if they are apart or have many segments."""
+    """Two runs joined, to send less to the driver; None if they are apart or too many segments."""
     if before.end != after.start:
         return None
     queues = dict(before.queues)
@@ -216,7 +216,7 @@ def write_entries(
         config: settings of the store, with all sizes.
         spans: physical offsets of start and end of each run.
         disk: disk of the folder.
-        folder: gets TOPIC/QUEUE/FILE.
+        folder: the parent folder of TOPIC/QUEUE/FILE.
         odd: queues that the driver writes.
 
     Raises:
@@ -276,8 +276,8 @@ def write_index_file(
 
     Args:
         layout: the store's files.
-        sources: its keys in order. For every file but the first one, these begin with the last key
-            of the previous file, because the header begins there.
+        sources: its keys in order. In every file but the first one, these begin with the previous
+            file's last key, because the header of a file begins with that key's message.
         disk: disk of the file.
         path: path of the file.
         shape: its slots and entries.
@@ -315,7 +315,7 @@ def _keys(
             yield offsets, times, hashes
             continue
         span = source.start, source.end
-        # Numbers of keys in the run that are still to skip, and still to take.
+        # How many keys of the run must still be skipped, and how many taken after them.
         skip, take = source.skip, source.take
         for found in _again(layout, [span], lambda _, followed: keys_of(followed)):
             offsets, times, hashes = (values[skip : skip + take] for values in found)
@@ -370,7 +370,7 @@ class KeyCount:
         if not self._has_messages:
             return []
         count = max(1, -(-self.keys // self._room))
-        # A message after the last key of a full file creates the next file.
+        # If a message follows the last key of a full file, RocketMQ creates the next file.
         if self.keys and self.keys % self._room == 0 and not self._is_last_keyed:
             count += 1
         return [
@@ -390,7 +390,7 @@ class KeyCount:
 def odd_queues(
     runs: Iterable[Mapping[QueueKey, Segments | None]], most_gap: int
 ) -> frozenset[QueueKey]:
-    """Queues whose offsets do not only increase: the driver writes them in the log's order."""
+    """Queues whose offsets fall back, leap or are unknown; the driver writes these."""
     ends: dict[QueueKey, int] = {}
     odd: set[QueueKey] = set()
     for queues in runs:

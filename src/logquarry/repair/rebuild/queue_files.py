@@ -1,8 +1,8 @@
 """Writes consume queues and index files in bulk, into a folder that no other process uses.
 
 Entries are collected in memory and written many at a time, so that thousands of queues need neither
-maps nor open files. The result is that of the dispatcher (:mod:`logquarry.write.queue_writer`): an
-entry is at its queue offset, or missing.
+maps nor open files. The files are those that the dispatcher would write
+(:mod:`logquarry.write.queue_writer`): an entry is at its queue offset, or missing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class BuiltQueue:
     Attributes:
         first: offset of the first message.
         stop: one past the offset of the last message.
-        written: one past the last entry in the files; ``begin`` without entries.
+        written: one past the last entry in the files; ``begin`` if there are no entries.
         restarts: number of times that the topic was recreated.
         gaps: start and stop of each gap; fillers replace messages that the log has lost.
         parts: entries that are not written yet: (offset, entries) in order.
@@ -82,7 +82,7 @@ class QueueFiles:
 
     Args:
         disk: disk of the folder.
-        folder: gets TOPIC/QUEUE/FILE.
+        folder: the parent folder of TOPIC/QUEUE/FILE.
         file_size: bytes of each file.
 
     Attributes:
@@ -103,7 +103,7 @@ class QueueFiles:
         self._touched: dict[Path, None] = {}
 
     def add(self, parts: Mapping[QueueKey, QueuePart]) -> None:
-        """Add the entries of some more frames, in the log's order.
+        """Add the entries of the next frames, in the log's order.
 
         Raises:
             StoreUnavailable: if the disk fails, or is full.
@@ -138,7 +138,7 @@ class QueueFiles:
             self._faults[topic] = name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
         fault = self._faults[topic]
         if fault is not None:
-            return f"the topic cannot name a folder: {fault}"
+            return f"the topic cannot be a folder name: {fault}"
         if offset < 0:
             return "its queue offset is negative"
         if queue is not None and offset > queue.stop + MOST_GAP:
@@ -146,7 +146,7 @@ class QueueFiles:
         return None
 
     def _fall_back(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
-        """The topic was recreated: remove the entries from an offset on."""
+        """Remove the entries from an offset on, because the topic was recreated."""
         queue.restarts += 1
         if offset <= queue.first:
             self._cut_files(key, queue, queue.begin(self._room))
@@ -168,7 +168,7 @@ class QueueFiles:
         return self._why_not(key, 0, None) is None
 
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:
-        """Leave room after all other entries for entries that tasks write.
+        """Leave room after the queue's entries so far, for entries that tasks write.
 
         Raises:
             StoreUnavailable: if the disk fails, or is full.
@@ -329,9 +329,9 @@ class IndexFiles:
 
     Args:
         disk: disk of the folder.
-        folder: gets the files.
+        folder: the folder for the files.
         shape: slots and entries of each file.
-        clock: names files, in milliseconds.
+        clock: the time in milliseconds, for the names of files.
         counts_keys: see :class:`~logquarry.write.index_writer.IndexFileWriter`.
 
     Attributes:
@@ -358,10 +358,10 @@ class IndexFiles:
         self._waiting: deque[Future[None]] = deque()
 
     def add(self, run: Followed) -> None:
-        """Add the keys of some more frames.
+        """Add the keys of the next frames.
 
         Raises:
-            StoreUnavailable: if the disk fails or is full, with these or with earlier keys.
+            StoreUnavailable: if the disk fails or is full, for these or for earlier keys.
         """
         if len(self._waiting) >= _MOST_WAITING:
             self._waiting.popleft().result()

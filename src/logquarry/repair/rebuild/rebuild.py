@@ -1,11 +1,11 @@
 """Rebuild: makes new consume queues and a new index from the log, in place or in another folder.
 
-The new files are built in ``.logquarry/rebuild/``, synced, and put in place by renames. In place,
-the old files are moved to quarantine just before. An interrupted rebuild can be run again:
+The new files are built in ``.logquarry/rebuild/``, synced, and moved to their places by renames.
+Old files of the store go to quarantine just before. You can run an interrupted rebuild again:
 
-- During the build the store is unchanged; the next run deletes the unfinished files.
-- During the renames the new files are complete (the file ``complete`` exists); the next run puts
-  them in place.
+- During the build the store is unchanged; the next rebuild deletes the unfinished files.
+- During the renames the new files are complete (the file ``complete`` exists); the next rebuild
+  moves them to their places.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,19 +24,27 @@ from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.locks import StoreLock, alone_in
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.open_files import OpenFiles
+from logquarry.disk.page_file import DurableFile
 from logquarry.disk.queue_folders import NameGuard
-from logquarry.errors import UnsupportedStore, UsageError
-from logquarry.format.checkpoint import Checkpoint
+from logquarry.errors import UsageError
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder, local_store
-from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, REBUILD
+from logquarry.log.store_files import (
+    BATCH_QUEUE,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    DURABLE,
+    INDEX,
+    REBUILD,
+)
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.features import BATCH_QUEUES
+from logquarry.read.features import BATCH_QUEUES, ROCKSDB_QUEUES
 from logquarry.read.fence import Action, other_queues, require
 from logquarry.read.log_end import last_entries
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.lost_messages import checkpoint_times
 from logquarry.read.queue import ConsumeQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
@@ -57,8 +64,8 @@ from logquarry.repair.rebuild.build import (
 from logquarry.repair.rebuild.other_queues import (
     BatchFiles,
     RocksFiles,
+    not_in_tasks,
     require_dispatched,
-    rocksdb_not_in_tasks,
 )
 from logquarry.repair.rebuild.queue_files import QueueFiles
 from logquarry.repair.rebuild.swap import (
@@ -69,7 +76,9 @@ from logquarry.repair.rebuild.swap import (
     remove_empty,
     swap,
 )
+from logquarry.repair.recover.apply import note_end
 from logquarry.repair.recover.folder_check import check_file_size
+from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files, require_consent
 from logquarry.units import Clock, Progress, now_ms
 
@@ -99,10 +108,10 @@ def rebuild(
         queues: whether to build the queues.
         index: whether to build the index.
         config: settings of the store; missing sizes are inferred from the files.
-        clock: names index files and the quarantine, in milliseconds.
+        clock: the time in milliseconds, for the names of index files and the quarantine.
         disk: disk of the store and of ``into``.
         builder: builds the files in their folder.
-        progress: gets the bytes of the log that are read, and their total.
+        progress: called with the bytes of the log read so far, and their total.
         note: with ``into``: a file that records the store and its settings, for
             :func:`finish_into`.
 
@@ -115,8 +124,8 @@ def rebuild(
         StoreUnavailable: if a process has the store open (in place), if another process uses
             ``into``, if the log's files have another size than ``config`` gives, or if the disk
             fails or is full; the store is unchanged.
-        LossRefused: in place, also for the preview, if the old queues point to messages that the
-            log has lost, more than a small share: recover the store first.
+        LossRefused: without ``into`` (even for a preview), if the old queues point to messages that
+            the log has lost, and these are more than a small share: recover the store first.
         UsageError: if a folder is invalid, or the settings belong to another store.
     """
     root = local_store(path)
@@ -129,11 +138,12 @@ def rebuild(
     layout = StoreLayout.open(root, settings)
     if queues and (batch := other_queues(layout).batch):
         if builder is not build_here:
-            raise not_in_tasks(str(root), batch)
+            what = f"topics {', '.join(sorted(batch))} have batch queues"
+            raise not_in_tasks(str(root), what, BATCH_QUEUES, (f"{BATCH_QUEUE}/",))
         names.insert(1, BATCH_QUEUE)
     if queues and (folders := rocksdb_folders(layout)):
         if builder is not build_here:
-            raise rocksdb_not_in_tasks(str(root), folders)
+            raise not_in_tasks(str(root), "its queues are in RocksDB", ROCKSDB_QUEUES, folders)
         names[:1] = dict.fromkeys((CONSUME_QUEUE, *folders))
     target = root if into is None else check_into(root, local_folder(into), names)
     for name, action in ((CONSUME_QUEUE, Action.REBUILD_QUEUES), (INDEX, Action.REBUILD_INDEX)):
@@ -141,7 +151,7 @@ def rebuild(
             require(layout, action)
     check_file_size(layout)
     if into is None and CONSUME_QUEUE in names and not layout.is_live():
-        # Check the names of the log's files now, before hours of work.
+        # Check the names of the log's files now, not after hours of work.
         end = layout.commit_log.end
         lost = find_loss(layout, end=end, damage=tuple(missing_files(layout, end)))
         require_consent(layout.root, lost, None)
@@ -159,7 +169,7 @@ def rebuild(
         with alone_in(disk, target), _store_lock(disk, target):
             try:
                 finish_cut_off(target, names, disk)
-                # Another process may have used the folder up to now.
+                # Another process may have used the folder until this process got the lock.
                 check_into(root, target, names)
                 return work.run(progress)
             except BaseException:
@@ -167,7 +177,7 @@ def rebuild(
                 raise
     lock = StoreLock(disk, root)
     try:
-        # A writer that crashed may have left files with their second name alone.
+        # After a crash, only the spare hard link of a file is possibly left: give it its name back.
         NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
         return work.run(progress)
     finally:
@@ -176,7 +186,7 @@ def rebuild(
 
 @contextlib.contextmanager
 def _store_lock(disk: Disk, target: Path) -> Iterator[None]:
-    """The store's lock, if the folder has a log: it is then a copy of a store without queues."""
+    """Hold the store's lock, if the folder has a log: then it is a store without queues."""
     lock = StoreLock(disk, target) if (target / COMMIT_LOG).is_dir() else None
     try:
         yield
@@ -217,7 +227,7 @@ class _Rebuild:
         names: names of the folders to build.
         config: the given settings.
         disk: disk of both folders.
-        clock: names index files and the quarantine, in milliseconds.
+        clock: the time in milliseconds, for the names of index files and the quarantine.
         builder: builds the files.
         note: file that records the store and its settings; None to write none.
     """
@@ -261,6 +271,8 @@ class _Rebuild:
             shutil.rmtree(self._build, ignore_errors=True)
             remove_empty(self._build.parent)
             raise
+        if is_in_place and CONSUME_QUEUE in self._names:
+            self._note_end(layout, report)
         stamp = datetime.fromtimestamp(self._clock() / 1000, UTC)
         aside, folder = swap(
             self._build, self._target, self._names, f"{stamp:rebuild-%Y%m%dT%H%M%SZ}", self._disk
@@ -274,6 +286,27 @@ class _Rebuild:
         return dataclasses.replace(
             report, is_applied=True, quarantine=None if aside is None else str(aside)
         )
+
+    def _note_end(self, layout: StoreLayout, report: RebuildReport) -> None:
+        """Record the damage within the log: the old queues showed that the log continues after it.
+
+        Without the record, readers would trust the new queues and end the log at its first damage,
+        as they do for a store that RocketMQ has shut down (:mod:`logquarry.read.log_end`).
+        """
+        if not report.damage or layout.has_abort or layout.durable_end is not None:
+            return
+        end, log = report.log_end, layout.commit_log
+        assert end is not None
+        sync_files(
+            *(self._disk, self._root),
+            write_from=end,
+            log_end=end,
+            log=layout.log_folders.paths,
+            parts=(),
+        )
+        note_end(self._disk, self._root, end, report.damage)
+        times = checkpoint_times(layout)
+        DurableFile(self._disk, self._root / DURABLE, end, times, log_start=log.start).close()
 
     # ------------------------------------------------------------------------------------ build
     def _built(
@@ -317,7 +350,7 @@ class _Rebuild:
             self._disk.make_folders(self._build / CONSUME_QUEUE)
             self._disk.sync_names(self._build / CONSUME_QUEUE)
         if job.batch is not None:
-            report = with_batches(layout, report, job.batch, self._copy)
+            report = self._with_batches(layout, report, job.batch)
             self._disk.sync_names(self._build / BATCH_QUEUE)
         if INDEX in self._names:
             count = FileCount(built.index_files, built.index_files * shape.file_size)
@@ -358,13 +391,9 @@ class _Rebuild:
             )
             is None
         ]
-        try:
-            checkpoint = layout.read_checkpoint() or Checkpoint()
-        except ValueError:
-            checkpoint = Checkpoint()
-        bounds = find_bounds(layout, usable, checkpoint)
+        bounds = find_bounds(layout, usable)
         if bounds.queued is None:
-            # Without queues, a message that is in no queue may still belong to the log.
+            # If there are no queues, messages that are in no queue can still belong to the log.
             bounds = dataclasses.replace(bounds, is_closed=False)
         return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end
 
@@ -374,7 +403,7 @@ class _Rebuild:
         """Copy queues of which retention has deleted all messages.
 
         A broker continues where such a queue ends. Without the copy, new queue offsets would begin
-        at 0, below the progress of the queue's consumers.
+        at 0, and consumers that have read the queue further would not get the new messages.
         """
         taken = []
         if isinstance(queues, RocksFiles):
@@ -392,6 +421,25 @@ class _Rebuild:
                 self._copy(layout, file.path)
             taken.append(QueueReport(*key, stop, stop, 0, 0, is_taken_over=True))
         return taken
+
+    def _with_batches(
+        self, layout: StoreLayout, report: RebuildReport, batch: BatchFiles
+    ) -> RebuildReport:
+        """Copy expired batch queues like other queues; return the report with all batch queues."""
+        queues = [
+            QueueReport(*key, queue.first, queue.stop, queue.gaps, queue.restarts)
+            for key, queue in batch.queues.items()
+        ]
+        for old in batch.expired(layout):
+            for file in old.files:
+                self._copy(layout, file.path)
+            stop = old.max_offset
+            queues.append(
+                QueueReport(old.topic, old.queue_id, stop, stop, 0, 0, is_taken_over=True)
+            )
+        every = sorted((*(report.queues or ()), *queues), key=lambda q: (q.topic, q.queue_id))
+        left_out = (*report.left_out, *batch.left_out)
+        return dataclasses.replace(report, queues=tuple(every), left_out=left_out)
 
     def _copy(self, layout: StoreLayout, path: str) -> None:
         made = self._build / path
@@ -418,44 +466,3 @@ def _queue_reports(built: QueueFiles, taken_over: Iterable[QueueReport]) -> tupl
         for key, queue in built.queues.items()
     ]
     return tuple(sorted((*made, *taken_over), key=lambda queue: (queue.topic, queue.queue_id)))
-
-
-def with_batches(
-    layout: StoreLayout,
-    report: RebuildReport,
-    batch: BatchFiles,
-    copy: Callable[[StoreLayout, str], None],
-) -> RebuildReport:
-    """The report with the batch queues, after the queues without a message in the log are copied.
-
-    A broker continues where such a queue ends: retention has deleted all its messages.
-
-    Args:
-        layout: the store's files.
-        report: the report of the other queues.
-        batch: the batch queues.
-        copy: copies a file of the store to the new files.
-    """
-    queues = [
-        QueueReport(*key, queue.first, queue.stop, queue.gaps, queue.restarts)
-        for key, queue in batch.queues.items()
-    ]
-    for old in batch.expired(layout):
-        for file in old.files:
-            copy(layout, file.path)
-        stop = old.max_offset
-        queues.append(QueueReport(old.topic, old.queue_id, stop, stop, 0, 0, is_taken_over=True))
-    every = sorted((*(report.queues or ()), *queues), key=lambda q: (q.topic, q.queue_id))
-    left_out = (*report.left_out, *batch.left_out)
-    return replace(report, queues=tuple(every), left_out=left_out)
-
-
-def not_in_tasks(store: str, topics: Iterable[str]) -> UnsupportedStore:
-    """The error of a rebuild by Spark: its tasks do not build batch queues."""
-    names = ", ".join(sorted(topics))
-    return UnsupportedStore(
-        f"{store}: topics {names} have batch queues, which Spark does not build. "
-        "Nothing was changed. Type `logquarry rebuild` without Spark",
-        feature=BATCH_QUEUES,
-        evidence=(f"{BATCH_QUEUE}/",),
-    )

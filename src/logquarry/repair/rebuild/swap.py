@@ -2,7 +2,7 @@
 
 A build is complete when its file ``complete`` exists: see :mod:`logquarry.repair.rebuild.rebuild`.
 
-A recovery replaces the queues in RocksDB after the log is mended.
+:func:`replace_queues` builds queues in RocksDB for a recovery that has repaired the log.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
     """Finish an interrupted rebuild that has put some folders in place.
 
     Raises:
-        UsageError: if there was such a rebuild: there is nothing left to build.
+        UsageError: if there was such a rebuild, because nothing is left to build.
     """
     is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
     if is_begun and bring_out_cut_off(target, disk):
@@ -122,7 +122,7 @@ def bring_out_cut_off(target: Path, disk: Disk) -> bool:
     """Put the folders of an interrupted, complete rebuild in place; return whether there was one.
 
     Raises:
-        StoreUnavailable: if the disk refuses.
+        StoreUnavailable: if the disk fails or is full.
     """
     build = target / REBUILD
     if not bring_out(build, target, disk):
@@ -133,7 +133,7 @@ def bring_out_cut_off(target: Path, disk: Disk) -> bool:
 
 
 def bring_out(build: Path, target: Path, disk: Disk) -> bool:
-    """Move the folders of a complete build in place, unless they are there.
+    """Move the folders of a complete build to their places, unless they are there already.
 
     Returns:
         Whether the build was complete.
@@ -159,7 +159,7 @@ def swap(
         disk: disk of both folders.
 
     Returns:
-        The quarantine with the old folders, None if there were none; and the folder for it.
+        The quarantine with the old folders (None if there were none), and the quarantine's path.
     """
     aside = first = quarantine(target, quarantined)
     number = 0
@@ -198,7 +198,7 @@ def remove_empty(*folders: Path) -> None:
 
 
 def folder_to_recover(layout: StoreLayout) -> str | None:
-    """The folder of a store's queues in RocksDB; None without one.
+    """The folder of a store's queues in RocksDB; None if there is none.
 
     Raises:
         UsageError: if there is one, and the package ``rocksdict`` is not installed.
@@ -210,7 +210,7 @@ def folder_to_recover(layout: StoreLayout) -> str | None:
 def why_replaced(
     layout: StoreLayout, folder: str, queues: Iterable[AuditedQueue], log_end: int
 ) -> str | None:
-    """Why the queues in RocksDB need to be built again; None if they agree with the log.
+    """The reason to build the queues in RocksDB again; None if they agree with the log.
 
     Args:
         layout: the store's files.
@@ -240,7 +240,7 @@ def why_replaced(
 
 
 def why_not_built(queues: Iterable[AuditedQueue]) -> str | None:
-    """Why a broker would not serve new queues in RocksDB; None if it would."""
+    """Why a broker could not serve new queues in RocksDB; None if it could."""
     for queue in queues:
         if queue.largest_gap or queue.moved:
             return (
@@ -268,12 +268,12 @@ def replace_queues(
         folder: the folder of RocksDB; the old folder goes to quarantine.
         log_end: physical offset of the log's end.
         disk: disk of the store.
-        clock: names the quarantine, in milliseconds.
-        progress: gets the bytes of the log that are read, and their total.
+        clock: the time in milliseconds, for the name of the quarantine.
+        progress: called with the bytes of the log read so far, and their total.
 
     Raises:
         StoreUnavailable: if the disk fails, or is full.
-        UnsupportedStore: if the log lacks messages of a queue between two others.
+        UnsupportedStore: if the log has lost messages in the middle of a queue.
     """
     root = Path(layout.root)
     build = root / REBUILD

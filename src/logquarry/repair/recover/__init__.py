@@ -1,1 +1,1 @@
-"""Recovers a store after a crash: check at opening, plan, apply; also by RocketMQ's own rules."""
+"""Recovers a store after a crash, by safe rules or by RocketMQ's: checks, plans and applies."""

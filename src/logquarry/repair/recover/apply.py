@@ -1,15 +1,15 @@
 """Applies the plan of a safe recovery, with the store's lock held.
 
-An interrupted recovery can be run again with the same result. For that, ``abort`` is created before
-any change. A store with ``abort`` no longer shows where its log ended at a clean shutdown, so the
-durable offset is written even before. Then the log is repaired, then queues and index; when they
-are on the disk, the durable offset, with the checkpoint's times, and then the checkpoint.
+You can run a recovery again after an interruption, with the same result. To allow that, it creates
+``abort`` before any change. A store with ``abort`` no longer shows where its log ended at a clean
+shutdown, so the durable offset is written before ``abort``. Then the recovery repairs the log, then
+queues and index. When these are on the disk, it writes the durable offset with the times of the
+next checkpoint, and then the checkpoint itself.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -61,13 +61,11 @@ from logquarry.write.index_writer import IndexKeeper, IndexWriter, Int64
 from logquarry.write.queue_table import QueueTable
 from logquarry.write.queue_writer import MOST_GAP, Mending
 
-logger = logging.getLogger(__name__)
-
 _COPY_BYTES: Final = 1 << 20
 _UNSURE_BYTES: Final = 128 << 20
 """If a log has no durable offset, this many bytes at its end are written again.
 
-A sync of another program may have failed at any time; to write terabytes again would take too long.
+Any earlier sync by another program may have failed, but to write terabytes again takes too long.
 """
 
 
@@ -77,10 +75,10 @@ def apply_safe(
     """Apply a plan. ``abort`` exists afterwards; the caller removes it.
 
     Args:
-        plan: the plan, made since the lock was taken.
+        plan: the plan, made while this process held the lock.
         disk: disk of the store.
-        clock: names new index files, in milliseconds.
-        progress: gets the bytes of the log that are dispatched again, and their total.
+        clock: the time in milliseconds, for the names of new index files.
+        progress: called with the bytes of the log dispatched so far, and their total.
 
     Raises:
         StoreUnavailable: if the disk fails; the store can be recovered again.
@@ -128,7 +126,7 @@ class _Work:
                 self._durable.close()
 
     def _mark(self, checkpoint: CheckpointFile, offset: int) -> None:
-        """Write the durable offset so that it stays valid with the next checkpoint."""
+        """Write the durable offset so that it is valid with the next checkpoint too."""
         if self._durable is not None:
             self._durable.close()
         path = self._root / DURABLE
@@ -180,7 +178,7 @@ class _Work:
             log.close()
 
     def _mend_timers(self) -> None:
-        """Write a new timer wheel if entries of the old one name messages that were lost.
+        """Write a new timer wheel if entries of the old one point to messages that were lost.
 
         The broker would take the next message at such a physical offset for the lost one.
         """
@@ -224,49 +222,25 @@ class _Work:
     def _put_blank(self, path: Path, size: int) -> None:
         made = self._root / SIDECAR / path.name
         self._disk.remove(made)
-        descriptor = self._disk.make_file(made, size)
-        try:
+        with self._disk.writing(made, size) as descriptor:
             blank = frame.BLANK.struct.pack(size, frame.MAGIC_BLANK)
             self._disk.write_all(descriptor, blank, 0)
-            self._disk.sync(descriptor, made)
-        except OSError as error:
-            raise self._disk.refused(made, error) from error
-        finally:
-            self._disk.let_go(descriptor)
         self._disk.move(made, path)
 
     def _zero(self, path: Path, position: int, length: int) -> None:
-        try:
-            descriptor = self._disk.open(path)
-        except OSError as error:
-            raise self._disk.refused(path, error) from error
-        try:
+        with self._disk.writing(path) as descriptor:
             for done in range(0, length, _COPY_BYTES):
                 zeros = bytes(min(_COPY_BYTES, length - done))
                 self._disk.write_all(descriptor, zeros, position + done)
-            self._disk.sync(descriptor, path)
-        except OSError as error:
-            raise self._disk.refused(path, error) from error
-        finally:
-            self._disk.let_go(descriptor)
 
     def _extend(self, path: Path, size: int) -> None:
-        try:
-            descriptor = self._disk.open(path)
-        except OSError as error:
-            raise self._disk.refused(path, error) from error
-        try:
+        with self._disk.writing(path) as descriptor:
             self._disk.allocate(descriptor, size)
-            self._disk.sync(descriptor, path)
-        except OSError as error:
-            raise self._disk.refused(path, error) from error
-        finally:
-            self._disk.let_go(descriptor)
 
     def _shorten(self, path: Path, size: int, excess: int) -> None:
         """Replace a file that is too long by a shorter copy; quarantine gets the rest.
 
-        A complete file exists at every moment: if it were missing, the log would end there.
+        A complete file exists at every moment. If it were missing, the log would end before it.
         """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
@@ -328,7 +302,7 @@ class _Work:
             if step.file == plan.rocksdb:
                 continue
             if step.kind is StepKind.SET_ASIDE and path.parent == root / CONSUME_QUEUE:
-                # A broker does not start on an empty folder either.
+                # Move the folder itself: a broker does not start if an empty one is left.
                 if path.is_dir():
                     disk.set_aside(path, quarantine(root, CONSUME_QUEUE))
             elif step.kind is StepKind.SET_ASIDE and path.is_dir():
@@ -336,7 +310,7 @@ class _Work:
                 for name in disk.list(path):
                     disk.set_aside(path / name, aside)
             elif step.kind is StepKind.SET_ASIDE and path.is_file() and path.parent.name != SIDECAR:
-                # Earlier steps have moved files of the log, and logquarry's own files.
+                # Files of the log and logquarry's own files were moved in earlier steps.
                 disk.set_aside(path, quarantine(root, path.parent.name))
         ends = {
             queue.key: 0 if queue.action is QueueAction.REBUILD else queue.keep_until

@@ -22,7 +22,6 @@ from logquarry.format import frame, java
 from logquarry.format.rows import REACHED_STOP
 from logquarry.log import codec
 from logquarry.log.codec import Window
-from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.filesystem import FileView
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import (
@@ -34,11 +33,13 @@ from logquarry.log.store_files import (
     DURABLE,
     INDEX,
     LOCK,
-    NAME_DIGITS,
     REDO_LOG,
     SIDECAR,
     STATE_TABLE,
     TRANSACTION,
+    FileSequence,
+    StoreFile,
+    is_offset_name,
     quarantine,
 )
 from logquarry.read.store_sizes import require_stated_size
@@ -52,7 +53,7 @@ _FOLDERS: Final = (
 
 
 class WrongEntry(StoreUnavailable):
-    """A folder, a pipe, a broken link or a second name is in place of a store's file.
+    """In place of a store's file is a folder, a pipe, a broken link, or a link to another file.
 
     Attributes:
         path: the wrong entry.
@@ -68,11 +69,11 @@ class WrongEntry(StoreUnavailable):
 
 
 def check_entries(root: Path, config: StoreConfig) -> None:
-    """Check that each name that a file should have is a file, and that no file has two names.
+    """Check that there is a file at each path where one belongs, and that no file has two paths.
 
     Args:
         root: the store's folder.
-        config: its settings, which may name further folders of the log.
+        config: its settings, which can give the log further folders.
 
     Raises:
         WrongEntry: if a check fails.
@@ -126,7 +127,7 @@ def check_queue_folder(folder: Path) -> None:
 
 
 def _check_numbered(path: Path, places: dict[tuple[int, int], Path]) -> None:
-    if len(path.name) == NAME_DIGITS and path.name.isascii() and path.name.isdigit():
+    if is_offset_name(path.name):
         _check_once(path, _check(path), places)
 
 
@@ -181,7 +182,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """The paths in a folder, by name; none if it cannot be read, which its reader reports."""
+    """The paths in a folder, by name; none if it is unreadable: later steps report that."""
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in os.scandir(folder))
@@ -194,7 +195,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 # A file whose frames do not show its place does not belong to the log, and goes to quarantine.
 
 _MOST_BLANKS: Final = 1 << 12
-"""Files of the log that may be missing in a row: 4 TiB with files of 1 GiB."""
+"""Maximum number of consecutive log files that can be missing: 4 TiB with files of 1 GiB."""
 
 
 def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
@@ -221,7 +222,7 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         for path, reason in layout.log_names.strangers
     ]
     names = Counter(file.base % size for file in files.files)
-    # In Java's logs names are multiples of the size. Else the majority decides.
+    # In RocketMQ's logs all names are multiples of the file size; in other logs most names decide.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     last: StoreFile | None = None
     for file in files.files:
@@ -232,7 +233,7 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
             continue
         if _begins_with_own_message(layout, file):
             raise _no_place(layout, file)
-        where = "no place of a log file" if not fits else "far after the log"
+        where = "not the offset of a log file" if not fits else "far after the log"
         reason = "no message in it shows that it belongs to this log"
         found.append((file, f"its name is {where}, and {reason}"))
     return found
@@ -242,9 +243,9 @@ def check_file_size(layout: StoreLayout) -> None:
     """Check that the log's files can have the size that the settings give. Reads few bytes.
 
     Raises:
-        StoreUnavailable: if a message lies after that size, or where another file begins: the
-            settings belong to another store, and most of the log would be read as damage.
-        UsageError: if the configuration gives that size, and the files have another.
+        StoreUnavailable: if a file has a message after that size, or where another file begins.
+            Then the settings belong to another store, and most of the log would seem damaged.
+        UsageError: if the configuration gives that size, but the files have another one.
     """
     require_stated_size(layout)
     files = layout.commit_log
@@ -287,7 +288,7 @@ def _check_length(layout: StoreLayout, file: StoreFile) -> None:
     """Check that a file that is too long has no messages after its size.
 
     Raises:
-        StoreUnavailable: if the file has such messages: the settings belong to another store.
+        StoreUnavailable: if it has such messages; then the settings belong to another store.
     """
     size = layout.commit_log.file_size
     if file.size <= size:
@@ -309,7 +310,7 @@ def _check_length(layout: StoreLayout, file: StoreFile) -> None:
 
 
 def refuse_wrong_names(layout: StoreLayout) -> None:
-    """Refuse a log with wrong names: RocketMQ's recovery goes by names.
+    """Refuse a log whose files have wrong names, because RocketMQ's recovery trusts the names.
 
     Raises:
         StoreUnavailable: if a file has a wrong name.

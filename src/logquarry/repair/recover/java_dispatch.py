@@ -1,11 +1,11 @@
-"""Dispatches messages as RocketMQ does (``doDispatch``), and the rules in which versions differ.
+"""Dispatches messages as RocketMQ does (``doDispatch``), by rules that depend on its version.
 
 The rules are for stores with queue files. The source of 4.9.3, 5.1.4, 5.3.3, 5.4.0 and 5.5.0 has
 these rules in ``CommitLog.recoverNormally``, ``recoverAbnormally`` and
-``DefaultMessageStore.load``. All of 5.x read V2 frames, know the delay levels during the recovery,
-and dispatch afterwards from the log's end on, not from the end of the queues. No file distinguishes
-5.1 from 5.3: both get the rules of 5.3, which dispatches more. (After a clean shutdown, 5.1
-dispatches no message that is in the log already.)
+``DefaultMessageStore.load``. All versions of 5.x read V2 frames, know the delay levels during the
+recovery, and dispatch afterwards from the log's end on, not from the end of the queues. No file
+distinguishes 5.1 from 5.3: both get the rules of 5.3, which dispatches more. (After a clean
+shutdown, 5.1 dispatches no message that is in the log already.)
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class JavaRules:
     Attributes:
         name: the version, in words.
         is_5: whether the rules of all versions of 5.x hold.
-        most_files: a recovery begins at most so many files before the end; None for no limit.
+        most_files: a recovery begins at most this many files before the end; None for no limit.
         starts_by_frame: the first frame of the file where a recovery begins must be sound, and a
             normal recovery compares its PHYSICALOFFSET with the end of the queues. Before 5.4, a
             normal recovery compares the file's name.
-        starts_by_offset: a recovery after a crash begins at the file that the checkpoint's offset
-            of the queues names, if there is one. Otherwise it compares store times.
+        starts_by_offset: a recovery after a crash begins at the file with the checkpoint's offset
+            of the queues, if there is such an offset. Otherwise it compares store times.
     """
 
     name: str
@@ -87,14 +87,14 @@ class JavaDispatch:
         queues: the queues; the dispatch adds new queues.
         config: the store's settings, with all sizes.
         target: changes the queues' files.
-        open_index: returns the index, None for none; called for the first message.
+        open_index: returns the index, None if there is none; called for the first message.
         rules: the rules of the store's version.
 
     Attributes:
         queues: the queues (``consumeQueueTable``).
         messages: number of dispatched messages.
         keys: number of their keys.
-        store_timestamp: store time of the last message that a queue got, None without one.
+        store_timestamp: store time of the last message that a queue got, None if there is none.
         physical_offset: physical offset of that message.
     """
 
@@ -188,7 +188,7 @@ class JavaDispatch:
             queue.put(np.array([offset], np.int64), units_of(physical, size, code))
 
     def _queue(self, key: QueueKey) -> JavaQueue | None:
-        """A queue, new if it is missing; None if the topic cannot name a folder."""
+        """A queue, created if missing; None if a folder cannot have the topic's name."""
         queue = self.queues.get(key)
         if queue is None:
             topic = key[0]
@@ -204,7 +204,7 @@ class JavaDispatch:
         return queue
 
     def _copies(self, request: JavaRequest) -> Iterator[tuple[QueueKey, int]]:
-        """The further queues that a message names (``multiDispatchLmqQueue``)."""
+        """The additional queues in a message's properties (``multiDispatchLmqQueue``)."""
         if not self._config.enable_multi_dispatch:
             return
         if self._rules.is_5 and (not request.properties or request.topic.startswith(_NEVER_COPIED)):
@@ -212,8 +212,8 @@ class JavaDispatch:
         if request.properties is None:
             # QUIRK: checkMultiDispatchQueue dereferences null properties.
             raise JavaRefusal(
-                f"the message at {request.physical_offset} has no properties, which RocketMQ's "
-                "multi-dispatch does not survive"
+                f"the message at {request.physical_offset} has no properties, and RocketMQ's "
+                "multi-dispatch fails without them"
             )
         named = request.properties.get(props.INNER_MULTI_DISPATCH, "")
         numbers = request.properties.get(props.INNER_MULTI_QUEUE_OFFSET, "")
@@ -239,7 +239,7 @@ def _parse_long(text: str, request: JavaRequest) -> int:
     value = int(text) if digits.isdecimal() and len(text) <= _LONGEST_NUMBER else None
     if value is None or not java.LONG_MIN <= value <= java.LONG_MAX:
         raise JavaRefusal(
-            f"the message at {request.physical_offset} names {text[:_LONGEST_NUMBER]!r} as its "
+            f"the message at {request.physical_offset} gives {text[:_LONGEST_NUMBER]!r} as its "
             "queue offset in another queue, but that is not a number"
         )
     return value

@@ -4,8 +4,8 @@ Java's recovery reads the log from one file on. The log ends at the first place 
 Then ``ReputMessageService`` dispatches the messages that are in no queue. It has other rules: it
 checks no CRC, and skips bytes that it cannot read.
 
-A frame that the kernels find sound is sound to Java. If the kernels stop, the reference
-(:mod:`logquarry.format.java_frame`) decides.
+A frame that logquarry's kernels accept is sound for Java too. Where they stop, the reference codec
+(:mod:`logquarry.format.java_frame`) decides whether Java accepts the frame.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class JavaLog:
 
     Attributes:
         files: the log's files.
-        last_message: physical offset of the last message that :meth:`find_end` read; None without
-            one.
+        last_message: physical offset of the last message that :meth:`find_end` read; None if there
+            is none.
         stopped_by: the bytes at which the log ends, in words; None if there are only zeros.
     """
 
@@ -100,7 +100,7 @@ class JavaLog:
 
         Args:
             known: physical offset up to which the queues point to messages.
-            index_limit: no frame of the file may be newer, in ms; None for no limit.
+            index_limit: latest store time of the file's first frame, in ms; None for no limit.
             check_crc: whether to compare bodies with their CRC.
         """
         if not self._rules.is_5:
@@ -148,7 +148,7 @@ class JavaLog:
         check_crc: bool,
         least: int,
     ) -> int:
-        """The last file whose first frame matches, among the last ``most_files`` (from 5.4 on)."""
+        """The last file whose first frame matches; from 5.4 on, of the last ``most_files``."""
         left = self._rules.most_files or 1
         for number in range(len(self.files) - 1, least, -1):
             left -= 1
@@ -180,7 +180,7 @@ class JavaLog:
 
         Args:
             start: index of the first file to read.
-            dispatch: gets each message; None for a normal recovery of 4.9.
+            dispatch: dispatches each message; None for a normal recovery of 4.9.
             check_crc: whether to compare bodies with their CRC.
             known: only messages after this physical offset are dispatched.
 
@@ -215,7 +215,7 @@ class JavaLog:
                 elif dispatch is not None and known < self.last_message:
                     for position in run.rows[:, POSITION].tolist():
                         found = self._ask(file, data, at + position, levels, check_crc=False)
-                        # QUIRK: the message that begins at the queues' end is left out.
+                        # QUIRK: the message that begins at the queues' end is not dispatched.
                         if found.request is not None and window.base + position > known:
                             dispatch.one(found.request)
                 at += count

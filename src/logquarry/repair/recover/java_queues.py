@@ -30,6 +30,7 @@ from logquarry.log.readable import first_unreadable
 from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, SIDECAR
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import UNIT_DTYPE, Units
+from logquarry.repair.recover.folder_check import check_queue_folder
 
 
 class Target(Protocol):
@@ -42,7 +43,11 @@ class Target(Protocol):
         """Write into a file."""
 
     def make(self, path: str, size: int) -> None:
-        """Create a file of zeros."""
+        """Create a file of zeros.
+
+        Raises:
+            StoreUnavailable: if a file is in place of one of its folders.
+        """
 
     def extend(self, path: str, size: int) -> None:
         """Append zeros to a file, up to a size."""
@@ -77,6 +82,7 @@ class Noted:
 
     def make(self, path: str, size: int) -> None:
         """See :meth:`Target.make`."""
+        check_queue_folder((self._root / path).parent)
         self._changed[path] = mmap.mmap(-1, size)
 
     def extend(self, path: str, size: int) -> None:
@@ -116,7 +122,7 @@ class Applied:
         file = self._open.get(path)
         if file is None:
             file = self._keep(path, (self._root / path).stat().st_size)
-            # Java leaves a sparse file: a full disk ends it with SIGBUS later.
+            # Java leaves the file sparse, so a full disk can end Java later with SIGBUS.
             file.allocate()
         self.written.add(path)
         file.buffer[position : position + len(data)] = data
@@ -124,6 +130,7 @@ class Applied:
 
     def make(self, path: str, size: int) -> None:
         """See :meth:`Target.make`."""
+        check_queue_folder((self._root / path).parent)
         self._keep(path, size, exclusive=True)
         self.written.add(path)
 
@@ -142,7 +149,7 @@ class Applied:
         self.written.add(path)
 
     def set_aside(self, path: str) -> None:
-        """See :meth:`Target.set_aside`. A file of zeros alone is deleted."""
+        """See :meth:`Target.set_aside`. A file that holds only zeros is deleted."""
         self._release(path)
         self.written.discard(path)
         size = (self._root / path).stat().st_size
@@ -173,7 +180,7 @@ class WrittenFiles:
         self._root = root
         self._disk = disk
         self._paths = set(paths)
-        # Users may call flush at the same time as the flush thread.
+        # Users can call flush at the same time as the flush thread.
         self._flushing = threading.Lock()
 
     def flush(self, least_pages: int = 0) -> None:
@@ -344,8 +351,8 @@ class JavaQueue:
     def truncate_dirty(self, physical: int) -> None:
         """Remove the entries after the log's end (``truncateDirtyLogicFiles``).
 
-        QUIRK: the first entry of a file always counts, even if it is all zeros. (If a file holds
-        only one entry, Java never ends.)
+        QUIRK: the first entry of a file always counts, even if it is all zeros. (If the files hold
+        only one entry each, Java loops for ever.)
         """
         self.max_physical = physical
         while self.files:
@@ -379,8 +386,8 @@ class JavaQueue:
         """Append entries as RocketMQ's dispatcher does (``putMessagePositionInfo``).
 
         QUIRK: it skips a message that ends before ``max_physical``, and a queue offset that the
-        queue has already, except 0, which it appends to any queue. It appends an entry whose queue
-        offset is too large at the queue's end, which is the wrong position.
+        queue has already, except 0, which it appends to any queue. If an entry's queue offset is
+        too large, it appends the entry at the queue's end, which is the wrong position.
 
         Args:
             offsets: queue offset of each entry.

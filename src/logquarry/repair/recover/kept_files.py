@@ -1,7 +1,7 @@
-"""The files that a recovery keeps: renamed by their content, and synced.
+"""Renames log files by their content, and syncs the files that a recovery keeps.
 
-A renamed file is never replaced, so no bytes can be lost. After an interruption at any point the
-frames of each file still show its place, and the next plan continues
+A rename never replaces a file, so no bytes can be lost. After an interruption at any point, the
+frames of each file still show its place, so the next plan can continue
 (:mod:`logquarry.log.log_names`).
 
 The data that a recovery relies on is synced: entries of lost messages, and unchanged files. The
@@ -41,7 +41,7 @@ def rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
         steps: the RENAME steps of a plan.
 
     Raises:
-        StoreUnavailable: if a rename failed, or a file that is not renamed has a new name.
+        StoreUnavailable: if a rename failed, or if a file without a step has one of the new names.
     """
     left: dict[Path, Path] = {}
     for step in steps:
@@ -71,7 +71,7 @@ Kept = Mapping[QueueKey, Mapping[int, bytes]]
 
 
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
-    """The note of an interrupted recovery; empty if there is none or it cannot be read."""
+    """Entries noted by an interrupted recovery; empty if there is no note or it is unreadable."""
     found: dict[QueueKey, dict[int, QueueEntry]] = {}
     try:
         for queue in json.loads(path.read_bytes()):
@@ -87,7 +87,7 @@ def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
 
 
 def save_kept(disk: Disk, path: Path, kept: Kept) -> None:
-    """Write the note, durably; delete an old note if there are no entries.
+    """Note entries for the next recovery, durably; if there are none, delete an old note.
 
     Raises:
         StoreUnavailable: if the disk cannot store them.
@@ -149,19 +149,10 @@ def sync_files(
 
 
 def _sync_file(disk: Disk, path: Path, write_from: int | None, log_end: int) -> None:
-    try:
-        descriptor = disk.open(path)
-    except OSError as error:
-        raise disk.refused(path, error) from error
-    try:
+    with disk.writing(path) as descriptor:
         if write_from is not None:
             base = int(path.name)
             _write_again(disk, descriptor, write_from - base, log_end - base)
-        disk.sync(descriptor, path)
-    except OSError as error:
-        raise disk.refused(path, error) from error
-    finally:
-        disk.let_go(descriptor)
 
 
 def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:

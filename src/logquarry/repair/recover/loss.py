@@ -1,17 +1,17 @@
 """Finds the messages that a recovery would lose, and whether the user must accept the loss.
 
-A message is lost if a queue, the index, the durable offset or the checkpoint knows it, and the
-recovered log does not have it, or has other messages in its place
-(:mod:`logquarry.repair.recover.replaced`). Entries of messages before the log's first offset are
-expired, not lost. Damage that an earlier recovery recorded was accepted then.
+A message is lost if a queue, the index, the durable offset or the checkpoint shows that it existed,
+and the recovered log does not have it, or has other messages in its place
+(:mod:`logquarry.repair.recover.replaced`). Messages before the log's first offset are expired, not
+lost. Damage that an earlier recovery recorded does not count: its loss was accepted then.
 
-A crash normally loses messages; that is a fault only if a message was on the disk already. The
-following facts show that a message was on the disk ("vouch for it"):
+A crash normally loses the newest messages. That is a fault only if a message was on the disk
+already. A message is vouched for (was certainly on the disk) in these cases:
 
-- the durable offset, for every message before it, and for no other message;
-- without a durable offset, a clean shutdown, for every message that a queue names;
-- after a crash without a durable offset: frames after the message that are sound, a whole file of
-  zeros in its place, or a checkpoint that is later than the last message of the log.
+- There is a durable offset, and the message lies before it. No other message is vouched for then.
+- There is none, the store was shut down cleanly, and a queue points to the message.
+- There is none, the store crashed, and sound frames follow the message, or a whole file of zeros is
+  in its place, or the checkpoint is later than the last message of the log.
 
 The loss of such messages needs the user's consent (``accept_loss``) if it exceeds the limits of
 :func:`_is_small`, or if files of the log that had them are missing. docs/recovery.md has a table.
@@ -30,32 +30,29 @@ import numpy.typing as npt
 from logquarry import text
 from logquarry.errors import StoreUnavailable
 from logquarry.format import java
-from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
-from logquarry.read.batch_queue import all_queues, frames_in
-from logquarry.read.index_file import LARGEST_MESSAGE, indexed_frames
+from logquarry.read.batch_queue import all_queues
+from logquarry.read.index_file import indexed_frames
 from logquarry.read.log_end import known_damage
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Queue, Units, has_message
+from logquarry.read.lost_messages import checkpoint_times
+from logquarry.read.queue import Queue
 from logquarry.repair.audit.log import NEVER_WRITTEN, never_written
-from logquarry.repair.recover.replaced import ReplacedFiles, probes, without_frame
+from logquarry.repair.recover.replaced import Frames, ReplacedFiles, frames_of, in_order
 
 _SMALL_BYTES: Final = 64 << 10
 _SMALL_SHARE: Final = 10
-"""A loss of at most 64 KiB may be up to a tenth of the log."""
+"""A loss of at most 64 KiB needs no consent if it is at most a tenth of the log."""
 _LARGE_BYTES: Final = 64 << 20
 _LARGE_SHARE: Final = 100
-"""A larger loss may be up to a hundredth of the log, and at most 64 MiB."""
+"""A loss of at most 64 MiB needs no consent if it is at most a hundredth of the log."""
 _MOST_COUNTED: Final = 20_000_000
-"""Maximum number of lost entries that are compared to count a message of several queues once."""
+"""Maximum number of lost entries that are compared, to count each message only once."""
 _MOST_NAMED: Final = 2
-"""Maximum number of missing parts of the log that a reason names."""
+"""Maximum number of missing parts of the log that a reason lists."""
 _LEAST_APART: Final = 2
-"""Fewest entries with messages far after the log that count as a loss: one may be damaged."""
-
-_Frames = npt.NDArray[np.int64]
-"""Physical offset, size and number of messages of each frame."""
+"""Minimum number of entries far after the log that count as a loss: a single one may be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +60,9 @@ class Loss:
     """The messages that a recovery would lose.
 
     Attributes:
-        messages: number of messages that queues name. A message that multi-dispatch put into
+        messages: number of lost messages in the queues. A message that multi-dispatch put into
             several queues counts once, unless more than 20 million are lost.
-        bytes: their bytes; with a durable offset, at least the missing bytes of the log before it.
+        bytes: their bytes; if there is a durable offset, at least the bytes missing before it.
         known_bytes: the bytes of the log that are known in total, lost ones included.
         reason: where the messages were, in words.
         needs_consent: whether the recovery needs ``accept_loss``.
@@ -82,10 +79,15 @@ class Loss:
         return asdict(self)
 
     def __str__(self) -> str:
+        return self.words()
+
+    def words(self, *, is_applied: bool = False) -> str:
+        """The loss in words, before or after the recovery."""
+        verb = "lost" if is_applied else "would be lost"
         if not self.bytes:
-            return f"messages would be lost, and their number is unknown: {self.reason}"
+            return f"messages {verb}, and their number is unknown: {self.reason}"
         count = text.plural(self.messages, "message")
-        return f"{count} would be lost, {text.plural(self.bytes, 'byte')}: {self.reason}"
+        return f"{count} {verb}, {text.plural(self.bytes, 'byte')}: {self.reason}"
 
     def refusal(self, accept_loss: int | None) -> str | None:
         """Why the recovery is refused; None if it may continue.
@@ -145,7 +147,7 @@ def find_loss(
     last_timestamp: int | None = None,
     dropped: Mapping[QueueKey, int] | None = None,
 ) -> Loss | None:
-    """The loss: messages that the store knows of and the recovered log lacks; None without any.
+    """The messages that the store knows of and the recovered log lacks; None if there are none.
 
     Reads the queues from their ends back to the first entry that is not lost, and the frames of the
     entries that are dropped.
@@ -199,11 +201,7 @@ class _Search:
         self._last_timestamp = last_timestamp
         self._durable = layout.durable_end
         self._is_closed = not layout.has_abort
-        try:
-            checkpoint = layout.read_checkpoint()
-        except ValueError:
-            checkpoint = None
-        self._flushed = 0 if checkpoint is None else checkpoint.physic_timestamp
+        self._flushed = checkpoint_times(layout).physic_timestamp
 
     def loss(self) -> Loss | None:
         lost = self._lost()
@@ -239,23 +237,24 @@ class _Search:
 
     @property
     def _lacks_file(self) -> bool:
-        """Whether the log certainly had files that are missing, even if no entry names them."""
+        """Whether files of the log are certainly missing, even if no entry points to them."""
         if any(span.kind == MISSING_FILE for span in self._damage):
             return True
         durable = self._durable or 0
         return durable > self._end and self._log.at(durable - 1) is None
 
     # ---------------------------------------------------------------------------------- entries
-    def _lost(self) -> _Frames:
+    def _lost(self) -> Frames:
         """The lost frames, in the order of the log."""
         lowest = min([self._end, *(span.offset for span in self._damage)])
         queues = all_queues(self._layout)
-        replaced = self._replaced(queues)
+        files = ReplacedFiles(self._layout, queues, self._is_expected, self._known)
+        replaced = files.frames(self._dropped)
         self._replaced_places = replaced[:, 0]
-        found: list[_Frames] = [np.empty((0, 3), np.int64), replaced]
+        found = [replaced]
         for queue in queues:
             found += self._lost_of(queue, lowest)
-        # The index comes after the queues, which have the sizes.
+        # Add the index after the queues: only entries of queues have the sizes of the messages.
         found.append(self._lost_of_index(lowest))
         frames = np.concatenate(found)
         if len(frames) > _MOST_COUNTED:
@@ -263,14 +262,14 @@ class _Search:
         _, first = np.unique(frames[:, 0], return_index=True)
         return frames[first]
 
-    def _lost_of(self, queue: Queue, lowest: int) -> Iterator[_Frames]:
+    def _lost_of(self, queue: Queue, lowest: int) -> Iterator[Frames]:
         after: int | None = None
         for segment in reversed(list(queue.segments())):
             runs = queue.runs(segment.start, segment.start + segment.count)
-            parts = [_frames(units, is_batch=queue.is_batch) for _, units in runs]
+            parts = [frames_of(units, is_batch=queue.is_batch) for _, units in runs]
             if not parts:
                 continue
-            frames = _in_order(np.concatenate(parts), after)
+            frames = in_order(np.concatenate(parts), after)
             reaching = frames[frames[:, 0] + frames[:, 1] > lowest]
             lost = reaching[self._lacks(reaching)]
             if len(lost):
@@ -280,52 +279,15 @@ class _Search:
             if len(frames):
                 after = int(frames[0, 0])
 
-    def _replaced(self, queues: Sequence[Queue]) -> _Frames:
-        """The frames within the log whose places hold other messages now."""
-        dropped = self._differing(queues) if self._dropped is None else self._dropped
-        found: list[_Frames] = [np.empty((0, 3), np.int64)]
-        doubtful: set[QueueKey] = set()
-        for queue in queues:
-            key = queue.topic, queue.queue_id
-            first = dropped.get(key)
-            if first is None:
-                continue
-            runs = queue.runs(first, queue.max_offset)
-            parts = [_frames(units, is_batch=queue.is_batch) for _, units in runs]
-            if parts:
-                frames = self._without_frame(_in_order(np.concatenate(parts), None))
-                found.append(frames)
-                if len(frames):
-                    doubtful.add(key)
-        frames = np.concatenate(found)
-        if not len(frames):
-            return frames
-        return frames[ReplacedFiles(self._layout, queues, doubtful).holds(frames[:, 0])]
-
-    def _differing(self, queues: Sequence[Queue]) -> Mapping[QueueKey, int]:
-        """The queues with entries that name no frame, as far as a few entries show."""
-        keys: list[QueueKey] = []
-        parts: list[_Frames] = [np.empty((0, 3), np.int64)]
-        for key, units in probes(queues):
-            parts.append(_frames(units, is_batch=False))
-            keys += [key] * len(parts[-1])
-        frames = np.concatenate(parts)
-        places = self._without_frame(frames)[:, 0]
-        differing = np.flatnonzero(np.isin(frames[:, 0], places)).tolist()
-        return {keys[number]: 0 for number in differing}
-
-    def _without_frame(self, frames: _Frames) -> _Frames:
-        """The frames that sound parts of the log do not have."""
+    def _is_expected(self, frames: Frames) -> npt.NDArray[np.bool_]:
+        """Which frames lie in sound parts of the recovered log."""
         starts, ends = frames[:, 0], frames[:, 0] + frames[:, 1]
-        inside = (starts >= self._log.start) & (ends <= self._end)
+        inside: npt.NDArray[np.bool_] = (starts >= self._log.start) & (ends <= self._end)
         for span in self._all_damage:
             inside &= (starts >= span.offset + span.length) | (ends <= span.offset)
-        inside &= ~np.isin(starts, list(self._never))
-        frames = frames[inside]
-        frames = frames[without_frame(self._layout, frames[:, 0], frames[:, 1])]
-        return frames[[place not in self._known for place in frames[:, 0].tolist()]]
+        return inside & ~np.isin(starts, list(self._never))
 
-    def _lost_of_index(self, lowest: int) -> _Frames:
+    def _lost_of_index(self, lowest: int) -> Frames:
         # RocketMQ keeps the index of an empty log, so that index shows no loss.
         has_log = bool(self._log.files)
         least = lowest if has_log else java.LONG_MAX
@@ -333,7 +295,7 @@ class _Search:
         frames = np.stack([places, sizes, np.ones(len(places), np.int64)], axis=1)
         return frames[self._lacks(frames)]
 
-    def _lacks(self, frames: _Frames) -> npt.NDArray[np.bool_]:
+    def _lacks(self, frames: Frames) -> npt.NDArray[np.bool_]:
         """Which messages the recovered log does not have."""
         starts, ends = frames[:, 0], frames[:, 0] + frames[:, 1]
         lacking: npt.NDArray[np.bool_] = ends > self._end
@@ -346,7 +308,7 @@ class _Search:
         return lacking & (starts >= self._start)
 
     # ------------------------------------------------------------------------------- which count
-    def _is_vouched(self, lost: _Frames) -> npt.NDArray[np.bool_]:
+    def _is_vouched(self, lost: Frames) -> npt.NDArray[np.bool_]:
         """Which lost messages were on the disk for certain."""
         starts = lost[:, 0]
         if self._durable is not None:
@@ -367,7 +329,7 @@ class _Search:
         """Whether sound frames follow the new end of the log."""
         return LogReader(self._layout).find(self._end, self._log.end) is not None
 
-    def _is_missing(self, lost: _Frames) -> npt.NDArray[np.bool_]:
+    def _is_missing(self, lost: Frames) -> npt.NDArray[np.bool_]:
         """Which messages were in files that are missing."""
         missing = np.ones(len(lost), np.bool_)
         for file in self._log.files:
@@ -376,7 +338,7 @@ class _Search:
             return missing
         return missing & (lost[:, 0] < self._log.end + self._log.file_size)
 
-    def _reason(self, lost: _Frames, missing: _Frames | None) -> str:
+    def _reason(self, lost: Frames, missing: Frames | None) -> str:
         if not self._log.files:
             return f"the log has no files, but the queues point to them: {_IS_MOUNTED}"
         if missing is not None:
@@ -388,7 +350,7 @@ class _Search:
         if replaced:
             first = int(self._replaced_places.min())
             path = self._layout.log_path(first)
-            words = f"{path} has other messages than the queues name, from {first} on"
+            words = f"{path} has other messages than the queues point to, from {first} on"
             if len(lost) > replaced:
                 words += f"; the log will end at {self._end}"
             return words
@@ -399,7 +361,7 @@ class _Search:
             words += f", and {text.plural(within, 'message')} before that are damaged"
         return words
 
-    def _missing_parts(self, missing: _Frames) -> Iterator[str]:
+    def _missing_parts(self, missing: Frames) -> Iterator[str]:
         """The parts of the log that have no file, or a file without a message."""
         path_at = self._layout.log_file
         for span in self._damage:
@@ -412,7 +374,7 @@ class _Search:
                 where = f"{span.offset} to {span.offset + span.length}"
                 words = f"the log has no file for {where}: {path_at(span.offset)} is missing"
                 if span.offset < self._log.start:
-                    # A broker without a new message leaves no other trace.
+                    # If no message came since, RocketMQ leaves no other trace of the deletion.
                     words += (
                         " (if RocketMQ's retention deleted it, --accept-loss records the new start)"
                     )
@@ -449,30 +411,6 @@ def missing_span(layout: StoreLayout, start: int, stop: int) -> DamagedSpan:
 
 
 _IS_MOUNTED: Final = "a disk may not be mounted"
-
-
-def _frames(units: Units, *, is_batch: bool) -> _Frames:
-    """The frames of some entries, without impossible ones."""
-    units = units[has_message(units)]
-    places = units["physical_offset"].astype(np.int64)
-    which, held = frames_in(places, is_batch=is_batch)
-    frames = np.stack([places[which], units["size"].astype(np.int64)[which], held], axis=1)
-    frames = frames[(frames[:, 1] >= FIXED_SIZE_V1) & (frames[:, 1] <= LARGEST_MESSAGE)]
-    return frames[frames[:, 0] < np.iinfo(np.int64).max - LARGEST_MESSAGE]
-
-
-def _in_order(frames: _Frames, after: int | None) -> _Frames:
-    """The frames that a queue can have had.
-
-    A queue's entries are in the order of the log: an entry that points after a later entry is
-    damaged.
-    """
-    if not len(frames):
-        return frames
-    least = np.minimum.accumulate(frames[::-1, 0])[::-1]
-    if after is not None:
-        least = np.minimum(least, after)
-    return frames[frames[:, 0] <= least]
 
 
 def _is_small(size: int, known: int) -> bool:

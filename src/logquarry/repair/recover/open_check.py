@@ -10,7 +10,6 @@ log ends").
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,9 +62,6 @@ from logquarry.repair.recover.rocketmq import (
 )
 from logquarry.repair.recover.safe import SafePlan, plan_safe
 
-logger = logging.getLogger(__name__)
-
-_READ_ONLY_HINT: Final = 'open it with mode="r"'
 _CHECKED_FILES: Final = 3
 """The last files of the log, which RocketMQ reads when it opens a store (``recoverNormally``)."""
 _OURS: Final = frozenset(
@@ -82,7 +78,7 @@ _OURS: Final = frozenset(
         "lost+found",
     }
 )
-"""Names that the folder of a new store may hold."""
+"""Names that are allowed in the folder of a new store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +88,8 @@ class StoreFound:
     Attributes:
         config: its settings, with all sizes.
         log_end: physical offset of the log's end.
-        pieces: the stretches of the log that are not dispatched yet, without the damage between
-            them. Queues and index have all messages before the first stretch.
+        pieces: the undamaged stretches of the log that are not dispatched yet. Queues and index
+            have all messages before the first stretch.
         queue_ends: for each queue the position after its last entry, counted in entries.
         recovered: result of RocketMQ's recovery, if that mode is set.
         transactions: state table and redo log, in dialect 3.1.
@@ -229,7 +225,7 @@ def _find_transactions(
 
 
 def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int, int], ...], bool]:
-    """The undamaged stretches of a part of the log, and whether a message has further queues.
+    """The undamaged stretches of a part of the log, and whether a message is in several queues.
 
     A message with damage only in its body keeps its queue offset.
 
@@ -261,14 +257,14 @@ def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
     """Refuse settings of another store.
 
     Raises:
-        CorruptFile: if no file has the size of the settings.
+        CorruptFile: if no file has the size that the settings give.
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     queue_files = tuple(file for queue in layout.queue_files() for file in queue.files)
     sequences.append((queue_files, config.queue_file_size))
     for files, size in sequences:
         sizes = [file.size for file in files if file.size]
-        # A crash may leave the very first file too short.
+        # A crash can leave the very first file too short.
         is_torn = layout.has_abort and len(sizes) == 1 and size is not None and sizes[0] < size
         if size is not None and sizes and size not in sizes and not is_torn:
             path = layout.filesystem.full_path(files[0].path)
@@ -319,7 +315,7 @@ def recovered_store(
 
 
 def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) -> None:
-    """Refuse a store, before its lock is taken, that opening would refuse. Changes nothing.
+    """Before the lock is taken, refuse a store that opening would refuse. Changes nothing.
 
     Raises:
         CorruptFile: if the files have other sizes than the settings.
@@ -397,8 +393,8 @@ def _check_queues(
 ) -> None:
     """Check that a part of the log is sound, and that the queues have its messages.
 
-    Java dispatches from the end of the last message that any queue has: messages before it that
-    another queue lacks are never dispatched (`noabort-cq-behind`, `noabort-one-topic-gone`).
+    Java dispatches only from the end of the last message that any queue has. If another queue lacks
+    earlier messages, it never gets them (`noabort-cq-behind`, `noabort-one-topic-gone`).
 
     Raises:
         NeedsRecovery: if there is damage that no recovery has recorded, or if a queue lacks
@@ -408,7 +404,7 @@ def _check_queues(
         return
     known = known_damage(layout)
     audits = QueueAudits({(queue.topic, queue.queue_id): queue for queue in queues}, config, known)
-    # There is a bound, because the caller has checked the bytes after it.
+    # Read only up to the bound, because the caller has checked the bytes after it.
     reader = LogReader(layout, bound=stop, check_crc=config.check_crc_on_recover)
     for event in reader.events(start, stop):
         if isinstance(event, Run):
@@ -435,7 +431,7 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 
 
 def _check_rest(layout: StoreLayout, end: int) -> None:
-    """Check that only zeros follow the log's end: new frames would join other bytes.
+    """Check that only zeros follow the log's end: other bytes could extend the new frames.
 
     A broker without maps leaves stale bytes in a sound store. Opening makes them zeros
     (:meth:`MappedFileQueue.truncate_to`).

@@ -192,7 +192,7 @@ class QueuePlan:
         end: queue offset at which it will end.
         resume_at: physical offset of the first message that the queue lacks; None if it has all.
         reason: why, in words.
-        moved: physical offset -> right queue offset, of messages with a harmed queue offset.
+        moved: for messages with a harmed queue offset: physical offset -> right queue offset.
         largest_gap: maximum number of messages that are missing at one place.
     """
 
@@ -255,7 +255,7 @@ class IndexPlan:
 
     Attributes:
         set_aside: names of the files that go to quarantine, each with its reason.
-        built_from: physical offset of the first message whose keys may be missing.
+        built_from: physical offset of the first message whose keys are possibly missing.
         keys_there: number of that message's keys that the index has.
         kept_timestamp: store time of the last key that stays, 0 if none stays.
     """

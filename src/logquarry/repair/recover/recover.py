@@ -61,9 +61,9 @@ def recover(
 ) -> RecoveryPlan:
     """Plan the recovery of a store, and with ``apply`` recover it.
 
-    Without ``apply`` nothing is changed. With it, the store's lock is taken first, then the plan is
-    made and applied. The store counts as shut down cleanly afterwards. An interrupted recovery can
-    be run again with the same result.
+    Without ``apply`` nothing is changed. With ``apply``, the call takes the store's lock, makes the
+    plan and applies it. The store counts as shut down cleanly afterwards. You can run a recovery
+    again after an interruption, with the same result.
 
     Args:
         path: the store's folder.
@@ -74,9 +74,9 @@ def recover(
             if it would lose more than a small share of the messages that were on the disk
             (:mod:`logquarry.repair.recover.loss`).
         config: settings of the store; missing sizes are inferred from the files.
-        clock: names new index files, in milliseconds.
+        clock: the time in milliseconds, for the names of new index files.
         disk: disk of the store.
-        progress: gets the bytes of the log that are done, and their total.
+        progress: called with the bytes of the log done so far, and their total.
 
     Returns:
         The plan; :attr:`RecoveryPlan.is_needed` shows whether it has any step.
@@ -113,14 +113,14 @@ def recover(
         raise unsupported
     disk = disk or LocalDisk()
     if not is_lockable(root):
-        # Taking the lock makes a file: a refused recovery changes nothing.
+        # Check this before the lock creates a file: a refused recovery must change nothing.
         check_entries(root, settings)
         _require_possible(_planned(root, mode, settings, None), accept_loss)
     lock = StoreLock(disk, root)
     try:
         check_entries(root, settings)
         bring_out_cut_off(root, disk)
-        # A writer that crashed may have left files that have only their second name.
+        # After a crash, only the spare hard link of a file is possibly left: give it its name back.
         NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _planned(root, mode, settings, progress)
         _require_possible(plan, accept_loss)
@@ -149,7 +149,7 @@ def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:
 def _planned(
     root: Path, mode: RecoveryMode, config: StoreConfig, progress: Progress | None
 ) -> RecoveryPlan:
-    """The plan of a mode, with the steps of every mode: checkpoint, damage, ``abort``."""
+    """The plan of a mode, with the steps that all modes share: checkpoint, damage, ``abort``."""
     layout = StoreLayout.open(root, config).by_content()
     plan: RecoveryPlan
     if mode == "rocketmq":
@@ -157,7 +157,7 @@ def _planned(
         if plan.refused is not None:
             return plan
         if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
-            # RocketMQ truncates in memory only. The record of an earlier recovery does the same:
+            # RocketMQ truncates in memory only, and an earlier recovery has recorded the same end:
             # nothing is left to do.
             plan = dataclasses.replace(plan, steps=())
     else:
@@ -194,7 +194,7 @@ def _planned(
 
 
 def _only_stale_bytes(layout: StoreLayout, plan: RecoveryPlan) -> bool:
-    """Whether a plan only removes bytes that a sound store may have after its log's end."""
+    """Whether a plan only removes bytes that a sound store can have after its log's end."""
     found = [(step.kind, step.offset) for step in plan.steps]
     return (
         found == [(StepKind.ZERO, plan.log_end)]

@@ -1,33 +1,37 @@
-"""Finds the messages that queues name and whose place in the log now holds other messages.
+"""Finds messages that are in a queue, but whose place in the log now holds other messages.
 
-That is so if a file of the log was replaced, for example by the file of another store. The log is
+That happens if a file of the log was replaced, for example by the file of another store. The log is
 sound then, and only the queues show the loss.
 
-An entry without a frame may also be damaged itself, or belong to another store's queue. The frames
-at such places decide: if other queues have them, the log is right and the entry is wrong.
+An entry that points to no frame can also be damaged itself, or belong to another store's queue. The
+frames that follow its place decide: if queues have these frames, the entry is wrong, not the log.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from logquarry.format import java
-from logquarry.format.frame import Frame
+from logquarry.format.frame import FIXED_SIZE_V1, Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.log.places import runs_at
 from logquarry.log.walk import LogReader, Run
+from logquarry.read.batch_queue import frames_in
 from logquarry.read.commit_log import CommitLog
+from logquarry.read.index_file import LARGEST_MESSAGE
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Queue, Units
+from logquarry.read.queue import Queue, Units, has_message
 
-_Int64 = npt.NDArray[np.int64]
+Frames = npt.NDArray[np.int64]
+"""Physical offset, size and number of messages of each frame."""
+_NONE: Final[Frames] = np.empty((0, 3), np.int64)
 _MOST_PROBES: Final = 4_096
-"""About the maximum number of entries that are compared to find the queues that differ."""
+"""Approximate maximum number of entries that are compared to find the queues that differ."""
 _QUEUE_PROBES: Final = 64
 _JUDGES: Final = 15
 """Maximum number of places in a log file that decide whether the file or the entries are wrong."""
@@ -35,59 +39,95 @@ _FRAMES: Final = 8
 """Maximum number of frames that are compared at each place."""
 
 
-def without_frame(layout: StoreLayout, places: _Int64, sizes: _Int64) -> npt.NDArray[np.bool_]:
-    """Which places have no sound frame of a size. Reads no bodies.
-
-    Args:
-        layout: the store's files.
-        places: physical offsets, in any order.
-        sizes: the size of each frame.
-    """
-    order = np.argsort(places, kind="stable")
-    ordered, wanted = places[order], sizes[order].astype(np.int32)
-    bad = [
-        event.offset
-        for event in runs_at(layout, ordered, wanted, check_crc=False)
-        if not isinstance(event, Run)
-    ]
-    return np.isin(places, np.array(bad, np.int64))
-
-
-def probes(queues: Sequence[Queue]) -> Iterator[tuple[QueueKey, Units]]:
-    """A few entries of each queue, from its first to its last."""
-    most = max(2, min(_QUEUE_PROBES, _MOST_PROBES // max(1, len(queues))))
-    for queue in queues:
-        first, last = queue.min_offset, queue.max_offset - 1
-        if last < first:
-            continue
-        for at in np.unique(np.linspace(first, last, most).astype(np.int64)).tolist():
-            for _, units in queue.runs(at, at + 1):
-                yield (queue.topic, queue.queue_id), units
-
-
 class ReplacedFiles:
-    """Decides for each file of the log whether its frames are those of the store's queues.
+    """Finds frames that queues point to, and that were in log files which have been replaced.
 
     Args:
         layout: the store's files.
         queues: all queues.
-        doubtful: the queues with entries that name no frame.
+        is_expected: which frames the recovered log should have.
+        known: damage of the log that an earlier recovery recorded.
     """
 
     def __init__(
-        self, layout: StoreLayout, queues: Sequence[Queue], doubtful: Container[QueueKey]
+        self,
+        layout: StoreLayout,
+        queues: Sequence[Queue],
+        is_expected: Callable[[Frames], npt.NDArray[np.bool_]],
+        known: Container[int],
     ) -> None:
+        self._layout = layout
         self._log = layout.commit_log
         self._reader = LogReader(layout)
         self._frames = CommitLog(layout)
+        self._all = queues
         self._queues: Mapping[QueueKey, Queue] = {(q.topic, q.queue_id): q for q in queues}
-        self._doubtful = doubtful
+        self._is_expected = is_expected
+        self._known = known
+        # The queues with entries that point to no frame.
+        self._doubtful: set[QueueKey] = set()
 
-    def holds(self, places: _Int64) -> npt.NDArray[np.bool_]:
+    def frames(self, dropped: Mapping[QueueKey, int] | None) -> Frames:
+        """The frames of entries whose places hold other messages now.
+
+        Args:
+            dropped: see :func:`logquarry.repair.recover.loss.find_loss`.
+        """
+        dropped = self._differing() if dropped is None else dropped
+        found = [_NONE]
+        for queue in self._all:
+            key = queue.topic, queue.queue_id
+            if key not in dropped:
+                continue
+            runs = queue.runs(dropped[key], queue.max_offset)
+            parts = (frames_of(units, is_batch=queue.is_batch) for _, units in runs)
+            frames = self._without_frame(in_order(np.concatenate([_NONE, *parts]), None))
+            found.append(frames)
+            if len(frames):
+                self._doubtful.add(key)
+        frames = np.concatenate(found)
+        return frames[self._are_replaced(frames[:, 0])]
+
+    def _differing(self) -> Mapping[QueueKey, int]:
+        """The queues with an entry that points to no frame; checks only a few entries."""
+        keys: list[QueueKey] = []
+        parts = [_NONE]
+        for key, units in self._probes():
+            parts.append(frames_of(units, is_batch=False))
+            keys += [key] * len(parts[-1])
+        frames = np.concatenate(parts)
+        places = self._without_frame(frames)[:, 0]
+        differing = np.flatnonzero(np.isin(frames[:, 0], places)).tolist()
+        return {keys[number]: 0 for number in differing}
+
+    def _probes(self) -> Iterator[tuple[QueueKey, Units]]:
+        """A few entries of each queue, from its first to its last."""
+        most = max(2, min(_QUEUE_PROBES, _MOST_PROBES // max(1, len(self._all))))
+        for queue in self._all:
+            first, last = queue.min_offset, queue.max_offset - 1
+            if last < first:
+                continue
+            for at in np.unique(np.linspace(first, last, most).astype(np.int64)).tolist():
+                for _, units in queue.runs(at, at + 1):
+                    yield (queue.topic, queue.queue_id), units
+
+    def _without_frame(self, frames: Frames) -> Frames:
+        """The expected frames that the log does not have. Reads no bodies."""
+        frames = frames[self._is_expected(frames)]
+        ordered = frames[np.argsort(frames[:, 0], kind="stable")]
+        places, sizes = ordered[:, 0], ordered[:, 1].astype(np.int32)
+        bad = [
+            event.offset
+            for event in runs_at(self._layout, places, sizes, check_crc=False)
+            if not isinstance(event, Run) and event.offset not in self._known
+        ]
+        return frames[np.isin(frames[:, 0], bad)]
+
+    def _are_replaced(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Which places lie among frames that the store's queues do not have.
 
         Args:
-            places: physical offsets at which no frame of an entry starts.
+            places: physical offsets to which entries point, but at which no frame starts.
         """
         held = np.zeros(len(places), np.bool_)
         bases = places // self._log.file_size * self._log.file_size
@@ -99,7 +139,7 @@ class ReplacedFiles:
         return held
 
     def _is_replaced(self, places: list[int], stop: int) -> bool:
-        """Whether the queues lack most frames from some places of a log file on."""
+        """Whether the queues lack most frames that follow the given places of a log file."""
         counts = {True: Counter[bool](), False: Counter[bool]()}
         for place in places:
             for key, is_queued in self._judged(place, stop):
@@ -130,3 +170,27 @@ class ReplacedFiles:
             if (unit["physical_offset"], unit["size"]) == (frame.physical_offset, frame.size):
                 return True
         return False
+
+
+def frames_of(units: Units, *, is_batch: bool) -> Frames:
+    """The frames of some entries, without impossible ones."""
+    units = units[has_message(units)]
+    places = units["physical_offset"].astype(np.int64)
+    which, held = frames_in(places, is_batch=is_batch)
+    frames = np.stack([places[which], units["size"].astype(np.int64)[which], held], axis=1)
+    frames = frames[(frames[:, 1] >= FIXED_SIZE_V1) & (frames[:, 1] <= LARGEST_MESSAGE)]
+    return frames[frames[:, 0] < np.iinfo(np.int64).max - LARGEST_MESSAGE]
+
+
+def in_order(frames: Frames, after: int | None) -> Frames:
+    """The frames without those that a queue cannot have had.
+
+    A queue's entries are in the order of the log. So an entry is damaged if it points to a higher
+    offset than a later entry does.
+    """
+    if not len(frames):
+        return frames
+    least = np.minimum.accumulate(frames[::-1, 0])[::-1]
+    if after is not None:
+        least = np.minimum(least, after)
+    return frames[frames[:, 0] <= least]

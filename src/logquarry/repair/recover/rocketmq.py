@@ -4,7 +4,7 @@ The version is the one that wrote the store, as far as its files show it; 4.9.3 
 (:mod:`.java_dispatch`).
 
 This mode follows RocketMQ's own code, bugs included: it cuts off the messages after a bad message,
-and queues may have gaps. Files that Java destroys are moved to quarantine. The recovery refuses
+and queues can have gaps. Files that Java destroys are moved to quarantine. The recovery refuses
 stores on which Java fails. As in Java, the log is cut in memory only: no byte of the log changes.
 
 The parts are :mod:`.java_log`, :mod:`.java_queues` and :mod:`.java_dispatch`. The same code makes
@@ -35,7 +35,7 @@ from logquarry.log.store_files import (
     DAMAGE,
     DURABLE,
     INDEX,
-    NAME_DIGITS,
+    is_offset_name,
 )
 from logquarry.read.features import find_features
 from logquarry.read.log_queues import QueueKey
@@ -68,7 +68,7 @@ class RocketmqPlan(RecoveryPlan):
     Attributes:
         config: the store's settings, with all sizes.
         rules: the rules of the version that wrote the store.
-        queue_ends: one past the last queue offset of each queue, as Java counts.
+        queue_ends: one past the last queue offset of each queue, as Java counts them.
         checkpoint: the checkpoint after a shutdown.
         offsets: the checkpoint's offsets, in a store of RocketMQ 5.
         has_log: whether any file of the log is left.
@@ -89,7 +89,7 @@ class RocketmqResult:
     Attributes:
         plan: the plan that was applied.
         written: files of queues and index that are not synced yet.
-        dispatched_timestamp: store time of the last dispatched message, 0 without one.
+        dispatched_timestamp: store time of the last dispatched message, 0 if there is none.
     """
 
     plan: RocketmqPlan
@@ -120,7 +120,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     The caller creates ``abort`` before, and removes it afterwards.
 
     Args:
-        plan: the plan of a store that was not written since.
+        plan: the plan; the store must not have changed since it was made.
         disk: disk of the store.
         is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
 
@@ -171,7 +171,7 @@ def recover_as_rocketmq(
         root: the store's folder.
         config: its settings; missing sizes are inferred from the files.
         disk: disk of the store.
-        clock: names index files, in milliseconds.
+        clock: the time in milliseconds, for the names of index files.
         is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
 
     Raises:
@@ -197,7 +197,7 @@ class RocketmqRefuses(StoreUnavailable):
 
 
 class _Recovery:
-    """One run over a store."""
+    """One recovery of a store, or its plan."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class _Recovery:
 
     @property
     def dispatched_timestamp(self) -> int:
-        """Store time of the last dispatched message, 0 without one."""
+        """Store time of the last dispatched message, 0 if there is none."""
         return self._dispatch.store_timestamp or 0
 
     def close(self) -> None:
@@ -400,8 +400,7 @@ class _Recovery:
             if length != size or not entry.is_file():
                 what = f"{length} bytes" if entry.is_file() else "not a file"
                 raise JavaRefusal(f"{path}: {what}, instead of a file of {size} bytes")
-            numbered = len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
-            base = int(name) if numbered else -1
+            base = int(name) if is_offset_name(name) else -1
             if base % size or not 0 <= base <= LARGEST_BASE:
                 raise JavaRefusal(f"{path}: no file of {size} bytes can have this name")
             files.append(JavaFile(base, path, size))
@@ -443,7 +442,7 @@ class _Recovery:
                 self._step(StepKind.EXTEND, path, reason, offset=entry.size, length=length)
 
     def _index(self) -> IndexWriter | None:
-        """The index, opened for writing; None without one."""
+        """The index, opened for writing; None if there is none."""
         if self._disk is None or not self.config.message_index_enable:
             return None
         shape = self.config.index_shape

@@ -16,18 +16,23 @@ from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import TransactionCheck, UnitsPlan, keeps_transactions
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreUnavailable
-from logquarry.format.checkpoint import Checkpoint
-from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
 from logquarry.log.readable import rereads
 from logquarry.log.splits import STRETCH_BYTES
-from logquarry.log.store_files import BATCH_QUEUE, CHECKPOINT, CONSUME_QUEUE, INDEX, queue_form
+from logquarry.log.store_files import (
+    BATCH_QUEUE,
+    CHECKPOINT,
+    CONSUME_QUEUE,
+    INDEX,
+    StoreFile,
+    queue_form,
+)
 from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.lost_messages import lost_tail
+from logquarry.read.lost_messages import checkpoint_times, lost_tail
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import RocksQueue
 from logquarry.repair.audit.differences import (
@@ -103,14 +108,14 @@ def plan_safe(
     Args:
         root: the store's folder.
         config: its settings, with all sizes (:func:`logquarry.read.store_sizes.with_sizes`).
-        progress: gets the bytes of the log that are read, and their total.
+        progress: called with the bytes of the log read so far, and their total.
         stretch_bytes: bytes of the log that one thread reads at once.
-        mends: whether to correct harmed queue offsets. A salvage has corrected them: its new log
-            no longer shows how much is missing before a message.
+        mends: whether to correct harmed queue offsets. False for a log that a salvage has made: it
+            has corrected them, and that log no longer shows how much is missing before a message.
 
     Raises:
         StoreNotFound: if there is no store.
-        StoreUnavailable: if frames and names do not decide the place of a log file, if a folder or
+        StoreUnavailable: if frames and names do not show the place of a log file, if a folder or
             a link has the name of a file, or if the settings have the sizes of another store.
     """
     check_entries(root, config)
@@ -140,12 +145,8 @@ class _Planner:
             self._step(StepKind.SET_ASIDE, file.path, None, None, reason)
         for one in layout.log_names.renames:
             self._step(StepKind.RENAME, one.path, one.base, None, f"{one.reason}")
-        try:
-            checkpoint = layout.read_checkpoint()
-        except ValueError:
-            checkpoint = None
         self._find_queues()
-        bounds = self._bounds(checkpoint or Checkpoint())
+        bounds = self._bounds()
         torn = torn_end(layout, bounds)
         if torn is not None:
             self._words.append(f"the log ends at {torn}: the message there ends in zeros")
@@ -178,7 +179,7 @@ class _Planner:
         queues = tuple(map(plan_queue, audited)) if self._rocksdb is None else ()
         self._plan_queues(queues)
         plans = self._plan_transactions(transactions)
-        index = self._plan_index(log, checkpoint or Checkpoint(), audits.has_keys)
+        index = self._plan_index(log, audits.has_keys)
         tail = lost_tail(layout, log.latest_timestamp)
         if tail is not None:
             self._words.append(tail)
@@ -217,9 +218,9 @@ class _Planner:
             refused=refused,
         )
 
-    def _bounds(self, checkpoint: Checkpoint) -> KnownBounds:
+    def _bounds(self) -> KnownBounds:
         usable = [queue for queue in self._queues.values() if queue is not None]
-        bounds = find_bounds(self._layout, usable, checkpoint)
+        bounds = find_bounds(self._layout, usable)
         self._words.append(
             "the store was shut down cleanly"
             if self._is_closed
@@ -281,7 +282,7 @@ class _Planner:
                 self._step(StepKind.SET_ASIDE, self._layout.right_path(file), None, None, reason)
 
     def _require_writable(self, reader: LogReader, offset: int, length: int) -> None:
-        """Refuse to overwrite bytes that the disk does not deliver: they cannot be copied first."""
+        """Refuse to overwrite unreadable bytes, because quarantine cannot get a copy first."""
         fault = reader.fault(offset, length)
         if fault is not None:
             raise StoreUnavailable(
@@ -292,16 +293,14 @@ class _Planner:
 
     # ----------------------------------------------------------------------------------- queues
     def _dropped(self, audited: Sequence[AuditedQueue]) -> dict[QueueKey, int]:
-        """The first entry that is dropped of each queue that differs from the log."""
+        """For each queue that differs from the log, the first entry that is dropped."""
         found: dict[QueueKey, int] = {}
         for one in audited:
             queue = self._queues.get(one.key)
             first = one.kept_until if one.difference is None else one.difference.offset
-            if queue is None or queue.is_batch:
-                # A batch queue counts entries, each of several messages.
-                first = 0 if queue is None or first < one.had_until else one.had_until
-            if first < one.had_until or queue is None:
-                found[one.key] = first
+            if queue is None or first < one.had_until:
+                # A batch queue's number counts entries, not queue offsets.
+                found[one.key] = 0 if queue is None or queue.is_batch else first
         return found
 
     def _find_queues(self) -> None:
@@ -340,7 +339,7 @@ class _Planner:
     def _plan_rocksdb(
         self, queues: Sequence[AuditedQueue], log_end: int
     ) -> tuple[str | None, str | None]:
-        """The folder of RocksDB if its queues must be built again, and why they cannot be built."""
+        """The folder of RocksDB to build again (None: no folder), and why that is impossible."""
         folder = self._rocksdb
         if folder is None:
             return None, None
@@ -391,9 +390,7 @@ class _Planner:
         return plans
 
     # ------------------------------------------------------------------------------------ index
-    def _plan_index(
-        self, log: LogAudit, checkpoint: Checkpoint, has_keys: bool
-    ) -> IndexPlan | None:
+    def _plan_index(self, log: LogAudit, has_keys: bool) -> IndexPlan | None:
         config = self._config
         shape = config.index_shape
         if not config.message_index_enable or shape is None:
@@ -404,7 +401,7 @@ class _Planner:
             log_start=log.start,
             log_end=log.end,
             is_closed=self._is_closed,
-            synced_timestamp=checkpoint.index_timestamp,
+            synced_timestamp=checkpoint_times(self._layout).index_timestamp,
         )
         # Move the last file first. After an interruption the wrong file is then still there.
         # Otherwise the next recovery would treat the files after the wrong file as a complete

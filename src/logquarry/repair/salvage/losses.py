@@ -1,18 +1,17 @@
-"""What a damaged log has lost: damaged spans, known messages, and harmed queue offsets.
+"""Losses of a damaged log: damaged spans, known messages, and harmed queue offsets.
 
-No CRC covers a frame's queue offset. Salvage has no reliable queue to compare with, so it treats an
-offset as harmed if it does not fit between those of the neighbouring messages. If salvage trusted
-such an offset, the offset would look like a recreated topic, or leave a gap of billions.
-
-A lost message is known from its entry in a consume queue, or from its frame if only its body is
-damaged.
+No CRC covers a frame's queue offset, so damage can change it unnoticed ("harm" it). Salvage has no
+reliable queue to compare with. So it treats an offset as harmed if it does not fit between those of
+the neighbouring messages. If salvage trusted it, the topic would seem to be recreated, or billions
+of messages would seem to be missing. A lost message is known from its entry in a consume queue, or
+from its frame if only its body is damaged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,9 +25,10 @@ from logquarry.repair.audit.differences import Int64, consecutive, span_numbers
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 Range = tuple[int, int]
-"""Queue offsets from the first up to, not including, the second."""
+"""A range of queue offsets: the first one, and one past the last one."""
 
-_SMALL_GAP = 1 << 12
+_SMALL_GAP: Final = 1 << 12
+"""A gap up to this size can be real: in the log of an earlier salvage, gaps take no bytes."""
 
 
 @dataclass(slots=True)
@@ -44,10 +44,7 @@ class _Break:
 
     @property
     def is_far(self) -> bool:
-        """Whether more messages would be missing than the log has room for.
-
-        Smaller gaps are kept: a log that was salvaged before has no room for the lost messages.
-        """
+        """Whether more messages would be missing than the log has room for."""
         return self.offset - self.before > max(_SMALL_GAP, self.distance // FIXED_SIZE_V1)
 
 
@@ -60,7 +57,7 @@ class QueueStory:
         next: one past the last queue offset.
         gaps: offsets between ``first`` and ``next`` that no message has.
         lives: number of times that the topic was created in this log.
-        mended: physical offset -> right queue offset, of messages with a harmed queue offset.
+        mended: for messages with a harmed queue offset: physical offset -> right queue offset.
     """
 
     first: int
@@ -94,14 +91,14 @@ class QueueNotes:
         return self._next
 
     def take(self, places: Int64, offsets: Int64, counts: Int64 | None = None) -> None:
-        """Take some more frames; ``counts``: number of messages of each (None: one)."""
+        """Take more frames; ``counts``: number of messages in each frame (None: one in each)."""
         impossible = np.flatnonzero((offsets < 0) | (offsets > MOST_OFFSET)).tolist()
         if impossible:
             offsets = offsets.copy()
             for at in impossible:
                 offsets[at] = offsets[at - 1] + 1 if at else self._next
                 self._impossible[int(places[at])] = int(offsets[at])
-        if not self._count and len(places):
+        if not self._count:
             self._first_at = int(places[0])
         last = offsets if counts is None else offsets + counts - 1
         before = np.append(self._next - 1, last[:-1])
@@ -138,12 +135,12 @@ class QueueNotes:
         return QueueStory(first, end, tuple(gaps), lives, mended)
 
     def _mend(self) -> dict[int, int]:
-        """Remove breaks that one harmed offset explains; the right offsets by physical offset."""
+        """Remove breaks that a harmed offset explains; return right offsets by physical offset."""
         mended: dict[int, int] = {}
         kept: list[_Break] = []
         breaks = self._breaks
         if breaks and breaks[0].number == 1 and 0 < breaks[0].offset <= breaks[0].before:
-            # The first offset is harmed: those of a recreated topic begin at 0.
+            # The first offset is harmed. (The offsets of a recreated topic would begin at 0.)
             self._first = breaks[0].offset - 1
             mended[self._first_at] = self._first
             breaks = breaks[1:]
@@ -189,7 +186,7 @@ class LostSpan:
         offset: physical offset of its first byte.
         length: number of bytes.
         reason: the damage in words.
-        messages: the known queue offsets of its messages.
+        messages: the queue offsets of its messages, as far as they are known.
     """
 
     kind: str
@@ -304,7 +301,7 @@ def lost_by_queue(
 
 
 def merged(ranges: list[Range]) -> list[Range]:
-    """Ranges in order; ranges that touch are joined."""
+    """The ranges in order; adjacent or overlapping ranges are joined."""
     result: list[Range] = []
     for start, stop in sorted(ranges):
         if result and start <= result[-1][1]:
@@ -315,7 +312,7 @@ def merged(ranges: list[Range]) -> list[Range]:
 
 
 def ranges_of(offsets: Int64) -> list[Range]:
-    """Offsets in any order as ranges."""
+    """The ranges that cover some offsets, which may have any order."""
     if not len(offsets):
         return []
     ordered = np.unique(offsets)

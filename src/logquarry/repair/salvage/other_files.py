@@ -1,9 +1,9 @@
 """The files of a store that a salvage copies in addition to the log, and those that it leaves out.
 
-The new store is a plain store: log, queue files, index. Files that name messages by queue offset
-stay valid and are copied unchanged. The timer wheel, which names physical offsets, is written again
-for the messages that wait. All other files are left out, and the salvage lists each with the
-resulting loss.
+The new store is a plain store: log, queue files, index. Files that refer to messages by queue
+offset stay valid and are copied unchanged. The timer wheel, which refers to physical offsets, is
+written again for the messages that wait for their time. All other files are left out, and the
+salvage lists each with the resulting loss.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from logquarry.format.broker_config import FOLDER_V2, FOLDERS_V1
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
 from logquarry.log.rocksdb import tables_in_rocksdb
-from logquarry.log.store_files import CONFIG
+from logquarry.log.store_files import COMPACTED, CONFIG
 from logquarry.read import features as names
 from logquarry.read import timers
 from logquarry.read.features import Feature, find_features
 from logquarry.read.pops import KV_STORE
+from logquarry.text import document
 from logquarry.write.timer_files import timer_log_file_size, write_timer_files
 
-COMPACTED: Final = "compaction"
 _CHUNK: Final = 4 << 20
 _ALIGNED: Final = 4096
 
@@ -61,7 +61,7 @@ class LeftBehind:
 
     def to_json(self) -> dict[str, Any]:
         """As an object of ``salvage --json``."""
-        return {"feature": self.feature, "paths": list(self.paths), "reason": self.reason}
+        return document(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class OtherFiles:
     """The files of a store beside log, queues, index and the documents in ``config/``.
 
     Attributes:
-        carried: folders and files below the root that are copied, with all that is in them.
+        carried: folders and files below the root that are copied; folders with their contents.
         left: the parts that are not copied.
     """
 
@@ -110,7 +110,7 @@ def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
 
 
 def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[LeftBehind]:
-    """The files with unreadable bytes that salvage leaves out, or copies in part.
+    """The files with unreadable bytes, which salvage leaves out or copies only in part.
 
     Args:
         layout: the store.
@@ -137,7 +137,7 @@ def carried_names(folder: Path) -> list[str]:
 
 
 def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:
-    """Copy a file, or a folder with all that is in it, into a new store.
+    """Copy a file, or a folder with its contents, into a new store.
 
     Args:
         layout: the store.
@@ -163,16 +163,13 @@ def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:
 def _copy(layout: StoreLayout, path: str, disk: Disk, target: Path) -> None:
     view = layout.open_file(path)
     if not view.size:
-        # There is nothing to allocate.
+        # An empty file needs no allocation.
         disk.make_folders(target.parent)
-        try:
+        with disk.refusing(target):
             disk.let_go(disk.open(target, create=True))
-        except OSError as error:
-            raise disk.refused(target, error) from error
         disk.sync_names(target.parent)
         return
-    descriptor = disk.make_file(target, view.size)
-    try:
+    with disk.writing(target, view.size) as descriptor:
         position = 0
         while (position := view.next_data(position)) < view.size:
             position -= position % _ALIGNED
@@ -181,16 +178,6 @@ def _copy(layout: StoreLayout, path: str, disk: Disk, target: Path) -> None:
             if any(data):
                 disk.write_all(descriptor, data, position)
             position += length
-        disk.sync(descriptor, target)
-    except OSError as error:
-        raise disk.refused(target, error) from error
-    finally:
-        disk.let_go(descriptor)
-
-
-def count_timers(layout: StoreLayout) -> int:
-    """The number of messages in a store that wait for their time."""
-    return len(timers.timers_of(layout).due())
 
 
 def make_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int) -> int:

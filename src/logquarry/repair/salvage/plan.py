@@ -7,7 +7,6 @@ of the new log, so that a loss moves only the later frames of the same file.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +16,6 @@ import numpy.typing as npt
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptStore
 from logquarry.format import sys_flag
-from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import BLANK
 from logquarry.format.properties import parse_levels
 from logquarry.format.rows import POSITION, SIZE
@@ -29,10 +27,10 @@ from logquarry.log.readable import rereads
 from logquarry.log.store_files import CHECKPOINT
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.batch_queue import all_queues
-from logquarry.read.log_end import last_entries
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.lost_messages import lost_tail
 from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.audit.differences import Int64
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.recover.loss import vouched_end
 from logquarry.repair.salvage.losses import (
@@ -49,15 +47,12 @@ from logquarry.repair.salvage.store_times import StoreTimes
 from logquarry.units import Progress
 from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
 
-logger = logging.getLogger(__name__)
-
-Int64 = npt.NDArray[np.int64]
 Pause = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Frames without a gap between them, and their place in the new log.
+    """Frames without a gap between them (a run), and their place in the new log.
 
     Attributes:
         start: physical offset of the first frame.
@@ -72,14 +67,14 @@ class Piece:
 
 @dataclass(slots=True)
 class StaleFrames:
-    """Sound frames after the log's end, which an earlier recovery cut off.
+    """Sound frames that an earlier recovery cut off, and that are still after the log's end.
 
     Attributes:
         messages: number of frames.
         bytes: their bytes.
         spans: physical offsets of start and end of each stretch.
         included: whether they are saved.
-        moved: number of frames that get a new queue offset, because another message has the old
+        moved: number of frames that get a new queue offset, because another message has their old
             one.
     """
 
@@ -120,7 +115,7 @@ class SalvagePlan:
         ends: number of COMMIT and ROLLBACK messages whose half message is lost.
         wrong_crcs: physical offsets of saved frames whose property CRC is wrong.
         has_heads: whether the old log is a DLedger log.
-        unproved_start: why messages before the log's start may be lost too, in words.
+        unproved_start: why messages before the log's start are possibly lost too, in words.
     """
 
     store: str
@@ -184,7 +179,7 @@ def plan_salvage(
     Args:
         layout: the store's files.
         include_stale: whether to save sound frames after the log's end.
-        progress: gets the bytes of the log that are read, and their total.
+        progress: called with the bytes of the log read so far, and their total.
         pause: called at safe points; raise to cancel.
 
     Raises:
@@ -213,7 +208,7 @@ class _Planner:
         self._framed: dict[QueueKey, Pairs] = {}
         self._halves: list[Int64] = []
         self._pieces: list[Piece] = []
-        # Where the next frame goes, and the file of the old log that is copied there.
+        # The place of the next frame, and the file of the old log that is being copied.
         self._start = self._log.start - self._log.start % size
         self._at = self._start
         self._base: int | None = None
@@ -238,7 +233,6 @@ class _Planner:
         plan.looked_at += log.words
         if self._log.files:
             self._stale(log.end)
-        if self._log.files:
             vouched = vouched_end(
                 self._layout,
                 end=log.end,
@@ -262,18 +256,13 @@ class _Planner:
 
     def _bounds(self) -> KnownBounds:
         layout = self._layout
-        try:
-            checkpoint = layout.read_checkpoint() or Checkpoint()
-        except ValueError:
-            checkpoint = Checkpoint()
         queues = all_queues(layout)
-        bounds = find_bounds(layout, queues, checkpoint)
-        entries = last_entries(layout, queues)
-        queued = entries[0].physical_offset + entries[0].size if entries else None
+        bounds = find_bounds(layout, queues, ignores_cut=True)
+        queued = bounds.queued
         if not self._log.files:
             # Without a log no limit is known for valid entries.
             queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
-        # Each message in a queue once had a frame, also in a store that crashed.
+        # Each message in a queue once had a frame, even if the store crashed.
         self._known_end = max(bounds.durable or 0, queued or 0)
         # Without queues the end of a log is unknown, even if the store was shut down cleanly.
         is_closed = bounds.is_closed and (bounds.durable or queued) is not None
@@ -330,7 +319,7 @@ class _Planner:
             self._end_file()
         self._base = file.base
         if self._log.has_heads:
-            # The heads of DLedger's entries are not copied, so each frame moves by another
+            # The heads of DLedger's entries are not copied, so each frame moves by a different
             # distance.
             starts = run.rows[:, POSITION].astype(np.int64) + run.window.base
             stops = starts + run.rows[:, SIZE]
@@ -425,8 +414,8 @@ class _Planner:
         """Bytes by which all physical offsets are raised.
 
         QUIRK: a filler has physical offset 0. RocketMQ's getMessage then treats the log's first
-            file as deleted, and skips the entries of all its messages. So the first file of the new
-            log must not begin at 0.
+        file as deleted, and skips the entries of all its messages. So the first file of the new log
+        must not begin at 0.
         """
         is_padded = any(
             story.is_padded and key[0] not in self._config.batch_topics

@@ -1,18 +1,17 @@
 """Salvage: saves every sound message of a damaged store in a new store; and convert.
 
 The new store is made in a folder within the target (``DIR/.salvage``) and is moved out when it is
-complete, so that no program opens a part of it. A safe recovery of the new log builds queues and
-index.
+complete, so that no program opens an incomplete store. A safe recovery of the new log builds queues
+and index.
 
-:func:`convert` makes a plain store from one whose log is outside of ``commitlog/``. A broker of
-RocketMQ 4.9 or 5 serves the new store. The messages of a DLedger log get new physical offsets,
+:func:`convert` makes a plain store from a store whose log is outside of ``commitlog/``. A broker of
+RocketMQ 4.9 or 5 can serve the new store. The messages of a DLedger log get new physical offsets,
 because the head of each entry is not copied; their queue offsets stay.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,36 +28,35 @@ from logquarry.read.batch_queue import all_queues
 from logquarry.read.fence import Action, require
 from logquarry.read.store_sizes import require_log
 from logquarry.read.timers import CHECK as TIMER_CHECK
+from logquarry.read.timers import timers_of
 from logquarry.repair.recover.folder_check import check_file_size
 from logquarry.repair.salvage.other_files import (
     LeftBehind,
     carry,
-    count_timers,
     make_timer_files,
     other_files,
     unreadable_files,
 )
-from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
+from logquarry.repair.salvage.plan import Pause, SalvagePlan, plan_salvage
 from logquarry.repair.salvage.target import LogWriter, SalvageTarget, check_target
+from logquarry.text import document
 from logquarry.units import Bars, now_ms
 from logquarry.write.queue_table import topics_of
 
 ORIGINALS: Final = "salvage"
 """Folder in the sidecar of the new store for original files that salvage had to change."""
 
-Pause = Callable[[], None]
-
 
 @dataclass(slots=True)
 class MovedProgress:
-    """A consumer group whose progress lies after the end of a queue that lost its last messages.
+    """The change to a consumer group's progress, after a queue has lost its last messages.
 
     Attributes:
         topic: topic of the queue.
         queue_id: number of the queue.
         group: the consumer group.
-        was: its progress, a queue offset.
-        now: the queue's end, from which it continues.
+        was: its old progress: a queue offset after the queue's new end.
+        now: its new progress: the queue's new end.
     """
 
     topic: str
@@ -69,12 +67,12 @@ class MovedProgress:
 
     def to_json(self) -> dict[str, Any]:
         """As an object of docs/json.md."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return document(self)
 
 
 @dataclass(slots=True)
 class Salvaged:
-    """The result of a salvage, or of its plan.
+    """The result of a salvage, or its preview.
 
     Attributes:
         plan: the plan.
@@ -104,7 +102,7 @@ class Salvaged:
     def to_json(self) -> dict[str, Any]:
         """The document that docs/json.md describes."""
         plan, stale = self.plan, self.plan.stale
-        # Each message of a DLedger log gets a new offset: a list would be as long as the log.
+        # All messages of a DLedger log get new offsets: a list would be as long as the log.
         moved = [p for p in plan.pieces if p.to != p.start and not plan.has_heads]
         return {
             "store": plan.store,
@@ -190,11 +188,11 @@ def salvage(
     found.carried, found.left_behind = list(others.carried), list(others.left)
     found.progress, documents = _config(layout, plan)
     found.left_behind += unreadable_files(layout, documents)
-    # The file belongs to the wheel, which salvage writes again.
+    # timercheck belongs to the timer wheel, which salvage writes again.
     documents.pop(TIMER_CHECK, None)
     found.files = sorted(path for path in documents if path.startswith(f"{CONFIG}/"))
     if into is None:
-        found.timers = count_timers(layout)
+        found.timers = len(timers_of(layout).due())
     else:
         found.into = str(into)
         target = SalvageTarget(into, disk or LocalDisk())
@@ -238,11 +236,11 @@ def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress]
             path = f"{CONFIG}/{entry.name}"
             with suppress(UnreadableFile):
                 documents[path] = layout.filesystem.read(path)
-    for file, document in (tables_in_rocksdb(layout.filesystem) or {}).items():
-        documents[f"{CONFIG}/{file}"] = document
+    for file, table in (tables_in_rocksdb(layout.filesystem) or {}).items():
+        documents[f"{CONFIG}/{file}"] = table
     topics = f"{CONFIG}/{broker_config.TOPICS_FILE}"
     if topics not in documents:
-        # Without it a broker serves no topic of the new store to clients.
+        # Without this file, a broker serves no topic of the new store to clients.
         documents[topics] = broker_config.encode_topics(
             topics_of(plan.queues), batch_topics=plan.config.batch_topics
         ).encode()
@@ -295,8 +293,8 @@ class Converted:
 
     Attributes:
         salvaged: the new store, the losses, and the files that were not copied.
-        uncommitted: number of messages of a DLedger log after the last one that the group had
-            committed. They are in the new store: some member may have acknowledged them.
+        uncommitted: number of messages of a DLedger log that its group had not committed. They are
+            in the new store too, because some member of the group may have acknowledged them.
     """
 
     salvaged: Salvaged
@@ -313,7 +311,7 @@ def convert(
     *,
     disk: Disk | None = None,
     bars: Bars | None = None,
-    pause: Callable[[], None] = lambda: None,
+    pause: Pause = lambda: None,
 ) -> Converted:
     """Make a plain store from a DLedger log, or from a log in several folders.
 

@@ -1,23 +1,22 @@
-"""The store times of the saved messages, which must not go back in the new store.
+"""Corrects store times of saved messages, so that they never decrease in the new store.
 
-RocketMQ searches a queue by time under the assumption that store times never go back. No CRC
-covers STORETIMESTAMP: rot can change it, and a clock can be set back.
+RocketMQ searches a queue by time, and assumes that store times never decrease. But damage can
+change STORETIMESTAMP unnoticed, because no CRC covers it, and a clock can be set back.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from logquarry.repair.audit.differences import Int64
 
 
 class StoreTimes:
-    """Finds the store times to correct, run by run, in the order of the new log.
+    """Finds the store times to correct, in the order of the new log.
 
-    If one message is later than the next one, and the messages before and after it are in order,
-    only its own time is wrong: it gets the time of the next message. Else each message that is
-    earlier than the previous one gets the time of the previous one.
+    If one message is later than the next one, but the messages before and after it are in order,
+    only its own time is wrong, and it gets the time of the next message. In other cases, each
+    message that is earlier than the previous one gets the time of the previous one.
 
     Attributes:
         lowered: new store times of single wrong messages, by physical offset.
@@ -28,7 +27,7 @@ class StoreTimes:
         self.lowered: dict[int, int] = {}
         self.raised = 0
         self._last = self._before = 0
-        # The last message, which the next one decides.
+        # The last message so far: the next one shows whether its time is wrong.
         self._open = np.empty((2, 0), np.int64)
 
     def take(self, places: Int64, times: Int64) -> None:
@@ -53,6 +52,6 @@ class StoreTimes:
 
 
 def raised_from(last: int, times: Int64) -> Int64:
-    """Some store times, none of which is earlier than the previous one or than ``last``."""
+    """Store times, raised so that none is earlier than the previous one or than ``last``."""
     found: Int64 = np.maximum.accumulate(np.append(last, times))[1:]
     return found

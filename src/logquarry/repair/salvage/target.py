@@ -1,10 +1,10 @@
-"""The new store of a salvage: its folder is checked, locked, finished or undone; its log written.
+"""Makes the new store of a salvage: its folder, and its log.
 
-The store is made in ``DIR/.salvage`` and is moved out when it is complete.
+The store is made in ``DIR/.salvage`` and is moved out when it is complete. :func:`settle` finishes
+or undoes an interrupted salvage.
 
 The writer of the log changes these fields of a frame: PHYSICALOFFSET, the offset of a half message
-that was moved, a store time that is before that of the previous frame, and a queue offset that the
-plan replaces.
+if that was moved, a store time that is out of order, and a queue offset that the plan replaces.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -47,10 +47,11 @@ from logquarry.log.store_names import absolute
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue
+from logquarry.repair.audit.differences import Int64
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.salvage.other_files import carried_names
-from logquarry.repair.salvage.plan import NewPlaces, Piece, SalvagePlan
+from logquarry.repair.salvage.plan import NewPlaces, Pause, Piece, SalvagePlan
 from logquarry.repair.salvage.store_times import raised_from
 from logquarry.systems import held
 from logquarry.units import Progress, now_ms
@@ -186,7 +187,7 @@ class SalvageTarget:
         self._has_begun = True
         others = sorted(path.name for path in self._into.iterdir() if path != self.work)
         if others:
-            # Another program put it there while the damaged store was read.
+            # Another program put the file there while this salvage read the damaged store.
             self.work.rmdir()
             self._has_begun = False
             raise UsageError(
@@ -196,10 +197,10 @@ class SalvageTarget:
             self.disk.make_folders(self.work / name)
 
     def discard(self) -> None:
-        """Remove only the files that this salvage has made. A first Ctrl-C does not stop this."""
+        """Remove the files that this salvage has made, and no others, despite a first Ctrl-C."""
         if not self._has_begun:
             return
-        # If something cannot be removed, the folder .salvage stays and shows that it is incomplete.
+        # If a file cannot be removed, the folder .salvage stays, and marks the store as incomplete.
         with held(), contextlib.suppress(OSError, UsageError):
             if not _undo_or_finish(self._into) and self._is_new:
                 self._into.rmdir()
@@ -224,7 +225,7 @@ class SalvageTarget:
         AbortFile(self.disk, self.work).remove()
         self._keep_queue_files(plan)
         keep_settings(self.disk, self.work, plan.config)
-        # The report of this recovery is of no use for the new store.
+        # The new store's users do not need the report of this recovery.
         shutil.rmtree(quarantine(self.work), ignore_errors=True)
 
     def _keep_queue_files(self, plan: SalvagePlan) -> None:
@@ -277,9 +278,7 @@ class SalvageTarget:
             self.disk.sync_names(self._into)
 
 
-Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-Pause = Callable[[], None]
 
 _LONG = np.arange(8)
 _QUEUE_OFFSET_AT = frame.HEAD.offsets["queue_offset"]
@@ -320,7 +319,7 @@ class LogWriter:
         """Write the whole log, durably.
 
         Args:
-            progress: gets the bytes that are written, and their total.
+            progress: called with the bytes written so far, and their total.
             pause: called at safe points; raise to cancel.
 
         Raises:
@@ -337,7 +336,7 @@ class LogWriter:
                     if progress is not None:
                         progress(done, total)
             if self._file is None:
-                # Even without a message the store needs a log folder.
+                # Even a store without messages needs a log folder.
                 self._disk.make_folders(self._root / COMMIT_LOG)
         finally:
             self._close(is_last=True)
@@ -381,13 +380,13 @@ class LogWriter:
             patches.append((at + _PHYSICAL_OFFSET_AT, places + move))
         times = fields["store_timestamp"].astype(np.int64)
         wanted = times.copy()
-        for row in np.flatnonzero(np.isin(places, list(self._plan.lowered_times))).tolist():
-            wanted[row] = self._plan.lowered_times[int(places[row])]
+        lowered, values = _replaced(places, self._plan.lowered_times)
+        wanted[lowered] = values
         raised = raised_from(self._last_time, wanted)
         self._last_time = int(raised[-1])
         late = np.flatnonzero(raised != times)
         flags = fields["sys_flag"].astype(np.int64)
-        # RECONSUMETIMES, PREPAREDTRANSACTIONOFFSET, BODYLEN and the body follow the hosts.
+        # In a frame, RECONSUMETIMES, PREPAREDTRANSACTIONOFFSET, BODYLEN and body follow the hosts.
         prepared_at = at + rows[:, BODY_AT] - _BODY_LENGTH_SIZE - len(_LONG)
         if len(late):
             v6 = (flags[late] & sys_flag.BORN_HOST_V6) != 0
@@ -400,11 +399,9 @@ class LogWriter:
             halves = self._places.of(fields["prepared_transaction_offset"][ends].astype(np.int64))
             known = halves >= 0
             patches.append((prepared_at[ends[known]], halves[known]))
-        if self._plan.queue_offsets:
-            changed = np.flatnonzero(np.isin(places, list(self._plan.queue_offsets)))
-            if len(changed):
-                offsets = [self._plan.queue_offsets[place] for place in places[changed].tolist()]
-                patches.append((at[changed] + _QUEUE_OFFSET_AT, np.array(offsets, np.int64)))
+        changed, offsets = _replaced(places, self._plan.queue_offsets)
+        if len(changed):
+            patches.append((at[changed] + _QUEUE_OFFSET_AT, offsets))
         if not patches:
             return data
         copy = data.copy()
@@ -435,6 +432,12 @@ class LogWriter:
             raise self._disk.refused(self._path, error) from error
         finally:
             self._disk.close(file)
+
+
+def _replaced(places: Int64, values: Mapping[int, int]) -> tuple[Int64, Int64]:
+    """The frames that get a new value, as numbers, and the new values."""
+    found = np.flatnonzero(np.isin(places, list(values)))
+    return found, np.array([values[place] for place in places[found].tolist()], np.int64)
 
 
 def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64, wrong: list[int]) -> None:

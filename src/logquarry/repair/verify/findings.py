@@ -1,6 +1,6 @@
 """Findings of verify: their kinds with severity, meaning and next step, and the report.
 
-A report may have many findings, but the user types one command at a time (:func:`next_step`). A
+A report can have many findings, but the user types one command at a time (:func:`next_step`). A
 recovery comes first, because queues and index are built from the log.
 """
 
@@ -16,6 +16,7 @@ from logquarry.format.frame import DamageKind
 from logquarry.log.store_files import CONFIG, INDEX
 from logquarry.log.walk import MISSING_FILE, TORN_TAIL
 from logquarry.repair.audit.differences import Difference
+from logquarry.text import document
 
 
 class Action(Enum):
@@ -25,12 +26,12 @@ class Action(Enum):
     QUEUES = "`rebuild --queues`"
     INDEX = "`rebuild --index`"
     RESTORE = "put the file back from a backup or from its `.bak` file"
-    MOVE = "move it out of the store; a link: mount the disk that it names, or correct the link"
+    MOVE = "move it out of the store; a broken link: mount the target's disk, or correct the link"
     READ = "read the message with `messages --offset`; its text cannot be restored"
     NOTHING = "nothing"
 
 
-_LOG_DAMAGE: Final = "`recover`; if a recovery has recorded it: `salvage`"
+_LOG_DAMAGE: Final = "`recover`; if a recovery has already recorded the damage: `salvage`"
 
 Severity = Literal["damage", "note"]
 
@@ -42,7 +43,7 @@ class Kind(NamedTuple):
         severity: ``damage``, or ``note`` for a fact that is not damage.
         meaning: what is found, in the words of the docs.
         action: the user's next step.
-        words: the step in the docs; empty if ``action.value`` is enough.
+        words: the step in the docs; if empty, the docs use ``action.value``.
     """
 
     severity: Severity
@@ -52,7 +53,7 @@ class Kind(NamedTuple):
 
     @property
     def step(self) -> str:
-        """The next step, as the docs have it."""
+        """The next step in the words of the docs."""
         return self.words or self.action.value
 
 
@@ -61,24 +62,25 @@ KINDS: Final[Mapping[str, Kind]] = {
         kind.label: Kind("damage", meaning, Action.RECOVER, _LOG_DAMAGE)
         for kind, meaning in {
             DamageKind.ZEROED: "zeros instead of a frame or a blank",
-            DamageKind.TRUNCATED: "the file is too short: the log continues after its end",
-            DamageKind.BAD_MAGIC: "MAGICCODE is not that of a frame or a blank",
+            DamageKind.TRUNCATED: "the file is too short, and the log continues after it",
+            DamageKind.BAD_MAGIC: "MAGICCODE is neither that of a frame nor that of a blank",
             DamageKind.BAD_SIZE: "TOTALSIZE is impossible",
             DamageKind.BAD_PHYSICAL_OFFSET: "PHYSICALOFFSET is not the frame's own physical offset",
             DamageKind.BAD_BODY_LENGTH: "BODYLEN is impossible",
             DamageKind.BAD_TOPIC_LENGTH: "TOPICLEN is impossible",
             DamageKind.BAD_PROPERTIES_LENGTH: "PROPERTIESLEN is impossible",
-            DamageKind.BAD_LENGTH_SUM: "the lengths of its parts do not add up to TOTALSIZE",
+            DamageKind.BAD_LENGTH_SUM: "the lengths of the parts do not add up to TOTALSIZE",
             DamageKind.BAD_BODY_CRC: "the body does not match BODYCRC",
             DamageKind.BAD_BLANK: "a blank that does not reach the end of its file",
-            DamageKind.UNREADABLE: "the disk does not deliver these bytes",
+            DamageKind.UNREADABLE: "the disk returns an error for these bytes",
         }.items()
     },
     MISSING_FILE: Kind(
         "damage",
         "a file of the log is missing",
         Action.RECOVER,
-        "put the file back from a backup, else `recover`; if a recovery has recorded it: `salvage`",
+        "put the file back from a backup, else `recover`; if a recovery has already recorded the "
+        "damage: `salvage`",
     ),
     TORN_TAIL: Kind(
         "damage",
@@ -93,41 +95,48 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "bad_property_crc": Kind(
         "damage",
-        "the frame does not match its property CRC (enabledAppendPropCRC), but its body is right",
+        "the frame does not match its property CRC (enabledAppendPropCRC), but its body is intact",
         Action.READ,
     ),
     "suspect_text": Kind(
         "damage", "NUL bytes or invalid UTF-8 in a topic or in properties", Action.READ
     ),
     "queue_missing": Kind(
-        "damage", "the log has messages of a queue that has no files", Action.QUEUES
+        "damage", "the log has messages of this queue, but the queue has no files", Action.QUEUES
     ),
     "bad_rocksdb": Kind("damage", "RocksDB cannot read the queues", Action.QUEUES),
-    "queue_behind": Kind("damage", "the queue lacks the last messages of the log", Action.QUEUES),
+    "queue_behind": Kind(
+        "damage", "the queue lacks entries for its last messages in the log", Action.QUEUES
+    ),
     "queue_ahead": Kind(
         "damage", "queue entries for messages beyond the log's end", Action.RECOVER
     ),
-    "queue_hole": Kind("damage", "an empty entry before entries that were written", Action.QUEUES),
+    "queue_hole": Kind(
+        "damage", "an empty entry, followed by entries that were written", Action.QUEUES
+    ),
     "queue_entry_wrong": Kind("damage", "an entry that does not match its message", Action.QUEUES),
     "queue_entry_dangling": Kind("damage", "an entry that points to no frame", Action.QUEUES),
     "queue_head_missing": Kind(
-        "damage", "the log has messages from before the queue's first entry", Action.QUEUES
+        "damage",
+        "the log has messages of the queue that are older than the queue's first entry",
+        Action.QUEUES,
     ),
     "queue_misplaced": Kind(
-        "damage", "entries whose position is not the queue offset of their messages", Action.QUEUES
+        "damage", "entries that are not at the queue offsets of their messages", Action.QUEUES
     ),
     "queue_file_missing": Kind(
         "damage", "a file is missing between two files of a queue", Action.QUEUES
     ),
     "misnamed_queue_file": Kind(
         "note",
-        "a queue file with the name of another queue or position; explains its other findings",
+        "a queue file with the name of another queue or position; this explains the file's other "
+        "findings",
         Action.NOTHING,
-        "the next step of the damage",
+        "the next step of these other findings",
     ),
     "queue_filler": Kind(
         "note",
-        "a filler entry for a lost message, so that later queue offsets stay the same",
+        "a filler entry in place of a lost message; it keeps later queue offsets unchanged",
         Action.NOTHING,
         "nothing: consumers skip it",
     ),
@@ -135,9 +144,9 @@ KINDS: Final[Mapping[str, Kind]] = {
         "note",
         "entries of messages in a damaged part of the log",
         Action.NOTHING,
-        "the next step of the damage",
+        "the next step of that damage",
     ),
-    "index_header": Kind("damage", "an impossible index header", Action.INDEX),
+    "index_header": Kind("damage", "an index header with impossible values", Action.INDEX),
     "index_chain": Kind(
         "damage", "an index chain that does not lead from newer to older entries", Action.INDEX
     ),
@@ -160,7 +169,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "index_gap": Kind(
         "note",
-        "the index lacks keys of messages before its last message",
+        "the index lacks keys of messages that are older than the last message in the index",
         Action.NOTHING,
         "`rebuild --index`, if queries by key must find all messages",
     ),
@@ -177,7 +186,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "state_table_stale": Kind(
         "note",
-        "state table with RocketMQ's own errors: missing entries, missed ends, restarted numbers",
+        "the state table has errors that RocketMQ 3.x itself makes: missing entries, ended "
+        "transactions that are still open in the table, or numbers that restart",
         Action.NOTHING,
     ),
     "redo_log_wrong": Kind("damage", "the redo log of 3.x does not match the log", Action.RECOVER),
@@ -186,15 +196,17 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "timer_check_ahead": Kind(
         "note",
-        "config/timercheck names an offset after the end of the queue of rmq_sys_wheel_timer",
+        "the queue offset in config/timercheck is after the end of rmq_sys_wheel_timer's queue",
         Action.NOTHING,
         "nothing: the broker continues at the queue's end",
     ),
     "timer_entry_wrong": Kind(
-        "damage", "a slot of the timer wheel leads to no timer message", Action.QUEUES
+        "damage", "a slot of the timer wheel does not lead to a timer message", Action.QUEUES
     ),
     "timer_missing": Kind(
-        "damage", "the timer wheel lacks a message that waits for its time", Action.QUEUES
+        "damage",
+        "the timer wheel lacks a message that the broker must still deliver",
+        Action.QUEUES,
     ),
     "compaction_wrong": Kind(
         "damage",
@@ -204,13 +216,14 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "wrong_entry": Kind(
         "damage",
-        "a folder, a pipe, a broken link or a second name in place of a store's file",
+        "a folder, a pipe, a broken link, or a link to another file of the store, in place of a "
+        "file of the store",
         Action.MOVE,
     ),
     "bad_config": Kind("damage", "an invalid file in config/", Action.RESTORE),
     "bad_settings": Kind(
         "note",
-        "the record of the settings cannot be read",
+        "the record of the store's settings cannot be read",
         Action.NOTHING,
         "nothing: the next writer replaces it",
     ),
@@ -222,14 +235,14 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "checkpoint_ahead": Kind(
         "damage",
-        "the checkpoint covers messages after the last one of the log",
+        "the checkpoint covers messages that are later than the last message of the log",
         Action.RECOVER,
         "put the last files of the log back from a backup, else `recover`",
     ),
     "checkpoint_short": Kind("damage", "the checkpoint file is too short", Action.RECOVER),
     "abort_file": Kind(
         "note",
-        "the file abort exists: the store had no clean shutdown",
+        "the file abort exists: the store is open, or was not shut down cleanly",
         Action.RECOVER,
         "`recover`, if no broker has the store open",
     ),
@@ -244,18 +257,19 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "stale_frames": Kind(
         "note",
-        "sound frames beyond the log's end, left by an earlier truncation: not messages",
+        "valid frames after the log's end, left by an earlier truncation; the log does not "
+        "include them",
         Action.NOTHING,
-        "nothing; `salvage --include-stale` if you need these messages",
+        "nothing; if you need their content: `salvage --include-stale`",
     ),
     "stale_bytes": Kind(
         "note",
-        "bytes of earlier messages after the log's end, from a broker with writeWithoutMmap",
+        "bytes of older messages after the log's end, left by a broker with writeWithoutMmap",
         Action.NOTHING,
         "nothing: the next writer overwrites them",
     ),
     "oversized": Kind(
-        "note", "a frame larger than maxMessageSize: no broker would accept it", Action.NOTHING
+        "note", "a frame larger than maxMessageSize: a broker would reject it", Action.NOTHING
     ),
     "durable_mark_invalid": Kind(
         "note",
@@ -265,7 +279,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "durable_mark_foreign": Kind(
         "note",
-        "another program has written the store since the durable offset",
+        "another program has written to the store since logquarry recorded the durable offset",
         Action.NOTHING,
         "nothing: the next writer replaces it",
     ),
@@ -273,11 +287,11 @@ KINDS: Final[Mapping[str, Kind]] = {
         "note",
         "the durable offset is beyond the last frame",
         Action.NOTHING,
-        "`recover`, if other findings are damage",
+        "`recover`, if another finding is damage; else nothing",
     ),
     "leftover": Kind(
         "note",
-        "files that an interrupted command left",
+        "files that an interrupted command left behind",
         Action.NOTHING,
         "nothing: the next run of that command removes them",
     ),
@@ -292,15 +306,15 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "unknown_file": Kind(
         "note",
-        "a file name that a store does not use",
+        "a file with a name that RocketMQ and logquarry do not use",
         Action.NOTHING,
         "move the file out of the store",
     ),
     "empty_file": Kind(
         "note",
-        "a file of 0 bytes at the log's end: a crash during its creation",
+        "a file of 0 bytes at the log's end, left by a crash while the file was created",
         Action.NOTHING,
-        "`recover`, if RocketMQ must start with the store",
+        "`recover`, if RocketMQ must open the store",
     ),
 }
 """Each kind of finding by its name."""
@@ -311,7 +325,7 @@ class Finding:
     """One finding of verify.
 
     Attributes:
-        kind: one of :data:`KINDS`.
+        kind: one of the names in :data:`KINDS`.
         severity: ``damage``, or ``note`` for a fact that is not damage.
         file: path below the store's folder.
         offset: in the commit log a physical offset, elsewhere a position in the file.
@@ -328,7 +342,7 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """The finding as an object of ``verify --json``."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return document(self)
 
 
 @dataclass(slots=True)
@@ -409,8 +423,8 @@ class Next(NamedTuple):
     """The next step for a store.
 
     Attributes:
-        words: command and options to put around the store's path, the command first.
-        before: what the user must do before the command; empty if nothing.
+        words: the command, then its options; the store's path goes between them.
+        before: what the user must do before the command; empty if there is nothing to do.
     """
 
     words: tuple[str, ...]
@@ -433,7 +447,7 @@ def next_step(report: VerifyReport) -> Next | None:
         return Next(("verify",), "mount the disk of commitlog/, or put its files back")
     before = "stop the process that has the store open" if "live" in kinds else ""
     if "://" in report.store and not report.store.startswith("file:"):
-        # Every repair needs a local folder; a salvage reads the store where it is.
+        # Every repair needs a local folder, but a salvage can read the store through its URL.
         return Next(("salvage", "--into", "DIR"), before)
     if Action.MOVE in actions:
         return Next(("verify",), "do what the finding wrong_entry says")
@@ -452,7 +466,7 @@ def next_step(report: VerifyReport) -> Next | None:
 
 
 def _index_step(report: VerifyReport, kinds: set[str]) -> Next | None:
-    """The next step if something else is in place of an index file, whose keys are missing."""
+    """The next step if an unknown file is in place of an index file; its keys are then missing."""
     strange = [f.file for f in report.findings if f.kind == "unknown_file"]
     inside = (file for file in strange if file.startswith(f"{INDEX}/"))
     file = next((file for file in inside if file.removeprefix(f"{INDEX}/").isdigit()), None)

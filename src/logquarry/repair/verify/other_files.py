@@ -1,8 +1,8 @@
 """Checks the files of a store besides log and index, and the names of queue files.
 
-The message of an entry has a topic, a queue id and a queue offset. If most messages of a queue file
-show another place than the file's path, the file was renamed, or two files were swapped. The other
-findings of such a queue list its wrong entries; :func:`misnamed_queue_files` gives the reason.
+The message of a queue entry has a topic, a queue id and a queue offset, which show where the entry
+belongs. If most entries of a queue file belong in another file, the file was renamed, or two files
+were swapped. Other findings list wrong entries; :func:`misnamed_queue_files` finds this cause.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from typing import Final
 
 from logquarry.dialect31.open_transactions import transaction_frames
 from logquarry.dialect31.state_table import TransactionCheck
-from logquarry.errors import CorruptFile, UnreadableFile
+from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
 from logquarry.format import broker_config, checkpoint, fastjson, properties, queue_entry
 from logquarry.format.broker_config import FOLDERS_V1
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import kept_settings
-from logquarry.log.file_sequence import StoreFile
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
+from logquarry.log.readable import UNREADABLE
 from logquarry.log.rocksdb import is_installed, place_of, read_config
 from logquarry.log.store_files import (
     CHECKPOINT,
+    COMPACTED,
     CONFIG,
     CONSUME_QUEUE,
     DURABLE,
@@ -37,13 +38,16 @@ from logquarry.log.store_files import (
     SETTINGS,
     SIDECAR,
     STATE_TABLE,
+    StoreFile,
 )
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
+from logquarry.read.index import ROCKSDB_STORE
 from logquarry.read.lost_messages import lost_tail
 from logquarry.repair.recover.folder_check import WrongEntry, check_entries
 from logquarry.repair.verify.findings import VerifyReport
 
+_PIECE: Final = 16 << 20
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
 _MOST_ENTRIES: Final = 9
 """Number of entries of a file whose messages are read."""
@@ -51,15 +55,17 @@ _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
 def check_names(layout: StoreLayout, report: VerifyReport) -> None:
-    """Check that no folder, pipe or broken link has the name of a store's file: writers refuse
-    such a store. Reports the first one."""
+    """Report the first folder, pipe or broken link that has the name of a store's file.
+
+    Writers refuse such a store.
+    """
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     root = Path(layout.root)
     try:
         check_entries(root, layout.config)
     except WrongEntry as error:
-        # A folder of the log may be outside the store's folder.
+        # A folder of the log can be outside the store's folder.
         inside = error.path.is_relative_to(root)
         name = error.path.relative_to(root) if inside else error.path
         report.add("wrong_entry", str(name), 0, error.reason)
@@ -68,7 +74,7 @@ def check_names(layout: StoreLayout, report: VerifyReport) -> None:
 def check_checkpoint(
     layout: StoreLayout, report: VerifyReport, *, messages: int, last_time: int, is_live: bool
 ) -> None:
-    """Compare the checkpoint with the log: its number of messages, and the last store time."""
+    """Compare the checkpoint with the log's number of messages and its last store time."""
     try:
         found = layout.read_checkpoint()
     except UnreadableFile:
@@ -90,6 +96,29 @@ def check_checkpoint(
         if lost is not None or messages:
             is_explained = lost is None or is_crash
             report.add("checkpoint_ahead", CHECKPOINT, 0, lost or reason, is_explained=is_explained)
+
+
+def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
+    """Read the files that no other check reads, so that unreadable blocks in them are found."""
+    if not isinstance(layout.filesystem, LocalFileSystem):
+        return
+    folders = [CONFIG, COMPACTED, ROCKSDB_STORE]
+    for folder in folders:
+        for entry in layout.filesystem.list(folder):
+            path = f"{folder}/{entry.name}"
+            if entry.is_dir:
+                folders.append(path)
+                continue
+            try:
+                view = layout.filesystem.open(path)
+            except FileNotFoundError:
+                # A broker that runs deletes such files.
+                continue
+            except StoreNotFound as error:
+                report.add(UNREADABLE, path, 0, str(error))
+                continue
+            for start in range(0, view.size, _PIECE):
+                view.fault(start, _PIECE)
 
 
 def check_config(layout: StoreLayout, report: VerifyReport) -> None:
@@ -164,10 +193,10 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
     Args:
         layout: the store's files.
         end: physical offset of the log's end.
-        report: gets the findings.
+        report: the report to which the findings are added.
     """
     check = TransactionCheck()
-    # Frames with damage only in the body count, as they do for queues.
+    # A frame counts even if its body is damaged, as it does for queues.
     for event in LogReader(layout, bound=end, check_crc=False).events():
         if isinstance(event, Run):
             check.take(transaction_frames(event.window, event.rows))
@@ -184,7 +213,7 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
 
 
 def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The misnamed files, each with the reason, of all queues that have findings.
+    """The misnamed files of all queues that have findings, each with the reason.
 
     Args:
         layout: the store's files.

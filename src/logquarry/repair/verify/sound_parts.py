@@ -1,7 +1,7 @@
 """Sound parts of a store, as Spark tasks report them to verify.
 
-A task compares a part of the log with its queues and its index, and reports each run of frames
-without any difference in a few numbers. It reports nothing else: verify reads the rest itself, so
+A task compares a part of the log with queues and index. It reports each series of frames without
+any difference (a run), in a few numbers, and nothing else. Verify reads all other parts itself, so
 that its findings do not depend on the number of tasks.
 """
 
@@ -34,9 +34,9 @@ class SoundRun:
         oversized: see :class:`FrameFacts`.
         suspects: see :class:`FrameFacts`.
         wrong_crcs: see :class:`FrameFacts`.
-        queues: for each queue its first queue offset, and one past its last; without a gap.
-        entries: the first index entry of the run's keys, and the place after the last entry.
-        last_keyed: physical offset of the last frame with keys, None without one.
+        queues: for each queue the run's first queue offset, and one past its last; without a gap.
+        entries: the first index entry of the run's keys, and the place after the last one.
+        last_keyed: physical offset of the last frame with keys, None if there is none.
         last_time: latest store time in milliseconds.
     """
 
@@ -100,7 +100,7 @@ class SoundReader:
         return FrameFacts(self.layout.config)
 
     def _sound(self, run: Stretch, facts: FrameFacts) -> SoundRun | None:
-        """A run, None if queues or index differ from it."""
+        """The run, None if queues or index differ from it."""
         queues: dict[QueueKey, tuple[int, int]] = {}
         stream: EntryStream | None = None
         first = self._entries.first_from(run.start)

@@ -33,6 +33,7 @@ from logquarry.read.lost_messages import LostMessages, lost_messages
 from logquarry.read.store_sizes import require_own_settings, with_entry_rules
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.repair.audit.index import IndexAudit
+from logquarry.repair.audit.log import LogAudit, audit_around
 from logquarry.repair.audit.rocksdb_queues import StoreQueuesAudit
 from logquarry.repair.audit.runs import AuditedRun, FrameFacts, Parts, audited, runs_ahead
 from logquarry.repair.audit.stale_bytes import are_stale_bytes
@@ -45,8 +46,10 @@ from logquarry.repair.verify.other_files import (
     check_sidecar,
     check_transactions,
     misnamed_queue_files,
+    read_other_files,
 )
 from logquarry.repair.verify.sound_parts import SoundParts, SoundRun
+from logquarry.text import plural
 from logquarry.units import Progress
 
 _COMES_AND_GOES: Final = frozenset(
@@ -64,12 +67,12 @@ _COMES_AND_GOES: Final = frozenset(
         "index_header",
     }
 )
-"""Findings that are notes beside a live writer, which appends to the log first."""
+"""Findings that are notes while a writer has the store open: it appends to the log first."""
 
 _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahead"})
 """Findings that are notes after RocketMQ's recovery, which cuts queues and index in memory only."""
 _OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MISSING_FILE})
-"""Findings with which messages that queues or index know may be lost."""
+"""Findings of messages that queues or index have, but that are possibly lost from the log."""
 _Facts = AuditedRun[FrameFacts]
 
 
@@ -85,9 +88,9 @@ def verify_store(
 
     Args:
         layout: the store's files.
-        progress: gets the bytes that are checked, and the total of log, queues and index.
+        progress: called with the bytes checked so far, and the total of log, queues and index.
         stretch_bytes: bytes of the log that one thread reads at once.
-        sound: parts that Spark tasks have found sound; default: threads of this process read.
+        sound: parts that Spark tasks have found sound (default: threads of this process read all).
 
     Returns:
         Findings of damage and notes. Damaged contents never raise an error.
@@ -124,6 +127,7 @@ class _Verification:
         self.last_time = 0
         self.last_sound = 0
         self.stale = False
+        self.recovered: LogAudit | None = None
         self.known = known_damage(layout)
         self.log_bytes = layout.commit_log.end - layout.commit_log.start
         self.queue_bytes = sum(file.size for queue in layout.queue_files() for file in queue.files)
@@ -158,6 +162,7 @@ class _Verification:
                 self.report.add("compaction_wrong", path, offset, reason, size)
         self._state()
         check_sidecar(self.layout, self.report, is_live=self.live, last_sound=self.last_sound)
+        read_other_files(self.layout, self.report)
         self._unreadable()
         self._advance(self.total_bytes)
         if self.live:
@@ -190,8 +195,15 @@ class _Verification:
 
     def _lost(self, end: int) -> dict[str, int]:
         """Count the messages that are in queues, but lost from the log."""
-        has_lost = not self.live and self.report.by_kind.keys() & _OF_LOST
-        lost = lost_messages(self.layout, self.damage, end) if has_lost else LostMessages(0, 0)
+        has_lost = self.damage or self.report.by_kind.keys() & _OF_LOST
+        if self.live or not has_lost:
+            lost = LostMessages(0, 0)
+        elif self.recovered is None:
+            lost = lost_messages(self.layout, self.damage, end)
+        else:
+            known = [span for span in self.damage if span.offset < self.recovered.start]
+            spans = [*known, *self.recovered.damage]
+            lost = lost_messages(self.layout, spans, self.recovered.end)
         return {"lost_messages": lost.messages, "lost_bytes": lost.bytes}
 
     # ---------------------------------------------------------------------------------------- log
@@ -304,7 +316,7 @@ class _Verification:
         requests = followed.requests
         self.queues.add(followed, parts)
         if not self.live:
-            # Retention may delete index files during the walk: their keys would seem to be missing.
+            # Retention can delete index files during the walk. Their keys would seem to be missing.
             self.index.add(followed)
         keyed = np.flatnonzero(requests.has_key)
         if len(keyed):
@@ -346,7 +358,16 @@ class _Verification:
                 stale += len(event.rows)
                 stale_bytes += event.end - event.start
         if first is not None:
-            reason = f"{stale} sound frames after the log's end at {end}: they are not messages"
+            found = f"{plural(stale, 'sound frame')} after the log's end at {end}"
+            recovered = audit_around(self.layout, end)
+            if recovered.end > first:
+                self.recovered = recovered
+                reason = (
+                    f"{found}: readers end there; `logquarry recover` keeps the frames before "
+                    f"{recovered.end}"
+                )
+            else:
+                reason = f"{found}: they are not messages"
             self.report.add("stale_frames", self.layout.log_file(first), first, reason, stale_bytes)
             return
         last = reader.data_end(end)

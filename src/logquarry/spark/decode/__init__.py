@@ -5,7 +5,7 @@
     binary       Avro datums, with the package fastavro; Protobuf messages, with protobuf
 
 The result for a body depends on that body alone, never on its neighbours, so decoding it again
-gives the same.
+gives the same result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["BodyDecoder", "DecodeOptions", "decoder_for", "parse_decode_options"
 
 KINDS: Final = ("raw", "json", "avro", "protobuf")
 SAMPLE: Final = 1_000
-"""Messages from which the schema of JSON bodies is inferred."""
+"""Maximum number of messages from which the schema of JSON bodies is inferred."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ class BodyDecoder(ABC):
         """Decode a column of bodies.
 
         Returns:
-            (values, null if a body cannot be decoded; reason by row number for these).
+            (values, with null for each body that cannot be decoded; the reasons by row number).
         """
         values: list[Any] = []
         failed: dict[int, str] = {}
@@ -124,8 +124,8 @@ def check_struct(found: pa.StructType) -> None:
     """Check that every kind of table can hold the struct.
 
     Raises:
-        UsageError: if a struct has no fields, an invalid name, or two names that differ only in
-            case.
+        UsageError: if a struct has no fields, if the name of a field is invalid, or if two names
+            differ only in case.
     """
     _check(found, "value")
 

@@ -1,9 +1,9 @@
 """Decodes binary bodies: Avro and Protobuf.
 
 Avro bodies are datums of one schema, without a container file. Protobuf bodies are messages of one
-type of a descriptor set (``protoc -o``). There a missing field is null if Protobuf tracks its
-presence; otherwise it has its default. An enum becomes the name of its value, or the number if the
-value has no name.
+type of a descriptor set (``protoc -o``). A missing field of such a message is null if Protobuf
+tracks its presence; otherwise it has its default. An enum becomes the name of its value, or the
+number if the value has no name.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ def _field(field: Any, path: str, within: tuple[str, ...]) -> tuple[pa.DataType,
         key_type, key = _single(field.message_type.fields_by_name["key"], path, within)
         item_type, item = _single(field.message_type.fields_by_name["value"], path, within)
         if key_type != pa.string():
-            # Not every table format allows other key types than text.
+            # Some table formats allow only text as keys.
             key_type, key = pa.string(), _as_text
         return pa.map_(key_type, item_type), lambda message: [
             (key(k), item(v)) for k, v in getattr(message, name).items()

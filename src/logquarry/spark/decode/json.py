@@ -1,7 +1,7 @@
 """Decodes JSON bodies, with a DDL, a JSON Schema, or types inferred from a sample.
 
 A missing field is null; a field without a column is ignored. A column of type string takes any
-value: a value that is not a string becomes its JSON text. Of a JSON Schema only the types count;
+value: a value that is not a string becomes its JSON text. Only the types of a JSON Schema are used;
 ranges, patterns and required fields are not checked.
 """
 

@@ -8,6 +8,6 @@
     export      the export functions, on Spark
 
 The workers write Parquet files at their final place, under unique names. The driver commits them to
-the table in one transaction, together with the offsets up to which the stores are in the table. So
-a crash at any point neither loses nor duplicates messages.
+the table in one transaction, together with the offsets up to which the stores are in the table (the
+"marks"). So a crash at any point neither loses nor duplicates messages.
 """

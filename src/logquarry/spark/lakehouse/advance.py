@@ -43,8 +43,8 @@ from logquarry.systems import held
 logger = logging.getLogger(__name__)
 
 QUIET_BYTES: Final = 256 << 20
-"""Maximum bytes of log without messages for the table that stay uncommitted: a restart reads them
-again."""
+"""After this many bytes of log without messages for the table, the offsets are committed, so that a
+restart does not read the bytes again."""
 
 Work = Callable[[int, ReadTask], TableResult]
 """The work of a task, called with its number and the task."""
@@ -62,7 +62,7 @@ class Target:
         read: what to read, and how.
         partition_by: columns that the table is partitioned by.
         decode: how to decode bodies; None to keep them as they are.
-        moved: whether a store may have another path than at the last export.
+        moved: whether a store is allowed to have another path than at the last export.
     """
 
     table: Table
@@ -99,7 +99,7 @@ class Advance:
 
     Args:
         target: what to export, and where.
-        run: the destination's run, begun.
+        run: the lock and the notes of this export; it has begun.
         run_tasks: runs the tasks.
 
     Raises:
@@ -268,8 +268,8 @@ class Advance:
     def _commit(self, files: Sequence[TableFile], dead: Sequence[TableFile], marks: Marks) -> None:
         """Commit the dead letters, then the files.
 
-        After a crash between the two commits, the next run skips the dead letters below the marks
-        of the dead letters' table.
+        After a crash between the two commits, the next export skips dead letters that are below the
+        marks of the dead letters' table, because that table has them.
         """
         target = self._target
         if not self._run.name:
@@ -337,7 +337,7 @@ def _names(places: Mapping[str, str]) -> list[str]:
 
 
 def _forward(marks: Marks, before: Marks) -> dict[str, int]:
-    """Return the marks, none lower than `before`: the dead letters may be ahead of the table."""
+    """Return the marks, never below `before`: the dead letters can be ahead of the table."""
     return {name: max(value, before.get(name, value)) for name, value in marks.items()}
 
 

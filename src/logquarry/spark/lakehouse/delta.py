@@ -1,7 +1,7 @@
 """A Delta table, with the package `deltalake`.
 
-The marks are application transactions of the table (``txn`` actions). They are committed together
-with the files, survive checkpoints, and make two commits that move the same mark conflict.
+The table's marks (see :mod:`.table`) are its application transactions (``txn`` actions). They are
+committed with the files, and survive checkpoints. If two commits move one mark, Delta rejects one.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,7 +77,7 @@ class TableOptions:
         dead_letters: folder for bodies that cannot be decoded; None for a folder beside the table.
         follow: whether to continue with new messages until interrupted.
         interval: with `follow`: seconds between two steps.
-        moved: whether a store may have another path than at the last export.
+        moved: whether a store is allowed to have another path than at the last export.
         dest_storage_options: options for the file system of the destination, if it is a URL.
     """
 
@@ -129,7 +130,9 @@ class TableExport:
 
         def on_spark(tasks: Sequence[ReadTask], work: Work) -> list[TableResult]:
             name = f"export to {self.target.table.name}"
-            return run_tasks(spark, name, tasks, work, weight=_weight, progress=progress)
+            return run_tasks(
+                spark, name, tasks, work, weight=attrgetter("length"), progress=progress
+            )
 
         return self.run_with(on_spark, on_commit=on_commit)
 
@@ -189,7 +192,7 @@ def export_delta(
     """Add the messages of stores to a Delta table, each exactly once.
 
     The first export creates the table. Each later export continues from the offsets of the last
-    commit, also after a crash.
+    commit, even after a crash.
 
     Args:
         spark: a session; its workers must reach the stores and ``dest`` under the same paths.
@@ -321,10 +324,6 @@ def _chosen(given: Mapping[str, Any]) -> TableOptions:
     if chosen.interval <= 0:
         raise UsageError(f"interval: takes seconds > 0, not {chosen.interval}")
     return chosen
-
-
-def _weight(task: ReadTask) -> int:
-    return task.length
 
 
 def _target(

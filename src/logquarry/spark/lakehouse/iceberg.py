@@ -1,8 +1,8 @@
 """An Iceberg table, with the package `pyiceberg`.
 
-The marks are a property of each snapshot. A commit writes all marks, also unchanged ones, so a
-rollback to an earlier snapshot restores its marks. They are also a property of the table, in case
-all snapshots of exports have expired.
+The marks (see :mod:`.table`) are a property of each snapshot. A commit writes all marks, even
+unchanged ones, so a rollback to an earlier snapshot restores its marks. They are also a property of
+the table, in case all snapshots of exports have expired.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table as IcebergTable
 
 MARKS: Final = "logquarry.offsets"
-"""Property of a snapshot and of the table that holds the marks."""
+"""Name of the property that holds the marks, in a snapshot and in the table."""
 CATALOG_FILE: Final = "catalog.db"
 _EPOCH: Final = date(1970, 1, 1)
 _DAY: Final = "day"
@@ -56,8 +56,8 @@ class Iceberg:
     Args:
         folder: folder of the table's files.
         identifier: ``NAMESPACE.TABLE``.
-        catalog: properties of the catalog, as for `pyiceberg`; its configuration file adds missing
-            properties (``name`` selects the catalog in that file). None for SQLite.
+        catalog: properties of the catalog, as for `pyiceberg`, whose configuration file adds
+            missing properties (``name`` selects the catalog in that file). None for SQLite.
         catalog_file: file of the SQLite catalog.
     """
 
@@ -203,11 +203,11 @@ class Iceberg:
             except CommitFailedException:
                 raise
             except Exception as error:
-                # If the catalog did not answer, the commit may have succeeded, or may yet.
+                # The catalog did not answer: the commit may have succeeded, or may succeed later.
                 raise CommitUnknown(self.name, error) from error
 
     def data_files(self) -> list[TableDataFile]:
-        """List the files of the current snapshot that a compaction may merge.
+        """List the files of the current snapshot that a compaction can merge.
 
         Files with deletes, with an earlier partitioning or outside of the folder are left out.
         """

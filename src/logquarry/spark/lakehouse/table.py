@@ -1,8 +1,8 @@
 """The interface of a table that exports append to, and the document that describes its export.
 
-All exports into a table use the same filters and columns; an export with others would leave gaps
-that a reader cannot detect. So the table keeps the document of its first export as a property, and
-an export with another document is rejected.
+All exports into a table must use the same filters and columns. An export with other filters would
+leave gaps that a reader cannot detect. So the table keeps the document of its first export as a
+property, and an export with another document is rejected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def identity(
     Args:
         read: what to read.
         partition_by: columns that the table is partitioned by.
-        decode: the JSON form of how to decode bodies; None to keep them.
+        decode: the options for decoding bodies, in JSON form; None if bodies are not decoded.
     """
     wanted = {
         field.name: _plain(value)
@@ -58,7 +58,7 @@ def document(own: Mapping[str, Any], start: Mapping[str, Any], dead_letters: str
     Args:
         own: the :func:`identity`.
         start: start conditions of the first export, except offsets; later exports keep them.
-        dead_letters: name of the table of dead letters; None without one.
+        dead_letters: name of the table of dead letters; None if there is none.
     """
     found = {"version": _VERSION, **own, "start": dict(start), "dead_letters": dead_letters}
     return json.dumps(found, sort_keys=True)
@@ -83,7 +83,7 @@ def check_same(name: str, own: Mapping[str, Any], found: Mapping[str, Any]) -> N
     """Check that an export has the same identity as the table.
 
     Raises:
-        UsageError: if it differs; the text names the difference.
+        UsageError: if it differs; the text gives the difference.
     """
     for key, value in own.items():
         if json.loads(json.dumps(value)) != found.get(key):
@@ -105,8 +105,8 @@ PROPERTY: Final = "logquarry.export"
 """Name of the table's property that holds the document."""
 
 Marks = Mapping[str, int]
-"""Physical offset up to which a table has each store, by two names: its broker (``broker:NAME``)
-and its path (``store:PATH``)."""
+"""Physical offset up to which a table has each store. Each store has two marks, by broker
+(``broker:NAME``) and by path (``store:PATH``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +148,7 @@ class Table(Protocol):
 
     @property
     def name(self) -> str:
-        """Name or location for messages."""
+        """Name or location, for error messages."""
 
     @property
     def folder(self) -> OutputFolder:

@@ -1,6 +1,7 @@
 """Writes the messages of one task to files of a table, in a worker. Needs no PySpark.
 
-Files are written at their final place, under unique names: these contain the run and the attempt.
+Files are written at their final place. Their names are unique, because they contain the run (the
+name of one call of an export) and the attempt at a task.
 
 Files that a crashed export left behind are in no table, and are removed:
 
@@ -8,14 +9,13 @@ Files that a crashed export left behind are in no table, and are removed:
 
     DEST/_logquarry/RUN.json     note of a running export: the marks of its next commit
 
-The names of files contain the name of their run. A run writes its note before the first file of a
-commit and removes it after the commit. A run that finds the note of another run (which has crashed,
-because this run holds the lock) compares it with the table's marks. If the table has not reached
-the marks of the note, the commit was not made, and the files of that run are removed. Otherwise
-they belong to the table and stay.
+A run writes its note before the first file of a commit and removes it after the commit. If a run
+finds the note of another run, that one has crashed, because this one holds the lock. It compares
+the note with the table's marks. If the table has not reached the marks of the note, the commit was
+not made, and the files of that run are removed. Otherwise they belong to the table and stay.
 
-The commit may still be under way in a catalog that did not answer. Therefore the run first makes an
-empty commit: after it, the catalog rejects the earlier one.
+If a catalog did not answer, the commit is possibly under way there. So the run that cleans up makes
+an empty commit before it removes files; after that, the catalog rejects the earlier commit.
 
 In an object store there are no locks, so such files stay; the table's own cleaning (``vacuum``,
 ``remove_orphan_files``) removes them.
@@ -275,7 +275,7 @@ def _plain(value: Any) -> str:
 def _as_table_file(
     folder: OutputFolder, file: WrittenFile, partition_by: Sequence[str]
 ) -> TableFile:
-    # Before the commit, so that a power cut cannot take a file that the table lists.
+    # Sync it before the commit, so that a power cut cannot remove a file that the table lists.
     folder.sync(file.path)
     return TableFile(
         path=file.path,
@@ -299,8 +299,8 @@ def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]
             if "." in name or statistics is None:
                 continue
             if not statistics.has_min_max:
-                # The column may be all null or have no statistics: do not read the column to
-                # distinguish the two.
+                # The column is all null, or has no statistics. Do not read the column to find out
+                # which.
                 unknown.add(name)
                 continue
             low, high = statistics.min_raw, statistics.max_raw

@@ -40,7 +40,7 @@ class StreamOffset:
     """The offsets up to which a stream has read.
 
     Attributes:
-        brokers: physical offset by broker; nothing of other brokers has been read.
+        brokers: physical offset by broker; no message of other brokers has been read.
         since_ms: smallest store timestamp to read, in milliseconds; None for all.
         queues: first queue offset to read, by broker and queue; other queues are read in full.
         first: start of the query's first batch; None in later offsets. After a failure in the first
@@ -113,9 +113,9 @@ def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
 
 
 NEAR: Final = 16 << 20
-"""Maximum bytes to walk from a known frame; for a longer way, a nearer frame is searched first."""
+"""Maximum bytes to walk from a known frame; if it is farther away, search a nearer frame first."""
 MOST_COUNTED: Final = 1 << 30
-"""Maximum bytes of a log in which one batch counts messages: a rare topic may need far more."""
+"""Maximum bytes of a log in which one batch counts messages: a rare topic would need far more."""
 
 Int64 = npt.NDArray[np.int64]
 
@@ -180,7 +180,7 @@ def by_rows(
 
 
 def shared(wants: Mapping[str, int], limit: int) -> dict[str, int]:
-    """Divide `limit` evenly; a name that needs less than its share leaves the rest to the others.
+    """Divide `limit` evenly among names; if one needs less than its share, others get the rest.
 
     The sum of the shares is `limit`, or the sum of `wants` if that is less.
     """

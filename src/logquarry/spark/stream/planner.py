@@ -4,13 +4,13 @@ One planner serves one query on the driver while the query runs. Its caches save
 restarted query gets the same offsets from its checkpoint.
 
 A Spark without admission control (before Spark 4.2) asks for the newest offset and passes neither
-the batch's start nor a limit. A batch therefore takes everything: with a limit that the source kept
-for itself, Trigger.AvailableNow, which asks once, would end after the first batch as if it had read
-all messages.
+the batch's start nor a limit. So a batch takes all messages. The source cannot add a limit:
+Trigger.AvailableNow asks only once, so it would end after the first limited batch, as if all
+messages had been read.
 
-A restarted query also begins by asking for the newest offset, before the planner has seen the
-checkpoint. Its first offset then holds the start conditions of the options; `tasks` compares them
-with those of the checkpoint.
+Even a restarted query first asks for the newest offset, before the planner has seen the checkpoint.
+So its first offset has the start conditions of the options; `tasks` compares them with those of the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class StreamPlanner:
 
     # ------------------------------------------------------------------------------ stores, filters
     def _layouts(self) -> dict[str, StoreLayout]:
-        """Open the stores that exist now; new stores may appear under a glob."""
+        """Open the stores that exist now; new stores can appear under a glob."""
         options = self._options
         found = stores_by_name(options.paths, options.storage_options)
         return {
@@ -195,7 +195,7 @@ class StreamPlanner:
 
     @property
     def _moves(self) -> bool:
-        """Whether parsing the start options again may give another offset."""
+        """Whether the start options give another offset if they are parsed again later."""
         start, wanted = self._options.start, self._options.wanted
         starts = [start.default, *start.brokers.values()]
         return java.LONG_MAX in starts or wanted.since_ms is not None
@@ -229,7 +229,7 @@ class StreamPlanner:
         return end if found is None else found
 
     def _first_queue_offsets(self, layout: StoreLayout) -> Iterator[tuple[tuple[str, int], int]]:
-        """Yield the first queue offset to read for each queue that the options name."""
+        """Yield the first queue offset to read, for each queue for which the options give one."""
         for (topic, queue_id), (first, _) in (self._options.wanted.queue_ranges or {}).items():
             if first != java.LONG_MAX:
                 yield (topic, queue_id), first

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _NEW_QUEUES_SECONDS = 1.0
 """Interval in which a consumer that always finds messages checks for new queues."""
 _MOST_READS = 64
-"""Reads of one queue without a matching message before the next queue gets its turn."""
+"""After this many reads of a queue without a matching message, the next queue gets its turn."""
 
 
 class ConsumerParts(NamedTuple):
@@ -90,7 +90,7 @@ class Consumer:
         group: the group that the consumer joins.
         parts: the parts of the store that the consumer uses.
         auto_commit: whether handled messages are committed automatically.
-        timeout: seconds without a message after which an iteration ends; None for never.
+        timeout: seconds without a message after which an iteration ends; None: it never ends.
         max_reconsume_times: how often a message that is sent back is returned again.
     """
 
@@ -140,17 +140,17 @@ class Consumer:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the consumer was closed."""
         return self._is_closed
 
     @property
     def queues(self) -> tuple[QueueKey, ...]:
-        """(topic, queue id) of the queues that it has now, sorted."""
+        """(topic, queue id) of the queues that the consumer has now, sorted."""
         return tuple(sorted(self._slots))
 
     @property
     def estimates(self) -> tuple[OffsetEstimate, ...]:
-        """The offsets of the group that were lost, with their estimates."""
+        """The group's lost offsets, with their estimates."""
         return self._parts.progress.estimates(self.group, self.topics)
 
     @property
@@ -159,7 +159,7 @@ class Consumer:
         return self._parts.progress.offsets.problems
 
     def position(self, topic: str, queue_id: int) -> int:
-        """The queue offset of the next message of one of its queues.
+        """The queue offset of the next message in one of the consumer's queues.
 
         Raises:
             UsageError: if the consumer does not have that queue.
@@ -168,7 +168,7 @@ class Consumer:
         return slot.done + slot.given
 
     def lag(self) -> int:
-        """Number of messages in its queues from its offsets on, matching or not."""
+        """Number of messages in its queues from its offsets on, whether they match or not."""
         return sum(
             max(0, self._reader.bounds(*key)[1] - slot.done - slot.given)
             for key, slot in list(self._slots.items())
@@ -285,7 +285,7 @@ class Consumer:
 
     def _look(self, max_count: int) -> _Found | None:
         """Read messages of the queue whose turn it is, or of the next queue that has some."""
-        # If the assignment changes from here on, the messages that are read now are invalid.
+        # If the assignment changes after this line, the messages that are read now are invalid.
         self._is_disturbed = self._has_more = False
         if self._shared_version != self._group.version or time.monotonic() > self._look_again_at:
             self._share()
@@ -427,12 +427,12 @@ class Consumer:
 
         The message counts as handled like any other. When it is returned again, its
         ``reconsume_times`` has grown, and its properties ``RETRY_TOPIC`` and ``ORIGIN_MESSAGE_ID``
-        name its origin. After ``max_reconsume_times`` it is put into ``%DLQ%group``.
+        give its origin. After ``max_reconsume_times`` it is put into ``%DLQ%group``.
 
         Args:
             message: a message that this consumer returned.
             delay_level: delay until the group gets it again. None: 10 s the first time, and one
-                level more each further time; below 0: put it into ``%DLQ%group`` at once.
+                level more each further time. Below 0: put it into ``%DLQ%group`` at once.
 
         Raises:
             StoreUnavailable: if the store accepts no messages.

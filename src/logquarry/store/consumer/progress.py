@@ -1,4 +1,4 @@
-"""Consumer offsets: where a group starts in a queue, and estimates after the file is lost."""
+"""Consumer offsets: where a group starts in a queue, and estimates of offsets that were lost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Start:
         takes = "earliest, latest, timestamp or a store time (milliseconds, a datetime)"
         if not isinstance(start, str):
             if timestamp is not None:
-                raise UsageError('timestamp= belongs to start="timestamp"')
+                raise UsageError('timestamp= needs start="timestamp"')
             if not isinstance(start, datetime):
                 return cls("timestamp", arguments.integer(start, "start", takes=takes))
             return cls("timestamp", arguments.time_ms(start, "start"))
@@ -62,15 +62,15 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """The start of a group in the queues of one topic in which it has no offset.
+    """Where a group starts in the queues of a topic, if it has no offset in that topic.
 
     Attributes:
         queue_ids: the queues that existed when the start was fixed. In a queue that is created
             later the group starts at the first message, because the group existed before that
             message.
-        start: the start in these queues; None for their first messages.
-        saved_at: if the offsets were lost: the time when they were last written, and the file that
-            shows the time.
+        start: the start in these queues; None to start at their first messages.
+        saved_at: the time when lost offsets were last written, and the file that shows this time;
+            None if no offsets were lost.
     """
 
     queue_ids: frozenset[int]
@@ -84,7 +84,7 @@ class Progress:
     Args:
         offsets: the committed offsets.
         reader: reads the store's queues.
-        lost: the remains of lost offsets; None to estimate no lost offsets.
+        lost: the remains of lost offsets; None if lost offsets are not to be estimated.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Progress:
             )
 
     def begin(self, group: str, topics: Sequence[str], start: Start) -> None:
-        """Fix the start of a group in topics without offsets; only the first call counts."""
+        """Set where a group starts in topics in which it has no offset; later calls do nothing."""
         with self._lock:
             for topic in topics:
                 if (group, topic) not in self._beginnings:
@@ -145,7 +145,7 @@ class Progress:
                 *(group, topic, start.at),
             )
         if topic == retry_topic(group):
-            # Messages that were sent back belong to the group, regardless of their time.
+            # All messages that were sent back are for the group, so it starts at the first one.
             return _Beginning(queue_ids)
         return _Beginning(queue_ids, start)
 
@@ -187,11 +187,11 @@ class Progress:
 # a torn file are used as they are.
 #
 # Offsets were lost if the file is unreadable (now, or quarantined by an earlier save). They were
-# also lost if there is no offset file at all, and the store knows the group: it sent messages back,
-# or the broker's list of groups names it.
+# also lost if there is no offset file at all, but the store shows that the group existed: the group
+# sent messages back, or the broker's list of groups contains it.
 
 BEFORE_MS: Final = 10_000
-"""An estimate starts this long before the last write: brokers write every 5 s."""
+"""An estimate starts this many ms before the last write, because brokers write every 5 s."""
 
 _ENTRY: Final = re.compile(r'"([^"\\@]+)@([^"\\]+)"\s*:\s*\{([0-9:,\s]*)\}')
 _PAIR: Final = re.compile(r"\s*([0-9]{1,9})\s*:\s*([0-9]{1,18})\s*")
@@ -253,12 +253,12 @@ class LostOffsets:
                         yield topic, group, int(match[1]), int(match[2]), path
 
     def is_lost(self, group: str, topic: str, *, has_others: bool) -> bool:
-        """Whether a group must have had offsets in a topic that are lost.
+        """Whether a group must have had offsets in a topic, and these offsets are lost.
 
         Args:
             group: the group.
             topic: the topic.
-            has_others: whether it has offsets in other topics.
+            has_others: whether the group has offsets in other topics.
         """
         if self._has_offsets and not self.files:
             return False
@@ -279,8 +279,8 @@ class LostOffsets:
     def saved_at(self) -> tuple[int, Path] | None:
         """The time (ms) of the last write before offsets were lost, and the file that shows it.
 
-        The file is an offset file, or if there is none the newest file in the same folder other
-        than the list of topics, which changes when messages are put.
+        The file is an offset file. If there is none, it is the newest other file of the same folder
+        (not the list of topics, because that list changes when messages are put).
         """
         return self._saved_at
 

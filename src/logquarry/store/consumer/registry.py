@@ -1,6 +1,6 @@
 """All consumers of one store: makes them, forms their groups, and saves offsets periodically.
 
-Its readers of queues implement the port in :mod:`.source`.
+The classes here that read queues implement the interface in :mod:`.source`.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ logger = logging.getLogger(__name__)
 
 
 class Consumers:
-    """The consumers of one store. Any thread may request one.
+    """The consumers of one store. Any thread may request a consumer.
 
     Args:
         reader: reads the store's queues.
         arrivals: signals new messages.
         progress: the offsets of all groups.
         put: puts messages that consumers send back.
-        health: health of the store.
+        health: whether the store may be written.
         interval_ms: how often offsets are written (``flushConsumerOffsetInterval``); None if they
             stay in memory because another process writes the store.
     """
@@ -135,7 +135,7 @@ class Consumers:
         with self._lock:
             self._open.append(made)
         try:
-            # A concurrent close may have closed all consumers before this one was listed.
+            # A concurrent close closes only listed consumers; it possibly ran before this listing.
             self._require_open()
         except StoreUnavailable:
             made.close()
@@ -192,7 +192,7 @@ class _Saver(Service):
         try:
             self._save()
         except StoreError as error:
-            # If the store is poisoned, this raises; otherwise the warning would repeat forever.
+            # Raise if the store is poisoned: otherwise the warning below would repeat forever.
             self.health.require_writable()
             logger.warning("consumer offsets not written: %s", error)
 
@@ -274,7 +274,7 @@ class LiveQueueReader:
             def time_of(offset: int) -> int:
                 place, size, _ = queue.units(offset, offset + 1)[0].item()
                 found = self._getter.log.store_time_at(place, size)
-                # A lost message has no time: the consumer begins too early rather than too late.
+                # The time of a lost message is unknown. It counts as late: better start too early.
                 return java.LONG_MAX if found < 0 else found
 
             return offsets.start + bisect_left(offsets, timestamp_ms, key=time_of)
@@ -283,7 +283,7 @@ class LiveQueueReader:
 class PolledQueueReader(LiveQueueReader):
     """The queues of a store that another process may write; it polls for new messages.
 
-    One thread at a time uses the store.
+    It has a lock, so that only one thread at a time uses the store.
 
     Args:
         store: the store's queues.
@@ -321,7 +321,7 @@ class PolledQueueReader(LiveQueueReader):
         if queue is not None:
             units = queue.units(max(0, offset), offset + max(LEAST_UNITS, max_count))
             end = int(np.max(units["physical_offset"], initial=-1))
-            # The message's file is newer than the listing; the message has not expired.
+            # If a message is beyond the listed files, its file is new: list the files again.
             if end >= self._getter.log.files.end and end > self._refreshed_for:
                 self._refreshed_for = end
                 self._refresh()
@@ -349,7 +349,7 @@ def consumers_of_a_writer(
         offsets: the offsets of all groups.
         root: the store's folder.
         put: puts messages that are sent back.
-        health: of the store.
+        health: whether the store may be written.
         interval_ms: how often offsets are written.
     """
     reader = LiveQueueReader(store, getter)

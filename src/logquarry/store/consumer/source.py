@@ -1,4 +1,4 @@
-"""The port through which consumers read queues, and their wait for new messages.
+"""The interface through which consumers read queues, and how they wait for new messages.
 
 If this process writes the store, the dispatcher signals new messages. If another process writes the
 store, a waiting consumer polls. The pauses grow while no message arrives. They are long compared
@@ -30,7 +30,7 @@ most 0.3 % of a processor."""
 
 
 class Arrivals(ABC):
-    """A number that grows when there may be new messages. Any thread may wait for it.
+    """A number that grows when there may be new messages. Any thread may wait until it grows.
 
     Attributes:
         version: the number.
@@ -59,7 +59,7 @@ class Arrivals(ABC):
             timeout: in seconds (default: no limit).
 
         Returns:
-            Whether it differs; False if the time ran out.
+            Whether the version differs; False if the time ran out.
         """
 
     @abstractmethod
@@ -72,7 +72,7 @@ class Arrivals(ABC):
         event = asyncio.Event()
 
         def tell() -> None:
-            # The loop may be closed by now; the thread that wakes must not fail then.
+            # The loop may be closed by now. The thread that calls wake() must not fail then.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
 
@@ -148,7 +148,7 @@ class PolledArrivals(Arrivals):
         return pause if end is None else min(pause, end - time.monotonic())
 
     def _has_new(self, seen: int) -> bool:
-        """Poll, unless another thread has; the pause until the next poll grows."""
+        """Poll, unless the version has changed already; sets the pause until the next poll."""
         if self.version != seen:
             return True
         with self._looking:

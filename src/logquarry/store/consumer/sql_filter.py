@@ -1,17 +1,18 @@
 """SQL92 filters over message properties: their tree, and its evaluation.
 
-Values are true, false and unknown (None, if a property is missing); a message matches if the whole
+A condition is true, false or unknown (None, if a property is missing). A message matches if the
 filter is true. The rules are those of ``org.apache.rocketmq.filter`` 4.9.3, and values compare as
 Java's types do (``ComparisonExpression``): a property is text, and a constant is an ``Integer``,
-``Long``, ``Double``, ``String`` or ``Boolean``. Text beside a number is parsed as that number's
-type. ``'4.5'`` beside ``3`` is not an ``Integer``: then the message does not match, regardless of
-the rest of the filter. :mod:`logquarry.store.consumer.sql_parser` parses filters.
+``Long``, ``Double``, ``String`` or ``Boolean``. Text that is compared with a number is parsed as
+that number's type. If it cannot be parsed (``'4.5'`` compared with the ``Integer`` 3), the message
+does not match, whatever the rest of the filter is. :mod:`.sql_parser` parses filters.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -136,7 +137,7 @@ _ORDERED: Final[Mapping[str, Callable[[int], bool]]] = {
 }
 
 
-class Node:
+class Node(ABC):
     """A node of a filter.
 
     Attributes:
@@ -147,13 +148,13 @@ class Node:
     is_condition = True
     depth: int = 1
 
+    @abstractmethod
     def evaluate(self, properties: Properties) -> Value:
         """The node's value for a message.
 
         Raises:
             CannotCompare: if Java does not compare two of its values.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class Constant(Node):
 
 @dataclass(frozen=True)
 class Property(Node):
-    """The text of a property, unknown if the message lacks it."""
+    """The text of a property; unknown if the message does not have the property."""
 
     name: str
     is_condition = False
@@ -284,7 +285,7 @@ class Equal(Node):
 
 @dataclass(frozen=True)
 class IsNull(Node):
-    """Whether a value is unknown; never unknown itself."""
+    """Whether a value is unknown. The result is always true or false."""
 
     inner: Node
     depth: int = field(init=False)

@@ -92,11 +92,11 @@ class Subscription:
         return tuple(dict.fromkeys((*self.topics, retry_topic(self.group))))
 
     def tags_of(self, topic: str) -> frozenset[str] | None:
-        """The tags for messages of a topic; none for the retry topic, whose messages matched."""
+        """The tags to match in a topic. None in the retry topic: its messages matched before."""
         return None if self._is_retry(topic) else self.tags
 
     def filter_of(self, topic: str) -> SqlFilter | None:
-        """The filter for messages of a topic; none for the retry topic."""
+        """The filter for messages of a topic; None for the retry topic."""
         return None if self._is_retry(topic) else self.sql
 
     def _is_retry(self, topic: str) -> bool:
@@ -106,11 +106,11 @@ class Subscription:
 def sent_back(
     message: StoredMessage, group: str, delay_level: int | None, max_reconsume_times: int
 ) -> Message:
-    """Make the message to put for a message that is sent back (``consumerSendMsgBack``).
+    """Make the message that is put when a consumer sends a message back (``consumerSendMsgBack``).
 
     It is the same message in the group's retry topic, delayed, with its origin in properties.
-    The delay grows each time. After too many times it is put into the dead letter topic, which is
-    not consumed.
+    The delay grows each time. A message that was sent back too often goes to the dead letter topic,
+    which the group does not consume.
 
     Args:
         message: the consumed message.
@@ -135,8 +135,8 @@ def sent_back(
     properties[props.DELAY] = str(level)
     if not properties.get(props.ORIGIN_MESSAGE_ID, "").strip():
         properties[props.ORIGIN_MESSAGE_ID] = message.message_id
-    # Encode here: the order of Java's map depends on the order of the insertions, and Java inserts
-    # the properties in the order in which it parsed them.
+    # Encode here, in Java's order: it depends on the order of the insertions into Java's map, and
+    # Java inserts the properties in the order in which it parsed them.
     order = java.hash_map_order(properties)
     return Message(
         topic,
@@ -182,7 +182,7 @@ class Member(Protocol):
         """The topics that it consumes."""
 
     def disturb(self) -> None:
-        """Make it check its assignment after the current message. Callable from any thread."""
+        """Make the consumer check its assignment after the current message, from any thread."""
 
 
 class ConsumerGroup:

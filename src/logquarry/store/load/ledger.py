@@ -7,8 +7,8 @@
     staged/<app>/<version>/ segments to load
 
 Each file is written whole under a temporary name, synced and renamed before the next step. An
-application numbers its loads upwards, like Delta Lake's ``txnAppId`` and ``txnVersion``: a version
-that is not above the last version is already in the log.
+application gives its loads increasing versions, like Delta Lake's ``txnAppId`` and ``txnVersion``.
+A version that is not above the last version is already in the log.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LoadId:
         if not self.app or self.version < 0:
             raise UsageError(f"invalid load: application {self.app!r}, version {self.version}")
         if not self.is_named and _RUN.fullmatch(self.app) is None:
-            raise UsageError(f"invalid name of a run: {self.app!r}")
+            raise UsageError(f"invalid name of a load: {self.app!r}")
 
     def __str__(self) -> str:
         return f"version {self.version} of {self.app}" if self.is_named else self.app
@@ -94,8 +94,8 @@ class Intent:
     Attributes:
         load: which load.
         start: physical offset at or before its first frame.
-        loads: path from the store to the ``loads`` folder with its segments: the store's own, or
-            that of the folder with this and other brokers' stores.
+        loads: path from the store to the ``loads`` folder that has the segments. It belongs to the
+            store, or to the folder that has the stores of several brokers.
         segments: in the order in which they are appended.
     """
 
@@ -232,9 +232,9 @@ def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None
 
     Args:
         folder: ``loads``.
-        load: a load that is in the log, or is never loaded.
-        names: only these segments of this version (default: all segments of this and of older
-            versions).
+        load: the load. Either the log has it already, or it will never be appended.
+        names: delete only these segments, of this version (default: delete all segments of this
+            and of older versions).
     """
     own = folder / load.staged
     if names is not None:

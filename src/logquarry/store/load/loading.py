@@ -4,16 +4,16 @@
 
     verify segments -> sync the log -> INTENT -> append -> sync -> LEDGER -> delete the intent
 
-If the process dies in between, the intent stays. The next writer finishes the load at its opening,
-before any other put (:func:`pending_load`, :meth:`Loads.finish`):
+If the process dies in between, the intent stays. The next writer finishes the load when it opens
+the store, before any other put (:func:`pending_load`, :meth:`Loads.finish`):
 
-- If the segments are intact, it finds the part that is in the log and appends the rest. The log
-  becomes what it would have become without the crash.
-- If a segment is missing or damaged, but all frames are in the log, only the ledger is written.
-- Else it rolls the load back: it truncates the log to the load's start and keeps the removed bytes
-  in quarantine. The load can then be repeated.
+- If the segments are intact, the writer finds the part that is in the log and appends the rest. The
+  log is then the same as without the crash.
+- If a segment is missing or damaged, but all frames are in the log, it writes only the ledger.
+- Otherwise it rolls the load back: it truncates the log to the load's start, and keeps the removed
+  bytes in quarantine. The load can then be repeated.
 
-Readers see all whole messages of the log, also those of an unfinished load.
+Readers see all whole messages of the log, even those of an unfinished load.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Loads:
         log: the log's files.
         writer: appends to the log.
         flush: syncs log, queues and index.
+        grown: wakes the services that follow the log.
         counted: called with each topic, its appended messages, and their bytes.
     """
 
@@ -89,18 +90,19 @@ class Loads:
         log: MappedFileQueue,
         writer: CommitLogWriter,
         flush: Callable[[], int],
-        counted: Callable[[str, int, int], None] = lambda topic, messages, size: None,
+        grown: Callable[[], None],
+        counted: Callable[[str, int, int], None],
     ) -> None:
         self._disk = disk
         self._root = root
         self._log = log
         self._writer = writer
-        self._staged = StagedWriter(writer, counted)
+        self._staged = StagedWriter(writer, grown, counted)
         self._flush = flush
         self.ledger = Ledger(disk, root)
 
     def load(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
-        """Append segments, unless that was done before.
+        """Append segments, unless an earlier call has appended them.
 
         Args:
             load: which load.
@@ -142,7 +144,7 @@ class Loads:
         logger.warning("%s: finished an interrupted load: %s", self._root, intent.load)
 
     def _sync_names(self, intent: Intent) -> None:
-        """Make the segments' names durable; tasks sync only their files and the last folder."""
+        """Sync the names of all folders above the segments. (Tasks sync only the last folder.)"""
         folder = Path(os.path.normpath(intent.folder(self._root)))
         top = Path(os.path.normpath(self._root / intent.loads)).parents[1]
         for place in (folder, *folder.parents):
@@ -151,7 +153,7 @@ class Loads:
                 break
 
     def _find(self, intent: Intent) -> tuple[int, int]:
-        """The first frame that is not in the log: number of its segment, position in it."""
+        """Find the first frame that is not in the log: number of its segment, position in it."""
         position = intent.start
         for number, segment in enumerate(intent.segments):
             reader = SegmentReader(intent.folder(self._root), segment, check=False)
@@ -164,7 +166,7 @@ class Loads:
         return len(intent.segments), 0
 
     def _append(self, intent: Intent, first: int, start: int) -> None:
-        # A file for messages after the load would take its room for nothing.
+        # Create no log file in advance for messages after the load: it may never be needed.
         self._log.reach = intent.start + intent.bytes
         try:
             for segment in intent.segments[first:]:
@@ -189,7 +191,7 @@ class Pending:
 
     Attributes:
         intent: the recorded load.
-        is_whole: whether the log has all of it, so that only the ledger is missing.
+        is_whole: whether the log has all of the load, so that only the ledger is missing.
     """
 
     intent: Intent
@@ -285,8 +287,7 @@ def _keep(disk: Disk, root: Path, log: MappedFileQueue, start: int, end: int) ->
     disk.make_folders(folder)
     path = folder / f"{start:020d}.taken-back"
     disk.remove(path)
-    descriptor = disk.make_file(path, end - start)
-    try:
+    with disk.writing(path, end - start) as descriptor:
         at = start
         while at < end:
             data = log.select(at, most=min(_STEP, end - at))
@@ -295,8 +296,3 @@ def _keep(disk: Disk, root: Path, log: MappedFileQueue, start: int, end: int) ->
             data = data[: min(_STEP, end - at)]
             disk.write_all(descriptor, data, at - start)
             at += len(data)
-        disk.sync(descriptor, path)
-    except OSError as error:
-        raise disk.refused(path, error) from error
-    finally:
-        disk.let_go(descriptor)

@@ -2,8 +2,8 @@
 
 ::
 
-    | frame | frame | ... | JSON: queues by the numbers in the frames | bytes of the frames 8 |
-    | bytes of the JSON 4 | "LQSG" |
+    | frame | frame | ... | JSON: queues by the numbers in the frames | size of all frames 8 |
+    | size of the JSON 4 | "LQSG" |
 
 Numbers are big-endian. The task reports the CRC of the whole file to the loader. The loader
 rejects a segment whose CRC differs.
@@ -186,7 +186,7 @@ class SegmentReader:
     Args:
         folder: its folder.
         segment: its metadata.
-        check: whether to verify the CRC; False if it was verified a moment ago.
+        check: whether to verify the CRC; False if the caller has just verified it.
 
     Attributes:
         frames: its frames, valid until :meth:`close`.

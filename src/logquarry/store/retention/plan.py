@@ -17,9 +17,8 @@ from logquarry.disk.log_files import log_paths
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.log.file_sequence import FileSequence, StoreFile
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import INDEX
+from logquarry.log.store_files import INDEX, FileSequence, StoreFile
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
@@ -67,9 +66,9 @@ class ExpiredFile:
 
 
 def expired_units(layout: StoreLayout, cut: int) -> tuple[ExpiredFile, ...]:
-    """The leading files of state table and redo log whose messages are all deleted.
+    """The leading files of the state table and the redo log whose messages are all deleted.
 
-    RocketMQ 3.1.3 deletes the same (``deleteExpiredStateFile``). Open transactions in these files
+    RocketMQ 3.1.3 deletes the same files (``deleteExpiredStateFile``). Open transactions in them
     can no longer be ended, because their messages are gone.
 
     Args:
@@ -106,8 +105,8 @@ def _expired(sequence: FileSequence, found: UnitFiles, cut: int) -> list[Expired
 # Planning
 #
 # The rules apply to the log. Queues and index follow it, as in RocketMQ
-# (``ConsumeQueue.deleteExpiredFile``, ``IndexService.deleteExpiredFile``): their leading files that
-# name only messages before the log's new start are deleted, but never the last file.
+# (``ConsumeQueue.deleteExpiredFile``, ``IndexService.deleteExpiredFile``): leading files that point
+# only to messages before the log's new start are deleted, but never the last file.
 
 _FIRST_CHUNK: Final = 512
 _GROWTH: Final = 4
@@ -135,8 +134,8 @@ class RetentionPlan:
         transactions: files of 3.x's state table, then of its redo log, oldest first.
         stays_because: why the first log file that stays is not deleted.
         disk: use of the log's disk, None if unknown.
-        messages: for each topic, messages in its queues that are deleted.
-        unread: messages among them that consumers have not read.
+        messages: for each topic, number of messages in its queues that are deleted.
+        unread: those of these messages that consumers have not read.
         refused: why the plan cannot be applied now, None if it can.
         applied: whether the files were deleted.
     """
@@ -196,12 +195,12 @@ def plan_retention(
         layout: the store's files.
         rules: what may be deleted.
         now_ms: the time.
-        safe_end: for a store that is written, the offset up to which the log is synced and
+        safe_end: for a store that is being written, the offset up to which the log is synced and
             dispatched.
         log_end: the log's end, if the store's writer gives it.
         held: paths of index files that a writer still uses.
-        always_derived: whether to check queues and index even if no log file is deleted: an
-            interrupted retention may have left expired files.
+        always_derived: whether to check queues and index even if no log file is deleted. An
+            interrupted retention may have left expired files there.
 
     Raises:
         StoreNotFound: if a file cannot be read.

@@ -1,9 +1,9 @@
-"""Retention carried out: of a store that this process writes, and of one that is not open.
+"""Carries out a retention, in a store that this process writes or in a store that is not open.
 
-Of an open store, files are deleted while other threads put, dispatch and read. Of the log only
-synced and dispatched files may be deleted, and never the last one, so no writer uses them. A reader
-keeps its data: a deleted file's map lives until its last view is released, in this process and in
-any other.
+In an open store, files are deleted while other threads put, dispatch and read. A log file may be
+deleted only if it is synced, dispatched and not the last one; so no thread writes to it. A reader
+keeps its data: the map of a deleted file lives until its last view is released, in this process and
+in any other.
 
 A writer runs the retention of its open store
 (:meth:`logquarry.store.message_store.StoreWriter.retain`); :func:`retain` is for other stores.
@@ -40,7 +40,6 @@ from logquarry.store.load.ledger import Ledger
 from logquarry.store.retention.plan import RetentionPlan, plan_retention
 from logquarry.store.retention.rules import (
     HOUR_MS,
-    DiskUse,
     RetentionRules,
     delete_hours,
     disk_use,
@@ -58,7 +57,7 @@ _RECOVER: Final = "bring the file back, or run verify and recover the store firs
 
 
 class LiveRetention:
-    """Plans and applies the retention of one store, one at a time.
+    """Plans and applies the retention of one store; only one retention runs at a time.
 
     Args:
         disk: the store's disk.
@@ -125,7 +124,7 @@ class LiveRetention:
         safe_end = min(self._log.flushed_offset, self._log.max_offset, self._dispatched())
         intent = Ledger(self._disk, self._root).intent()
         if intent is not None:
-            # If the load is interrupted, finishing it reads the log from here on.
+            # If the load is interrupted, the writer that finishes it reads the log from here on.
             safe_end = min(safe_end, intent.start)
         # Read `held` before the files are listed: a file that has left `held` never returns to it.
         held = frozenset[str]() if self._index is None else self._index.held
@@ -144,7 +143,7 @@ class LiveRetention:
 
         Args:
             rules: what may be deleted.
-            pause_s: pause in seconds between two log files, so that the disk serves others.
+            pause_s: pause in seconds between two log files, so that the disk can do other work.
 
         Raises:
             StoreUnavailable: if the store accepts no writes, or the disk fails. The store is then
@@ -165,7 +164,7 @@ class LiveRetention:
                     logger.info("%s: deleted: %s", self._root / file.path, file.reason)
                     self._log.remove_first()
             finally:
-                # Also for files that were deleted before a deletion failed.
+                # Call this even if a deletion failed: earlier files were deleted.
                 self.removed()
             for key, files in plan.queues:
                 self._require_open()
@@ -188,7 +187,7 @@ class LiveRetention:
     def _cut_transactions(self, plan: RetentionPlan) -> None:
         for name in (STATE_TABLE, REDO_LOG):
             gone = [file.base for file in plan.transactions if file.path.startswith(f"{name}/")]
-            # In a store of the other dialect these files are not open, so they stay.
+            # If this process keeps no state table (dialect 4.9), these files are not open and stay.
             if gone and self._transactions is not None:
                 self._require_open()
                 self._transactions.remove_until(name, gone[-1])
@@ -209,7 +208,6 @@ class RetentionService(Service):
         root: the store's folder.
         health: health of the store.
         clock: gives the time in milliseconds.
-        use: gives the use of the disk.
     """
 
     def __init__(
@@ -220,21 +218,19 @@ class RetentionService(Service):
         health: Health,
         *,
         clock: Clock,
-        use: Callable[[Path], DiskUse | None] = disk_use,
     ) -> None:
         super().__init__("retention", health, interval_ms=config.clean_resource_interval)
-        # Checked now, so that an invalid setting fails the opening.
+        # Check now, so that a store with an invalid setting cannot be opened.
         delete_hours(config.delete_when)
         self._retention = retention
         self._config = config
         self._root = root
         self._clock = clock
-        self._use = use
 
     def due(self) -> RetentionRules | None:
         """The rules that apply now; None if there is nothing to delete."""
         config = self._config
-        every = [self._use(folder) for folder in self._retention.log_folders]
+        every = [disk_use(folder) for folder in self._retention.log_folders]
         # RocketMQ deletes files to free space only when all disks of the log are full.
         found = min((use for use in every if use), key=lambda use: use.ratio, default=None)
         return rules_due(
@@ -365,10 +361,10 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
 # So a crash leaves a log that starts later, but never a log with a hole. Then the files of queues
 # and index are deleted. Readers and RocketMQ skip their entries before the log's start, so after a
 # crash nothing needs a repair, and the next retention finishes the work. In the opposite order a
-# crash would leave messages in the log that no queue names.
+# crash would leave messages in the log that are in no queue.
 #
-# The log's end, the durable offset and the checkpoint do not change. The log's start is recorded
-# before the first deletion: a log that starts later has lost files.
+# The log's end, the durable offset and the checkpoint do not change. The log's new start is
+# recorded before the first deletion: if the log starts later than recorded, it has lost files.
 
 
 def apply_retention(
@@ -377,7 +373,7 @@ def apply_retention(
     """Delete the files of a plan, durably. The caller holds the store's lock.
 
     Args:
-        plan: made after the lock was taken.
+        plan: the plan; it must have been made after the lock was taken.
         disk: the store's disk.
         root: its folder.
         progress: called with the number of deleted files.

@@ -1,15 +1,11 @@
 """The criteria of a retention: the age of files, the use of the disk, and messages not yet read.
 
-Messages that a retention deletes before they are read, delivered or ended.
-
-Lists the consumer groups, the delivery of delayed messages and the open transactions that still
-need expiring messages. The retention does not wait for them, as in RocketMQ; the plan only reports
-them. If the offset of a group is unknown, all of its expiring messages count as unread.
-
-The rules of a retention: the age of log files, the use of the disk, and when to delete.
-
-The age of a file is that of its last message. RocketMQ takes the file's modification time, which
+The age of a file is that of its last message. RocketMQ uses the file's modification time, which
 changes when the store is copied, restored from a backup or touched (apache/rocketmq#4549).
+
+:func:`unread` lists the consumer groups, the delivery of delayed messages and the open transactions
+that still need expiring messages. The retention does not wait for them, as in RocketMQ; the plan
+only reports them. If a group's offset is unknown, all of its expiring messages count as unread.
 """
 
 from __future__ import annotations
@@ -32,8 +28,8 @@ from logquarry.errors import UsageError
 from logquarry.format import java, timer
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
-from logquarry.log.file_sequence import StoreFile
 from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import StoreFile
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
@@ -44,9 +40,9 @@ from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_
 from logquarry.text import document
 
 DELAYED: Final = "(delayed messages that are not delivered)"
-"""Replaces the consumer group if the delivery of delayed messages has not read the messages."""
+"""In place of the consumer group, if the delivery of delayed messages has not read the messages."""
 OPEN: Final = "(transactions that are open)"
-"""Replaces the consumer group for half or PREPARED messages of open transactions."""
+"""In place of the consumer group, for half or PREPARED messages of open transactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +53,8 @@ class Unread:
         topic: their topic.
         queue_id: their queue.
         group: the consumer group, or DELAYED, or OPEN.
-        offset: the next queue offset of the group. For open transactions the queue offset of the
-            first open one; for PREPARED messages of 3.x its number in the state table.
+        offset: the next queue offset of the group. For open transactions: the queue offset of
+            the first open half message, or the state table number of the first PREPARED message.
         messages: number of messages.
     """
 
@@ -94,7 +90,13 @@ def unread(
     # At debug level: the retention of a running store calls this every ten seconds.
     consumed = consumer_offsets(layout, logging.DEBUG)
     levels = delay_offsets(layout, logging.DEBUG) or {}
-    delivered = {level - 1: offset for level, offset in levels.items()}
+    ends = {
+        queue.queue_id: queue.max_offset for queue in queues if queue.topic == props.SCHEDULE_TOPIC
+    }
+    # With an offset beyond the queue's end, the delivery starts at the first message.
+    delivered = {
+        level - 1: offset for level, offset in levels.items() if offset <= ends.get(level - 1, 0)
+    }
     groups = {group for _, group in consumed} - {GROUP}
     readers = {name: offsets for name, offsets in consumed.items() if name[1] in groups}
     # Each consumer group also consumes its retry topic.
@@ -206,7 +208,7 @@ def _last_time(layout: StoreLayout, start: int, stop: int, *, resync: bool) -> i
 
 
 def _time(run: Run, at: int) -> int:
-    # Statistics use this module too, and a quick command does not need pyarrow.
+    # Import here: a command that shows statistics uses this module, but need not load pyarrow.
     from logquarry.log import columns
 
     rows = run.rows[at:] if at < 0 else run.rows[at : at + 1]
@@ -245,7 +247,7 @@ class DiskUse:
 
 
 def disk_use(path: Path) -> DiskUse | None:
-    """The use of the disk with a path; None if unknown."""
+    """The use of the disk that a path is on; None if unknown."""
     try:
         found = os.statvfs(path)
     except (OSError, AttributeError):  # Windows has no statvfs
@@ -265,10 +267,10 @@ def least_used(paths: Iterable[Path]) -> DiskUse | None:
 
 
 def freed_bytes(path: Path) -> int:
-    """Bytes that deleting a file frees; 0 if the file has another name elsewhere."""
+    """Number of bytes that deleting a file frees; 0 if the file has another hard link elsewhere."""
     try:
         status = path.stat()
-        # The writer deletes its own second name together with the first.
+        # The writer keeps a second hard link to the file, and deletes both together.
         names = 1 + link_of(path).exists()
     except OSError:
         return 0
@@ -295,11 +297,11 @@ class RetentionRules:
     """Which log files may be deleted. At least one of the first three rules must be given.
 
     Attributes:
-        older_than_ms: files whose last message was stored at least this long ago.
-        max_disk_ratio: the oldest files, as long as the used part of the disk is larger than this
-            (0 to 1).
-        keep_bytes: files before this many newest bytes of the log.
-        most_files: at most this many log files at a time.
+        older_than_ms: allows files whose last message was stored at least this long ago.
+        max_disk_ratio: allows the oldest files, as long as the used part of the disk is larger than
+            this (0 to 1).
+        keep_bytes: allows files before this many newest bytes of the log.
+        most_files: maximum number of log files to delete at a time.
 
     Raises:
         UsageError: if a value is invalid, or no rule is given.
@@ -316,7 +318,7 @@ class RetentionRules:
             raise UsageError(
                 "no retention rule is given: give an age, a use of the disk, or bytes to keep"
             )
-        # Written so that NaN is rejected too: it must not allow every deletion.
+        # This condition is written so that it rejects NaN too, which would allow every deletion.
         if self.older_than_ms is not None and not self.older_than_ms >= 0:
             raise UsageError(f"the age is {self.older_than_ms} ms, and must not be negative")
         if self.max_disk_ratio is not None and not 0 < self.max_disk_ratio <= 1:
@@ -419,7 +421,7 @@ def rules_due(
         max_disk_ratio: use of the disk above which to delete at any hour.
         forcibly: whether files that have not expired may be deleted.
         used_ratio: the current use of the disk.
-        most_files: maximum number of files of one run.
+        most_files: maximum number of files to delete at a time.
         zone: time zone of the hours (default: this machine's).
     """
     if forcibly and used_ratio > FORCIBLY_RATIO:

@@ -9,12 +9,11 @@
         v
     put, in bulk                         -> progress: next offset of each level
 
-Guarantees: messages of one level are delivered in the order of its queue, each once. The delivery
-    skips only messages that cannot be delivered (it logs a warning, and they stay in the log).
-    Messages of
-several levels that are due together are delivered in the order of their due times. A failed put is
-repeated by the next call. If the clock was set back, a message waits at most its level's delay: as
-in RocketMQ, a message due later than now plus its delay is due at once.
+Guarantees: the messages of one level are delivered in the order of its queue, each once. The
+delivery skips only messages that cannot be delivered: it logs a warning, and they stay in the log.
+If messages of several levels are due together, they are delivered in the order of their due times.
+The next call repeats a failed put. If the clock was set back, a message waits at most its level's
+delay: as in RocketMQ, a message whose due time is later than now plus that delay is due at once.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ AT_ONCE: Final = 2_048
 """Maximum number of entries of a level to read at once, and of messages of one put call."""
 BYTES_AT_ONCE: Final = 8 << 20
 _LEAST_TAGS_CODE: Final = -(1 << 31)
-"""Smaller values are addresses in ConsumeQueueExt, not times."""
+"""Smaller values in an entry are addresses in ConsumeQueueExt, not delivery times."""
 DELAYS_S: Final = (60, 600, 3_600, 12 * 3_600, 24 * 3_600, 3 * 24 * 3_600)
-"""Upper bounds (s) of the classes of delays, as in RocketMQ 5; a last class has no bound."""
+"""Upper bounds (s) of the classes of delays, as in RocketMQ 5; one more class has no bound."""
 _MS: Final = 1_000
 
 
@@ -71,7 +70,7 @@ class Delays:
     """The delays of a topic's delivered messages.
 
     Attributes:
-        counts: messages by delay: a class for each of DELAYS_S, and one for longer delays.
+        counts: number of messages in each class of DELAYS_S, and in a last class of longer delays.
         seconds: the sum of all delays, each in whole seconds.
     """
 
@@ -133,9 +132,10 @@ class DelayedDelivery:
 
     Attributes:
         offsets: delay level -> next queue offset, for each level that has delivered.
-        delivered: messages that this object has delivered.
-        skipped: messages that could not be delivered.
+        delivered: number of messages that this object has delivered.
+        skipped: number of messages that could not be delivered.
         delays: for each topic the delays of its delivered messages, from their born time.
+        is_waiting: whether the last call of :meth:`deliver` may have left messages in the queues.
     """
 
     def __init__(
@@ -155,6 +155,7 @@ class DelayedDelivery:
         self.skipped = 0
         self.delays: dict[str, Delays] = {}
         self.offsets: dict[int, int] = {}
+        self.is_waiting = True
         self._find_offsets()
 
     # ------------------------------------------------------------------------------------ start
@@ -163,34 +164,38 @@ class DelayedDelivery:
         saved = self._progress.load()
         if saved is not None:
             self.offsets = dict(saved.offsets)
+        is_wrong = False
         for queue_id in self._log.schedule_queues():
             queue = self._log.schedule_queue(queue_id)
             level = queue_id + 1
             if level not in self.offsets:
                 continue
-            # As in Java (correctDelayOffset): the queue may have changed since. If there is no
-            # queue, the level starts at 0 with the queue's first message.
+            # If there is no queue, the level starts at 0, with the queue's first message.
             low, high = (0, 0) if queue is None else queue.bounds()
-            kept = min(max(self.offsets[level], low), high)
-            if kept != self.offsets[level]:
-                logger.warning(
-                    "delay level %d: its saved offset is %d, but the queue has %d to %d: it "
-                    "continues at %d",
-                    *(level, self.offsets[level], low, high, kept),
-                )
-                self.offsets[level] = kept
+            if low <= self.offsets[level] <= high:
+                continue
+            logger.warning(
+                "delay level %d: its saved offset is %d, but the queue has %d to %d: it "
+                "continues at %d, after the messages whose delivery is in the log",
+                *(level, self.offsets[level], low, high, low),
+            )
+            # QUIRK: Java (correctDelayOffset) continues at the queue's end. If the file is of
+            # another store, that skips messages.
+            is_wrong |= self.offsets[level] > high
+            self.offsets[level] = low
         waiting = self._waiting()
         if waiting:
-            self._find_delivered(saved, min(waiting))
+            self._find_delivered(saved, min(waiting), is_wrong=is_wrong)
 
-    def _find_delivered(self, saved: Progress | None, first: int) -> None:
+    def _find_delivered(self, saved: Progress | None, first: int, *, is_wrong: bool) -> None:
         """Skip deliveries found in the log; the first waiting message is at offset ``first``."""
         start, unique = first, True
         if saved is None:
-            # There was no delivery yet, or the file is lost. Then only a log that starts at 0 shows
-            # all deliveries.
+            # Either there was no delivery yet, or the file is lost. Then a log shows all deliveries
+            # only if it starts at 0.
             unique = self._log.start > 0
-        elif saved.position != UNKNOWN:
+        elif saved.position != UNKNOWN and not is_wrong:
+            # If one saved offset is wrong, the position that was saved with it does not count.
             if saved.position > self._log.end:
                 return
             start, unique = max(first, saved.position), False
@@ -251,30 +256,32 @@ class DelayedDelivery:
         """The next due messages in order, or the first part of them."""
         found: list[_Due] = []
         until: int | None = None
+        is_waiting = chosen is not None
         for queue_id in self._log.schedule_queues():
             level = queue_id + 1
             queue = self._log.schedule_queue(queue_id)
             if queue is None or (chosen is not None and level not in chosen):
                 continue
+            if self.offsets.get(level, 0) >= queue.max_offset:
+                continue
+            is_waiting = True
             due, is_cut = self._due_of(level, queue, now)
             found += due
             if is_cut and due:
                 until = due[-1].time if until is None else min(until, due[-1].time)
+        self.is_waiting = is_waiting
         found.sort()
-        # Entries not read yet may be due before messages of other levels.
+        # Messages whose entries are not read yet may be due before messages of other levels.
         return found if until is None else [one for one in found if one.time <= until]
 
     def _due_of(self, level: int, queue: Queue, now: int) -> tuple[list[_Due], bool]:
         low, high = queue.bounds()
-        start = self.offsets.get(level, 0)
-        if start >= high:
-            return [], False
-        start = max(start, low)
+        start = max(self.offsets.get(level, 0), low)
         units = queue.units(start, start + AT_ONCE)
         times = self._times(level, units, now)
         late = np.flatnonzero(times > now)
         count = int(late[0]) if len(late) else len(units)
-        # Keep the order of the queue, also if the clock was set back between two puts.
+        # Keep the order of the queue, even if the clock was set back between two puts.
         order = np.maximum.accumulate(times[:count]).tolist()
         there = has_message(units[:count])
         offsets, sizes = units["physical_offset"].tolist(), units["size"].tolist()
@@ -303,7 +310,7 @@ class DelayedDelivery:
         """Put due messages, at most as many as one put call takes.
 
         Returns:
-            The number of delivered messages, and of finished ones (delivered or skipped).
+            The number of delivered messages, and the number of delivered or skipped messages.
         """
         passed: list[_Due] = []
         taken: list[_Due] = []
@@ -352,7 +359,7 @@ class DelayedDelivery:
             assert message.born_timestamp is not None
             delays = self.delays.get(message.topic)
             if delays is None:
-                # Replace the table and do not change it: other threads read it.
+                # Replace the table instead of changing it: other threads read it.
                 self.delays = self.delays | {message.topic: (delays := Delays())}
             delays.add(one.time - message.born_timestamp)
 
@@ -389,12 +396,18 @@ _INTERVAL_MS: Final = 100
 """Interval of the checks of the queues (``DELAY_FOR_A_WHILE``). A fixed interval, because the clock
 may be set while the thread sleeps.
 """
+_IDLE_INTERVAL_MS: Final = 250
+"""The interval while no message waits. It is shorter than the shortest delay, 1 s."""
 _BETWEEN_SAVES: Final = 20_000
 """Maximum number of deliveries between two checks whether to save the progress."""
 
 
 class Delivery(Protocol):
     """Delivers messages that waited for their time."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last call of :meth:`deliver` may have left messages in the queues."""
 
     def deliver(self, now: int, *, limit: int | None = None) -> int:
         """Deliver due messages; returns how many."""
@@ -410,6 +423,7 @@ class DeliveryService(Service):
         deliveries: the delivery by delay levels, and the delivery of timer messages.
         health: health of the store.
         clock: gives the time in milliseconds.
+        dispatched: gives the physical offset up to which the queues have the log's messages.
         save_interval_ms: how often to save the progress.
         monotonic: the clock for that interval, in milliseconds.
     """
@@ -420,12 +434,15 @@ class DeliveryService(Service):
         health: Health,
         *,
         clock: Callable[[], int],
+        dispatched: Callable[[], int],
         save_interval_ms: int,
         monotonic: Callable[[], int] = monotonic_ms,
     ) -> None:
         super().__init__("delivery", health, interval_ms=_INTERVAL_MS)
         self._deliveries = deliveries
         self._clock = clock
+        self._dispatched = dispatched
+        self._idle_at = -1
         self._save_interval = save_interval_ms
         self._monotonic = monotonic
         self._save_at = monotonic() + save_interval_ms
@@ -434,11 +451,13 @@ class DeliveryService(Service):
     def run_once(self) -> None:
         """Deliver due messages."""
         try:
-            for delivery in self._deliveries:
-                while delivery.deliver(self._clock(), limit=_BETWEEN_SAVES):
-                    self._save_if_due()
-                    if self.is_stopping:
-                        return
+            dispatched = self._dispatched()
+            # If no message waits and none is new, do not search the queues: in an idle process
+            # this search would take most of the store's processor time.
+            if dispatched != self._idle_at:
+                is_idle = self._deliver()
+                self._idle_at = dispatched if is_idle else -1
+                self.interval_ms = _IDLE_INTERVAL_MS if is_idle else _INTERVAL_MS
             self._save_if_due()
             self._is_failing = False
         except StoreUnavailable as error:
@@ -447,6 +466,15 @@ class DeliveryService(Service):
             if not self._is_failing:
                 logger.warning("delivery of delayed messages failed, will be retried: %s", error)
             self._is_failing = True
+
+    def _deliver(self) -> bool:
+        """Deliver due messages; returns whether no message waits any more."""
+        for delivery in self._deliveries:
+            while delivery.deliver(self._clock(), limit=_BETWEEN_SAVES):
+                self._save_if_due()
+                if self.is_stopping:
+                    return False
+        return not any(delivery.is_waiting for delivery in self._deliveries)
 
     def _save_if_due(self) -> None:
         if self._monotonic() >= self._save_at:

@@ -31,10 +31,10 @@ class Undeliverable(ValueError):
 
 
 def due_message(frame: Frame) -> Message:
-    """Make the message to put for a message of the schedule topic.
+    """Make the message that delivers a message of the schedule topic.
 
     Raises:
-        Undeliverable: if it does not name its destination, or may not be put there.
+        Undeliverable: if the message has no destination, or must not be put there.
     """
     values = props.decode_bytes(frame.properties)
     topic = values.get(props.REAL_TOPIC)
@@ -54,8 +54,8 @@ def due_message(frame: Frame) -> Message:
 # The first file is RocketMQ's: the next queue offset of each level. It is written only
 # periodically, so after a crash it is outdated. The second file is ours: the log's end at the time
 # when the first file was written. Later deliveries are in the log after that position and can be
-# found there. The second file counts only together with the version of the first file that it was
-# written for; if another program has written the first file later, the position is unknown.
+# found there. The second file is valid only for the version of the first file that it was written
+# for. If another program has written the first file since, the position is unknown.
 #
 # Order: sync the log, write the second file, write the first file. The second file also keeps its
 # previous entry, which is valid until the first file is written. So the offsets never count a
@@ -166,7 +166,7 @@ def _offsets(table: Mapping[str, Any]) -> dict[int, int]:
 # Finding deliveries in the log
 #
 # A frame outside the schedule topic is a delivery if it has DELAY, REAL_TOPIC and REAL_QID and is
-# in the queue that these name: a put with DELAY would have written to the schedule topic. The
+# in the queue that these give: a put with DELAY would have written to the schedule topic. The
 # deliveries of one level are in the log in the order of its queue. So one walk over the log after
 # the saved position shows, message by message, which entries of each level were delivered:
 #
@@ -198,11 +198,11 @@ def advance(
         offsets: level -> next queue offset; changed in place.
         runs: the log from the saved position on.
         pending: gives the messages in a level's queue.
-        unique: whether to recognise only messages with a UNIQ_KEY. Needed if ``runs`` starts before
-            the saved position: deliveries already counted may look like later ones.
+        unique: whether to recognise only messages with a UNIQ_KEY. This is needed if ``runs``
+            starts before the saved position: counted deliveries may look like later ones.
 
     Returns:
-        The number of deliveries that the offsets did not count.
+        The number of deliveries in the log that the offsets did not include.
     """
     found = 0
     waiting: dict[int, _Waiting] = {}
@@ -221,7 +221,7 @@ def advance(
 
 
 class _Waiting:
-    """The messages of one level that are not known to be delivered."""
+    """The messages of one level of which it is not known whether they were delivered."""
 
     def __init__(self, pending: Iterator[tuple[int, Frame | None]], unique: bool) -> None:
         self._rest = pending

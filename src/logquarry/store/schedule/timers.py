@@ -11,12 +11,12 @@
     timerwheel, timerlog/, config/timercheck    written at the end, for a broker
 
 Guarantees: each message is delivered once, not before its time. After a crash, deliveries since the
-last progress are found in the log. A message is skipped only if it cannot be delivered (it stays in
-the log, and an error is logged).
+last saved progress are found in the log. A message is skipped only if it cannot be delivered; then
+it stays in the log, and an error is logged.
 
-After a clean shutdown, a broker on the store delivers each waiting message once. After a crash, the
-wheel is older, and a broker repeats the messages that were delivered since. To prevent this, open
-the store for writing and close it before the broker starts.
+A broker that is started on the store after a clean shutdown delivers each waiting message once.
+After a crash, the wheel is older, and the broker repeats the messages delivered since. To prevent
+this, open the store for writing and close it before the broker starts.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class TimerDelivery:
         file_size: bytes of a file of the timer log.
 
     Attributes:
-        delivered: messages that this object has delivered.
-        skipped: messages that could not be delivered.
+        delivered: number of messages that this object has delivered.
+        skipped: number of messages that could not be delivered.
     """
 
     def __init__(
@@ -115,8 +115,13 @@ class TimerDelivery:
 
     @property
     def waiting(self) -> int:
-        """The number of waiting messages in the part of the queue that was read."""
+        """The number of waiting messages in the part of the queue that was read so far."""
         return len(self._timers.waiting)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last call of :meth:`deliver` may have left messages."""
+        return bool(self._timers.waiting)
 
     # ------------------------------------------------------------------------------------- work
     def deliver(self, now: int, *, limit: int | None = None) -> int:
@@ -173,7 +178,7 @@ class TimerDelivery:
             if one is None:
                 continue
             if one.deletes is not None:
-                # The heap has the messages of the same slot after it, so they still wait.
+                # Messages of the same slot come after it in the heap, so they still wait.
                 for target in list(self._timers.deleted_by(one)):
                     self._finish(waiting[target])
                 self._finish(one)
@@ -251,8 +256,8 @@ class TimerDelivery:
         waiting = timers.waiting.values()
         read_time = min((one.slot_time for one in waiting), default=_FOREVER)
         first = min(timers.waiting, default=timers.stop)
-        # A message with an earlier slot counts as delivered by read_time, and a message before the
-        # first waiting message by its offset.
+        # Messages with a slot before read_time count as delivered, and so do messages before the
+        # first waiting message. The list need not contain them.
         timers.done = {
             offset: slot
             for offset, slot in timers.done.items()
@@ -303,7 +308,7 @@ class TimerDelivery:
             logger.warning("%s: ignored: %s", self._progress_path, error)
             return known
         if position > self._log.end or enqueued > queue_end:
-            # The log was cut since.
+            # The log was cut since the progress was saved.
             return known
         check = TimerCheck(read_time, 0, enqueued, enqueued)
         checks = (*known.checks, check)

@@ -10,16 +10,16 @@ A check puts an open half message at the progress offset back as a new half mess
 TRANSACTION_CHECK_TIMES one higher, before it calls the listener; so the progress can advance. The
 rules are RocketMQ's, in its order, unless they would lose messages:
 
-- The check calls the listener for half messages older than the timeout, or than their
-  CHECK_IMMUNITY_TIME_IN_SECONDS. A younger half message with that property is put back. At a
-  younger half message without it the check stops.
+- The check calls the listener for a half message that is older than the timeout, or than its
+  property CHECK_IMMUNITY_TIME_IN_SECONDS. If a half message is younger, it is put back if it has
+  that property; otherwise the check stops there.
 - Half messages that were checked ``most_checks`` times, or are older than the retention, are moved
   to TRANS_CHECK_MAX_TIME_TOPIC. (RocketMQ counts immune half messages too, and moves them
   unchecked.)
 
-Guarantees, also after a crash: a committed half message is not committed again, and a half message
-that was put back is checked once. For that, the first check after the opening reads the log for
-commits and for copies. The progress is saved after a sync of the log, so a power cut cannot lose
+Guarantees, even after a crash: a committed half message is not committed again, and a half message
+that was put back is checked once. Therefore the first check after the opening searches the log for
+commits and copies. The progress is saved after a sync of the log, so a power cut cannot lose
 the copy of a half message that the progress has passed.
 """
 
@@ -55,7 +55,7 @@ _MS: Final = 1_000
 _HOUR_MS: Final = 3_600_000
 
 _Identity = tuple[str | None, str | None]
-"""Topic and UNIQ_KEY of the message that a half message holds."""
+"""Topic and UNIQ_KEY of the message inside a half message."""
 
 
 class CheckRules(NamedTuple):
@@ -100,10 +100,10 @@ class CheckReport:
     Attributes:
         committed: transactions that the listener committed.
         rolled_back: transactions that the listener rolled back.
-        unknown: transactions that stay open after the listener was called.
+        unknown: transactions that stay open although the listener was called.
         put_back: half messages that were put back without a call of the listener.
         given_up: half messages that were moved to TRANS_CHECK_MAX_TIME_TOPIC.
-        noted: half messages that had ended before a crash.
+        noted: half messages that ended before a crash, and whose op message the check put.
         unreadable: damaged half messages.
     """
 
@@ -126,7 +126,7 @@ class HalfLog(Protocol):
         """One queue."""
 
     def outcome_at(self, offset: int) -> Outcome:
-        """Decode the log at a physical offset."""
+        """Decode the bytes of the log at a physical offset."""
 
     def runs(self, start: int) -> Iterator[Run]:
         """The frames of the log from a physical offset on."""
@@ -139,8 +139,8 @@ class _Round:
     Attributes:
         start: queue offset of the first half message.
         next: queue offset of the next half message to check; all before it are finished.
-        ops: queue offset of each half message that an op names -> queue offsets of the ops.
-        old: half messages before ``start`` that ops name.
+        ops: queue offset of each half message that has op messages -> their queue offsets.
+        old: half messages before ``start`` that have op messages.
         op_start: queue offset of the first op.
         done: queue offsets of ops that are no longer needed.
     """
@@ -158,7 +158,7 @@ class _Round:
 
 
 class TransactionChecks:
-    """The checks of one open store. Any thread may call; one check runs at a time.
+    """The checks of one open store. Any thread may call them; one check runs at a time.
 
     Args:
         log: reads queues and log.
@@ -190,7 +190,7 @@ class TransactionChecks:
         self._broker = broker
         self._lock = threading.Lock()
         self._checker: int | None = None
-        # For each queue, the first check's findings about half messages from before the opening.
+        # For each queue, what the first check found out about older half messages.
         self._before: dict[int, _Before] = {}
 
     def check(self, listener: Listener, now: int) -> CheckReport:
@@ -199,11 +199,11 @@ class TransactionChecks:
         An exception of the listener is logged, and the transaction stays open.
 
         Args:
-            listener: decides.
+            listener: decides the outcome of each open transaction.
             now: the time in milliseconds.
 
         Raises:
-            StoreUnavailable: if a put failed. The next check continues there.
+            StoreUnavailable: if a put failed. The next check continues with that message.
             UsageError: if a listener calls this method.
         """
         if self._checker == threading.get_ident():
@@ -349,8 +349,8 @@ class TransactionChecks:
             return False
         moved = self._put_back(half, check_times=times + 1)
         if moved is None:
-            # The half message can still be ended at its offset; until then the check does not skip
-            # it.
+            # It stays at its offset, where it can still be ended. The check does not pass it before
+            # that.
             return self._ask(half, half, times + 1, listener, report)
         # From here on the check uses the half message that was put back.
         round_.next = offset + 1
@@ -447,14 +447,14 @@ class TransactionChecks:
         return _Before(moved, self._committed(opened, sound) if opened else set())
 
     def _committed(self, opened: dict[int, _Identity], sound: set[int]) -> set[int]:
-        """The physical offsets among ``opened`` of half messages that a committed message ends.
+        """Of the physical offsets in ``opened``, those whose half message was committed.
 
         A committed message may be put again later: sent back by a consumer, delayed, or imported.
-        Such a copy still has type COMMIT, but names offset 0 or an offset of another log. So its
-        topic and UNIQ_KEY must match those of the half message too. A power cut can lose a half
-        message that was put back, and keep its committed message. Such a committed message names
-        an offset that is not in ``sound``, the offsets of the readable half messages. It then ends
-        the original half message, which is earlier in the log.
+        Such a copy still has type COMMIT, but its half's offset is 0 or belongs to another log. So
+        its topic and UNIQ_KEY must match those of the half message too. A power cut can lose a half
+        message that was put back, and keep its committed message. The half's offset in this message
+        is then not in ``sound``, the offsets of the readable half messages. Such a message ends the
+        original half message, which is earlier in the log.
         """
         from logquarry.log import columns
 

@@ -39,18 +39,18 @@ GROUP: Final = "CID_RMQ_SYS_TRANS"
 HALF_QUEUE: Final = 0
 OP_TAG: Final = "d"
 OP_SEPARATOR: Final = b","
-"""In 5.x an op may name several half messages."""
+"""In 5.x one op message may list several half messages, with this separator."""
 
 _TRUE: Final = "true"
 _FALSE: Final = "false"
 
 
 def half_message(message: Message, group: str) -> Message:
-    """Make the half message of a message.
+    """Make the half message for a message.
 
     Args:
         message: the message to put when the transaction is committed.
-        group: the producer group, if the message names none.
+        group: the producer group, if the message has none.
 
     Raises:
         UsageError: if the message cannot be in a transaction.
@@ -107,10 +107,10 @@ def frame_of(message: Message, result: PutResult) -> Frame:
 
 
 def destination(half: Frame) -> tuple[str, int]:
-    """Topic and queue id of the message that a half message holds.
+    """Topic and queue id of the message inside a half message.
 
     Raises:
-        MessageRejected: if it does not name them.
+        MessageRejected: if the half message does not have them.
     """
     values = props.decode_bytes(half.properties)
     topic = values.get(props.REAL_TOPIC)
@@ -128,7 +128,7 @@ def commit_message(half: Frame) -> Message:
     """Make the message that a commit puts (``endMessageTransaction``).
 
     Raises:
-        MessageRejected: if the half message does not name its topic and queue.
+        MessageRejected: if the half message does not have its topic and queue.
     """
     topic, queue_id = destination(half)
     return put_again(
@@ -163,7 +163,7 @@ def op_message(queue_id: int, queue_offset: int, host: str, *, waits: bool) -> M
 
 
 def ended_halves(op: Frame) -> list[int]:
-    """Queue offsets of the half messages that an op names; empty if it is not such an op."""
+    """Queue offsets of the half messages that an op message lists; empty if it is no such op."""
     if props.decode_bytes(op.properties).get(props.TAGS) != OP_TAG:
         return []
     words = (java.digits(word.decode("latin-1")) for word in op.body.split(OP_SEPARATOR))
@@ -173,9 +173,9 @@ def ended_halves(op: Frame) -> list[int]:
 def put_back(
     half: Frame, *, check_times: int | None = None, first_offset: int | None = None
 ) -> Message:
-    """Make a copy of a half message that puts it back (``renewHalfMessageInner``).
+    """Make the copy with which a half message is put back (``renewHalfMessageInner``).
 
-    It keeps flag and reconsume times, which RocketMQ drops here.
+    The copy keeps flag and reconsume times, which RocketMQ drops here.
 
     Args:
         half: the open half message.
@@ -204,7 +204,7 @@ FrameAt = Callable[[int], Frame | None]
 
 
 def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
-    """Queue offsets of the half messages that ops name, from a queue offset of the ops on."""
+    """Queue offsets of the half messages listed by the ops from a queue offset of the ops on."""
     ended: set[int] = set()
     for _, entry in () if ops is None else ops.entries(start):
         op = None if entry.is_filler else frame_at(entry.physical_offset)
@@ -220,7 +220,7 @@ class _Known:
         halves: queue offset up to which half messages were read.
         ops: queue offset up to which op messages were read.
         open: queue offset of each open half message -> topic of its message.
-        ended: queue offsets that an op names, of half messages not read yet.
+        ended: queue offsets, listed in ops, of half messages that were not read yet.
     """
 
     halves: int = 0
@@ -247,8 +247,8 @@ class HalfCounter:
         Args:
             queues: all queues of the store.
             frame_at: reads the log.
-            passed: queue id -> progress of the checks in the half topic; half messages before it
-                are finished, or were put back and count there.
+            passed: queue id -> progress of the checks in the half topic. Half messages before it
+                are finished, or were put back; then the new half message counts.
         """
         by_name = {(queue.topic, queue.queue_id): queue for queue in queues}
         total: Counter[str] = Counter()
@@ -268,12 +268,12 @@ class HalfCounter:
 
 
 def _is_another(known: _Known, halves: Queue, ops: Queue | None) -> bool:
-    """Whether a queue is shorter than before: its topic was deleted and recreated."""
+    """Whether a queue is shorter than before, because its topic was deleted and recreated."""
     return halves.max_offset < known.halves or (ops is not None and ops.max_offset < known.ops)
 
 
 def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) -> None:
-    """Read new messages; halves first, because an op is put after its half."""
+    """Read the new messages. Read the halves first, because an op is put after its half."""
     stop = halves.max_offset
     for at, entry in halves.entries(max(known.halves, halves.min_offset), stop):
         half = None if entry.is_filler else frame_at(entry.physical_offset)

@@ -33,8 +33,8 @@ from logquarry.write.put_result import PutResult
 logger = logging.getLogger(__name__)
 
 Append = Callable[[Message], tuple[PutResult, PutFuture]]
-"""Appends a message: its result, and the future with the same result after flush and replica waits.
-Raises if the message is not appended."""
+"""Appends a message. Returns its result, and the future of that result after the waits for flush
+and replica. Raises an error if the message is not appended."""
 HalfKey = tuple[int, int]
 """Queue id and queue offset of a half message."""
 
@@ -51,7 +51,7 @@ class Transaction:
     """A message whose put is committed or rolled back. Made by ``store.transaction``.
 
     A context manager: the start of the block puts the half message. The end of the block rolls the
-    transaction back, also without an exception, unless it was committed or left open. If the
+    transaction back, even without an exception, unless it was committed or left open. If the
     process dies in the block, a check ends the transaction.
 
     Attributes:
@@ -75,7 +75,7 @@ class Transaction:
 
     @property
     def transaction_id(self) -> str | None:
-        """Its UNIQ_KEY, which stays when its half message is put back; None before the block."""
+        """The UNIQ_KEY, which is kept when the half message is put back; None before the block."""
         if self.half is None:
             return None
         return props.decode_bytes(self.half.properties).get(props.UNIQ_KEY)
@@ -90,7 +90,7 @@ class Transaction:
             StoreUnavailable: if the put failed; the transaction is then still open. After a failed
                 sync it is unknown whether the message is on the disk.
             MessageRejected: if the store rejects the message.
-            UsageError: if the transaction has ended, or not begun.
+            UsageError: if the transaction has ended already, or has not begun.
         """
         return self._service.end(self, TransactionState.COMMIT)
 
@@ -99,7 +99,7 @@ class Transaction:
 
         Raises:
             StoreUnavailable: if the put of the op failed; the transaction is then still open.
-            UsageError: if it has ended, or not begun.
+            UsageError: if the transaction has ended already, or has not begun.
         """
         self._service.end(self, TransactionState.ROLLBACK)
 
@@ -154,13 +154,13 @@ class TransactionService:
     Args:
         append: puts messages.
         clock: gives the time in milliseconds.
-        store_host: the store's host, for messages that name none.
+        store_host: the store's host, for messages that have none.
 
     Attributes:
         lock: held while a half message is ended or put back.
         live: half messages of transactions inside their blocks.
-        ended: half messages that this process has ended, and whose op no check has read yet.
-        unnoted: half messages among ``ended`` whose op could not be put.
+        ended: half messages that this process has ended. A check that reads their op removes them.
+        unnoted: those of ``ended`` whose op could not be put.
     """
 
     def __init__(self, append: Append, *, clock: Callable[[], int], store_host: str) -> None:
@@ -252,7 +252,7 @@ _LOOK_MS: Final = 500
 
 
 class TransactionCheckService(Service):
-    """Runs checks at an interval; the first one after the first interval.
+    """Runs checks at an interval. The first check runs after the first interval.
 
     Args:
         check: runs a check.

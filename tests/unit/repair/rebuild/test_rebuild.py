@@ -21,6 +21,7 @@ from logquarry.repair.rebuild.swap import finish_into
 from logquarry.repair.verify import verify_store
 from logquarry.write.queue_writer import QueuePart, units_of
 from tests.helpers.failing_disk import ENOSPC, FaultyDisk, StoppedDisk
+from tests.helpers.files import bytes_of
 from tests.helpers.small_store import (
     NOW,
     bodies,
@@ -143,17 +144,8 @@ def small(root: Path, count: int = 60) -> Path:
     return root
 
 
-def folder_bytes(root: Path, name: str) -> dict[str, bytes]:
-    folder = root / name
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 def index_bytes(root: Path) -> list[bytes]:
-    return [data for _, data in sorted(folder_bytes(root, "index").items())]
+    return [data for _, data in sorted(bytes_of(root / "index").items())]
 
 
 def test_without_into_or_apply_it_only_tells(tmp_path: Path) -> None:
@@ -162,24 +154,24 @@ def test_without_into_or_apply_it_only_tells(tmp_path: Path) -> None:
     report = rebuild(root)
     assert facts(root) == before
     assert not report.is_applied and report.queues is None
-    assert report.old["consumequeue"].files == len(folder_bytes(root, "consumequeue"))
+    assert report.old["consumequeue"].files == len(bytes_of(root / "consumequeue"))
     assert rebuild(root, queues=False).old.keys() == {"index"}
 
 
 def test_in_place(tmp_path: Path) -> None:
     root = small(tmp_path / "store")
-    queues, index = folder_bytes(root, "consumequeue"), index_bytes(root)
+    queues, index = bytes_of(root / "consumequeue"), index_bytes(root)
     harmed = root / "consumequeue" / "t0" / "0" / f"{0:020d}"
     harmed.write_bytes(bytes(len(harmed.read_bytes())))
     shutil.rmtree(root / "consumequeue" / "t1")
-    old = folder_bytes(root, "consumequeue")
-    log = folder_bytes(root, "commitlog")
+    old = bytes_of(root / "consumequeue")
+    log = bytes_of(root / "commitlog")
     report = rebuild(root, apply=True, clock=lambda: NOW)
-    assert folder_bytes(root, "consumequeue") == queues
+    assert bytes_of(root / "consumequeue") == queues
     assert index_bytes(root) == index
-    assert folder_bytes(root, "commitlog") == log
+    assert bytes_of(root / "commitlog") == log
     assert report.quarantine is not None
-    assert folder_bytes(Path(report.quarantine), "consumequeue") == old
+    assert bytes_of(Path(report.quarantine) / "consumequeue") == old
     assert Path(report.quarantine).name == "rebuild-20231114T221320Z"
     assert not (root / ".logquarry" / "rebuild").exists()
     assert not report.is_live and not report.has_abort
@@ -226,7 +218,7 @@ def test_beside_a_writer(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailable, match="open in another program"):
             rebuild(root, apply=True)
         assert store.put(lq.Message("t", keys="k")).ok
-        ours = folder_bytes(tmp_path / "new", "consumequeue")["t/0/" + f"{0:020d}"]
+        ours = bytes_of(tmp_path / "new" / "consumequeue")["t/0/" + f"{0:020d}"]
         assert ours == before[str(root / "consumequeue" / "t" / "0" / f"{0:020d}")]
 
 
@@ -240,12 +232,12 @@ def test_queues_without_a_message_go_on_where_they_ended(tmp_path: Path) -> None
             store.put(lq.Message("busy", b"y" * 200, keys="k"))
     (root / "commitlog" / f"{0:020d}").unlink()
     forget_start(root)
-    old = folder_bytes(root, "consumequeue")
+    old = bytes_of(root / "consumequeue")
     report = rebuild(root, apply=True, index=False)
     assert report.queues is not None
     taken = [queue for queue in report.queues if queue.is_taken_over]
     assert [(queue.topic, queue.max_offset) for queue in taken] == [("silent", 30)]
-    new = folder_bytes(root, "consumequeue")
+    new = bytes_of(root / "consumequeue")
     assert {name for name in old if name.startswith("silent")} <= new.keys()
     with lq.MessageStore.open(root, mode="rw") as store:
         assert store.put(lq.Message("silent", keys="k")).queue_offset == 30
@@ -271,9 +263,26 @@ def test_damage_leaves_fillers(tmp_path: Path) -> None:
         assert found[lost.topic, lost.queue_id].fillers == 1
         assert sum(q.fillers for q in report.queues) == 1
         units = np.frombuffer(
-            folder_bytes(new, "consumequeue")[f"{lost.topic}/{lost.queue_id}/{0:020d}"], UNIT_DTYPE
+            bytes_of(new / "consumequeue")[f"{lost.topic}/{lost.queue_id}/{0:020d}"], UNIT_DTYPE
         )
         assert units[lost.queue_offset]["size"] == queue_entry.FILLER_SIZE
+
+
+def test_new_queues_do_not_end_the_log_at_damage_that_was_within_it(tmp_path: Path) -> None:
+    root = small(tmp_path / "store")
+    with lq.MessageStore.open(root) as store:
+        lost = list(store.scan())[30]
+    path = root / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[lost.physical_offset + 4] ^= 0xFF
+    path.write_bytes(data)
+    # As RocketMQ's broker leaves a store, and without the queues.
+    shutil.rmtree(root / ".logquarry")
+    shutil.rmtree(root / "consumequeue")
+    assert rebuild(root, apply=True, config=config()).messages == 59
+    with lq.MessageStore.open(root, config=config()) as store:
+        assert sum(1 for _ in store.scan(on_damage="skip")) == 59
+        assert verify_store(store.layout).counts["lost_messages"] <= 1
 
 
 def test_a_topic_that_came_again(tmp_path: Path) -> None:
@@ -344,11 +353,11 @@ def test_whoever_is_interrupted_begins_again(
     """After a kill at any call, each folder is the old or the new one, or its swap is finished."""
     root = small(tmp_path / "store", 20)
     (root / "consumequeue" / "t1" / "1" / f"{0:020d}").unlink()
-    old = {name: folder_bytes(root, name) for name in ("consumequeue", "index")}
+    old = {name: bytes_of(root / name) for name in ("consumequeue", "index")}
     whole = StoppedDisk()
     shutil.copytree(root, tmp_path / "whole")
     rebuild(tmp_path / "whole", apply=True, disk=whole, clock=lambda: NOW)
-    new = {name: folder_bytes(tmp_path / "whole", name) for name in ("consumequeue", "index")}
+    new = {name: bytes_of(tmp_path / "whole" / name) for name in ("consumequeue", "index")}
     assert new["consumequeue"] != old["consumequeue"]
     real = shutil.rmtree
     finished = 0
@@ -366,14 +375,14 @@ def test_whoever_is_interrupted_begins_again(
             rebuild(copy, apply=True, disk=disk, clock=lambda: NOW)
         for name in ("consumequeue", "index"):
             if (copy / name).exists():
-                assert folder_bytes(copy, name) in (old[name], new[name])
+                assert bytes_of(copy / name) in (old[name], new[name])
             else:
                 finished += 1
-                assert folder_bytes(copy / ".logquarry" / "rebuild", name) == new[name]
+                assert bytes_of(copy / ".logquarry" / "rebuild" / name) == new[name]
         monkeypatch.setattr(shutil, "rmtree", real)
         rebuild(copy, apply=True, clock=lambda: NOW)
         for name in ("consumequeue", "index"):
-            assert folder_bytes(copy, name) == new[name]
+            assert bytes_of(copy / name) == new[name]
         assert not (copy / ".logquarry" / "rebuild").exists()
     assert finished
 
@@ -400,13 +409,13 @@ def test_what_was_cut_off_on_its_way_into_a_folder_is_ended(tmp_path: Path, stop
         rebuild(root, into=into, disk=Interrupted(), note=note)
     assert finished()
     assert sorted(path.name for path in into.iterdir()) == list(names)
-    assert folder_bytes(into, names[0]) == folder_bytes(tmp_path / "whole", names[0])
+    assert bytes_of(into / names[0]) == bytes_of(tmp_path / "whole" / names[0])
     assert index_bytes(into) == index_bytes(tmp_path / "whole")
 
 
 def test_an_interrupt_in_the_middle_of_the_swap_takes_it_back(tmp_path: Path) -> None:
     root = small(tmp_path / "store")
-    before = {name: folder_bytes(root, name) for name in ("commitlog", "consumequeue", "index")}
+    before = {name: bytes_of(root / name) for name in ("commitlog", "consumequeue", "index")}
 
     class Interrupted(FaultyDisk):
         def rename(self, path: Path, to: Path) -> None:
@@ -417,4 +426,4 @@ def test_an_interrupt_in_the_middle_of_the_swap_takes_it_back(tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         rebuild(root, apply=True, disk=Interrupted())
     for name, files in before.items():
-        assert folder_bytes(root, name) == files
+        assert bytes_of(root / name) == files

@@ -11,6 +11,7 @@ import logquarry as lq
 from logquarry.format import index
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.recover.plan import IndexPlan, plan_index
+from tests.helpers.files import overwrite
 from tests.helpers.small_store import config, opened
 
 SHAPE = index.IndexShape(50, 200)
@@ -49,12 +50,6 @@ def planned(
     )
 
 
-def change(path: Path, position: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        file.write(data)
-
-
 def test_of_a_closed_store_all_stay(root: Path) -> None:
     first, last = files(root)
     assert header(first).entry_count == SHAPE.entries
@@ -77,8 +72,8 @@ def test_after_a_crash_those_stay_that_were_synced(root: Path) -> None:
     ("position", "data", "reason"),
     [
         (index.HEADER.offsets["entry_count"], struct.pack(">i", 201), "its header counts 201"),
-        (index.HEADER.offsets["entry_count"], struct.pack(">i", 150), "header names another"),
-        (index.HEADER.offsets["begin_offset"], struct.pack(">q", 3), "header names another"),
+        (index.HEADER.offsets["entry_count"], struct.pack(">i", 150), "header gives another"),
+        (index.HEADER.offsets["begin_offset"], struct.pack(">q", 3), "header gives another"),
         (
             SHAPE.entry_position(9) + index.ENTRY.offsets["physical_offset"],
             struct.pack(">q", 1 << 29),
@@ -95,7 +90,7 @@ def test_a_harmed_file_goes_with_all_behind_it(
     root: Path, position: int, data: bytes, reason: str
 ) -> None:
     first, last = files(root)
-    change(first, position, data)
+    overwrite(first, position, data)
     plan = planned(root)
     assert [name for name, _ in plan.set_aside] == [first.name, last.name]
     assert reason in plan.set_aside[0][1]

@@ -16,7 +16,6 @@ from tests.helpers.small_store import bodies, config, facts, opened
 
 COUNT = 60
 PARTS = ("commitlog", "consumequeue", "index")
-FIRST = f"{0:020d}"
 
 
 class ManyDisks(LocalDisk):

@@ -18,6 +18,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq, recover_as_rocketmq
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.faulty_disk import FaultyDisk
+from tests.helpers.files import bytes_of, overwrite
 from tests.helpers.store_maker import StoreMaker
 
 SIZES: dict[str, Any] = {
@@ -38,34 +39,28 @@ def made(root: Path, count: int = 100, **options: Any) -> StoreMaker:
     return maker
 
 
-def content(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-
 def patch(root: Path, maker: StoreMaker, number: int, at: int, data: bytes) -> None:
     """Write into a frame of the store."""
     offset = maker.frames[number].physical_offset
     path = root / "commitlog" / f"{offset // 4096 * 4096:020d}"
-    with path.open("r+b") as file:
-        file.seek(offset % 4096 + at)
-        file.write(data)
+    overwrite(path, offset % 4096 + at, data)
 
 
 def refused(root: Path, reason: str, config: StoreConfig = CONFIG) -> None:
     """Plan and opening refuse the store with the reason; the log stays as it is."""
-    before = content(root)
+    before = bytes_of(root)
     plan = plan_rocketmq(root, config)
     assert plan.refused is not None
     assert reason in plan.refused
     assert not plan.is_needed
-    assert content(root) == before
+    assert bytes_of(root) == before
     with pytest.raises(StoreUnavailable, match="refus|" + reason.split(maxsplit=1)[0]):
         apply_rocketmq(plan, LocalDisk())
-    assert content(root) == before
+    assert bytes_of(root) == before
     with pytest.raises(StoreUnavailable) as caught:
         lq.MessageStore.open(root, mode="rw", config=config)
     assert plan.refused in str(caught.value)
-    log = {name: data for name, data in content(root).items() if name.startswith("commitlog")}
+    log = {name: data for name, data in bytes_of(root).items() if name.startswith("commitlog")}
     assert log == {name: data for name, data in before.items() if name.startswith("commitlog")}
     assert (root / "abort").exists() == ("abort" in before)
 
@@ -219,10 +214,10 @@ def test_dispatching_goes_on_where_lengths_lead(tmp_path: Path) -> None:
 
 def test_nothing_to_do_changes_nothing(tmp_path: Path) -> None:
     made(tmp_path)
-    before = content(tmp_path)
+    before = bytes_of(tmp_path)
     done = recover_as_rocketmq(tmp_path, CONFIG, LocalDisk())
     assert done.dispatched_timestamp == 0
-    after = content(tmp_path)
+    after = bytes_of(tmp_path)
     assert {name: after[name] for name in before} == before
 
 
@@ -240,8 +235,8 @@ def test_queues_and_index_made_anew_are_those_that_were_lost(tmp_path: Path) -> 
             lq.Message(f"t{n % 3}", b"x" * (n % 90), queue_id=n % 4, keys=f"k{n}", tags=f"g{n % 7}")
             for n in range(50_000)
         )
-    log = content(tmp_path / "commitlog")
-    queues = content(tmp_path / "consumequeue")
+    log = bytes_of(tmp_path / "commitlog")
+    queues = bytes_of(tmp_path / "consumequeue")
     keys = [path.read_bytes() for path in sorted((tmp_path / "index").iterdir())]
     times = (tmp_path / "checkpoint").read_bytes()[8:24]
     shutil.rmtree(tmp_path / "consumequeue")
@@ -250,10 +245,10 @@ def test_queues_and_index_made_anew_are_those_that_were_lost(tmp_path: Path) -> 
     (tmp_path / "abort").touch()
     with lq.MessageStore.open(tmp_path, mode="rw", config=config) as store:
         assert sum(store.queue_offsets(*key).max for key in store.queues()) == 50_000
-    assert content(tmp_path / "consumequeue") == queues
+    assert bytes_of(tmp_path / "consumequeue") == queues
     assert [path.read_bytes() for path in sorted((tmp_path / "index").iterdir())] == keys
     assert (tmp_path / "checkpoint").read_bytes()[8:24] == times
-    assert content(tmp_path / "commitlog") == log
+    assert bytes_of(tmp_path / "commitlog") == log
 
 
 def test_a_store_that_is_not_there_is_made(tmp_path: Path) -> None:
@@ -298,10 +293,10 @@ def test_a_store_that_is_refused_stays_as_it_was(tmp_path: Path, was_closed: boo
     (tmp_path / "commitlog" / "odd").write_bytes(b"odd")
     if not was_closed:
         (tmp_path / "abort").touch()
-    before = content(tmp_path)
+    before = bytes_of(tmp_path)
     with pytest.raises(StoreUnavailable, match="odd"):
         StoreWriter.start(tmp_path, config=CONFIG)
-    assert content(tmp_path) == before
+    assert bytes_of(tmp_path) == before
 
 
 def test_notes_of_damage_go_with_the_log_that_they_were_of(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def index_file(root: Path) -> Path:
 
 
 def change(root: Path, number: int, **values: int) -> None:
-    data = index.encode_entry(entry(root, number)._replace(**values))
+    data = index.ENTRY.struct.pack(*entry(root, number)._replace(**values))
     with index_file(root).open("r+b") as file:
         file.seek(SHAPE.entry_position(number))
         file.write(data)

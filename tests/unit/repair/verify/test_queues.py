@@ -10,6 +10,7 @@ import logquarry as lq
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import Finding, VerifyReport, verify_store
 from logquarry.testing.builder import StoreBuilder
+from tests.helpers.files import overwrite
 from tests.helpers.store_maker import StoreMaker
 
 
@@ -19,12 +20,6 @@ def check(root: Path) -> VerifyReport:
 
 def damage(report: VerifyReport) -> list[Finding]:
     return [finding for finding in report.findings if finding.severity == "damage"]
-
-
-def poke(path: Path, position: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        file.write(data)
 
 
 def queue_folder(root: Path) -> Path:
@@ -93,7 +88,7 @@ def test_each_stretch_of_misplaced_units_is_told_once(one_log_file: Path) -> Non
     folder = queue_folder(one_log_file)
     data = (folder / name(0)).read_bytes()
     # Entries 0 to 2 are at 50 to 52, 13 and 14 at 53 and 54: moved by different distances.
-    poke(folder / name(800), 200, data[:60] + data[260:300])
+    overwrite(folder / name(800), 200, data[:60] + data[260:300])
     assert in_queue(check(one_log_file)) == [
         ("queue_misplaced", name(800), 200, 60),
         ("queue_misplaced", name(800), 260, 40),
@@ -103,7 +98,7 @@ def test_each_stretch_of_misplaced_units_is_told_once(one_log_file: Path) -> Non
 def test_stretches_without_number_end_in_one_finding(one_log_file: Path) -> None:
     file = queue_folder(one_log_file) / name(800)
     data = (queue_folder(one_log_file) / name(0)).read_bytes()
-    poke(file, 200, b"".join(data[at : at + 20] for at in range(380, 180, -20)))
+    overwrite(file, 200, b"".join(data[at : at + 20] for at in range(380, 180, -20)))
     far = queue_folder(one_log_file) / name(1200)
     far.write_bytes(b"".join(data[at : at + 20] for at in range(380, -20, -20)))
     found = [f for f in check(one_log_file).findings if f.kind == "queue_misplaced"]
@@ -174,7 +169,9 @@ def test_a_message_may_be_put_into_the_schedule_topic(tmp_path: Path) -> None:
         for properties in ("", "TAGS\x01a", "TAGS\x01polygenelubricants"):
             builder.put("SCHEDULE_TOPIC_XXXX", b"x", queue_id=2, properties_string=properties)
     assert not check(store).findings
-    poke(store / "consumequeue/SCHEDULE_TOPIC_XXXX/2" / name(0), 12, (-5).to_bytes(8, signed=True))
+    overwrite(
+        store / "consumequeue/SCHEDULE_TOPIC_XXXX/2" / name(0), 12, (-5).to_bytes(8, signed=True)
+    )
     assert [kind for kind, *_ in in_queue(check(store))] == ["queue_entry_wrong"]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,9 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import VerifyReport, verify_store
 from logquarry.repair.verify.findings import KINDS, markdown
 from logquarry.testing.builder import StoreBuilder
+from tests.helpers import small_store
+from tests.helpers.files import overwrite
+from tests.helpers.small_store import held_by_a_broker
 
 QUEUE = "consumequeue/T/0/00000000000000000000"
 
@@ -39,12 +41,6 @@ def check(root: Path) -> VerifyReport:
     return verify_store(StoreLayout.open(root))
 
 
-def poke(path: Path, position: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        file.write(data)
-
-
 def kinds(report: VerifyReport) -> list[str]:
     return [f.kind for f in report.findings if f.kind != "index_missing"]
 
@@ -57,21 +53,21 @@ def test_a_sound_store_has_no_findings_and_counts_all(store: Path) -> None:
 
 
 def zero_unit(root: Path) -> None:
-    poke(root / QUEUE, 3 * 20, bytes(20))
+    overwrite(root / QUEUE, 3 * 20, bytes(20))
 
 
 def wrong_unit(root: Path) -> None:
-    poke(root / QUEUE, 3 * 20 + 12, b"\x01")
+    overwrite(root / QUEUE, 3 * 20 + 12, b"\x01")
 
 
 def shifted_unit(root: Path) -> None:
-    poke(root / QUEUE, 3 * 20, struct.pack(">q", 17))
+    overwrite(root / QUEUE, 3 * 20, struct.pack(">q", 17))
 
 
 def nul_in_properties(root: Path) -> None:
     path = root / "commitlog" / f"{0:020d}"
     at = path.read_bytes().index(b"key0")
-    poke(path, at, b"\0")
+    overwrite(path, at, b"\0")
 
 
 def unknown_name(root: Path) -> None:
@@ -143,20 +139,14 @@ def test_a_topic_that_was_made_anew_is_a_note(tmp_path: Path) -> None:
 def test_beside_a_live_writer_a_torn_tail_is_a_note(store: Path) -> None:
     last = sorted((store / "commitlog").iterdir())[-1]
     end = len(last.read_bytes().rstrip(b"\0"))
-    poke(last, end + 3, b"half a frame")
+    overwrite(last, end + 3, b"half a frame")
     (store / "abort").touch()
     (store / "lock").write_bytes(b"lock")
     assert check(store).has_damage
-    # A lock of this process counts, too: it belongs to an open file description.
-    descriptor = os.open(store / "lock", os.O_RDWR)
-    try:
-        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
+    with held_by_a_broker(store):
         report = check(store)
         assert not report.has_damage
         assert {"torn_tail", "live"} <= set(kinds(report))
-    finally:
-        os.close(descriptor)
 
 
 @pytest.fixture
@@ -173,7 +163,7 @@ SHAPE = index.IndexShape(64, 256)
 
 def test_a_chain_that_leads_nowhere_is_found(indexed: tuple[Path, Path]) -> None:
     root, file = indexed
-    poke(file, SHAPE.entry_position(100) + 16, struct.pack(">i", 250))
+    overwrite(file, SHAPE.entry_position(100) + 16, struct.pack(">i", 250))
     report = check(root)
     assert kinds(report) == ["index_chain"]
     assert report.findings[0].offset == SHAPE.entry_position(100)
@@ -186,15 +176,15 @@ def test_a_slot_that_leads_past_its_chain_is_found(indexed: tuple[Path, Path]) -
         for p in range(40, 40 + 64 * 4, 4)
         if struct.unpack_from(">i", file.read_bytes(), p)[0] > 1
     )
-    poke(file, position, struct.pack(">i", 1))
+    overwrite(file, position, struct.pack(">i", 1))
     assert "index_chain" in kinds(check(root))
 
 
 def test_an_entry_that_points_at_no_frame_is_found(indexed: tuple[Path, Path]) -> None:
     root, file = indexed
     entry = index.decode_entry(file.read_bytes(), SHAPE.entry_position(7))
-    moved = index.encode_entry(entry._replace(physical_offset=entry.physical_offset + 1))
-    poke(file, SHAPE.entry_position(7), moved)
+    moved = index.ENTRY.struct.pack(*entry._replace(physical_offset=entry.physical_offset + 1))
+    overwrite(file, SHAPE.entry_position(7), moved)
     report = check(root)
     assert kinds(report) == ["index_entry"]
 
@@ -247,7 +237,37 @@ def test_a_torn_index_chain_makes_a_key_search_read_the_log(indexed: tuple[Path,
         assert wanted is not None
     for file in (root / "index").iterdir():
         for number in range(1, 250):
-            poke(file, SHAPE.entry_position(number) + 12, struct.pack(">i", -1))
+            overwrite(file, SHAPE.entry_position(number) + 12, struct.pack(">i", -1))
     with lq.MessageStore.open(root) as opened:
         found = [m.physical_offset for m in opened.scan(keys=wanted)]
     assert found == [m.physical_offset for m in keyed if m.uniq_key == wanted]
+
+
+def test_frames_that_a_recovery_keeps_are_not_lost(store: Path) -> None:
+    """Readers of a closed store of RocketMQ end at damage in the last file; a recovery keeps the
+    frames after it."""
+    last = sorted((store / "commitlog").iterdir())[-1]
+    overwrite(last, 300, bytes(700))
+    report, loss = check(store), lq.recover(store).loss
+    assert loss is not None
+    assert report.counts["lost_messages"] == loss.messages
+    assert report.counts["lost_bytes"] == loss.bytes
+    [stale] = [one for one in report.findings if one.kind == "stale_frames"]
+    assert "`logquarry recover` keeps" in stale.reason
+    lq.recover(store, apply=True)
+    assert check(store).counts["messages"] == 80 - loss.messages
+
+
+def test_messages_that_only_the_index_names_count_as_lost(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with small_store.opened(root) as store:
+        for number in range(40):
+            store.put(lq.Message("T", b"body", keys=f"k{number}"))
+    shutil.rmtree(root / ".logquarry")
+    shutil.rmtree(root / "consumequeue")
+    overwrite(root / "commitlog" / f"{0:020}", 1_000, bytes(1_000))
+    report, loss = check(root), lq.recover(root).loss
+    assert loss is not None
+    assert loss.messages > 0
+    assert report.counts["lost_messages"] == loss.messages
+    assert report.counts["lost_bytes"] == loss.bytes

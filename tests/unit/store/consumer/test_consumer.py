@@ -1,4 +1,4 @@
-"""Consumers: which messages come, which count as handled, and where a group goes on."""
+"""Consumers: which messages they get, which count as handled, and where a group continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def small_store(tmp_path: Path) -> Iterator[StoreWriter]:
         yield store
 
 
-# ------------------------------------------------------------------------------- what comes
+# ------------------------------------------------------------------------ delivered messages
 def test_all_of_all_queues_in_their_order(store: StoreWriter) -> None:
     fill(store, 1_000, queues=3)
     with store.consumer("g", ["t"], timeout=0) as consumer:
@@ -45,13 +45,13 @@ def test_all_of_all_queues_in_their_order(store: StoreWriter) -> None:
 
 @pytest.mark.parametrize("tags", ["a", "a || c", "b || none", "none", "*"])
 def test_tags(store: StoreWriter, tags: str) -> None:
-    # More messages than one read takes: all messages of each read must come.
+    # There are more messages than one read takes: the consumer delivers all of each read.
     fill(store, 2 * MOST_AT_ONCE + 50)
     wanted = {"a": "a", "a || c": "ac", "b || none": "b", "none": "", "*": "abc"}[tags]
     with store.consumer("g", "t", tags=tags, timeout=0) as consumer:
         expected = [n for n in range(2 * MOST_AT_ONCE + 50) if "abc"[n % 3] in wanted]
         assert numbers(consumer) == expected
-    # Skipped messages count as handled, too.
+    # Messages that the filter skips count as handled too.
     assert saved(store)["t", "g"] == {0: 2 * MOST_AT_ONCE + 50}
 
 
@@ -109,7 +109,7 @@ def test_names(store: StoreWriter, group: str, topics: list[str], why: str) -> N
 
 
 def test_much_that_nobody_wants(store: StoreWriter) -> None:
-    """Reads that find nothing do not make the consumer wait, and leave other queues their turn."""
+    """After a read that finds nothing, the consumer reads the other queues, and does not wait."""
     with mock.patch.object(consumer_module, "_MOST_READS", 2):
         fill(store, 5 * MOST_AT_ONCE)
         last = str(5 * MOST_AT_ONCE - 1)
@@ -136,7 +136,7 @@ def test_damage_is_told_and_can_be_passed(tmp_path: Path) -> None:
             with pytest.raises(CorruptFrame, match="offset 4 of queue 0") as caught:
                 numbers(_noting(consumer, found))
             assert caught.value.offset == place
-            # Other queues are read, and the damage is reported again until someone skips it.
+            # The consumer reads the other queues, and reports the damage until it seeks past it.
             with pytest.raises(CorruptFrame):
                 numbers(_noting(consumer, found))
             consumer.seek("t", 0, 5)
@@ -150,7 +150,7 @@ def _noting(consumer: Consumer, found: list[int]) -> Iterator[lq.StoredMessage]:
         yield message
 
 
-# ----------------------------------------------------------------------------- where it begins
+# ---------------------------------------------------------------------- where a group begins
 def test_starts(store: StoreWriter) -> None:
     fill(store, 50)
     times = [store.get("t", 0, offset, 1).messages[0].store_timestamp for offset in range(50)]
@@ -181,11 +181,11 @@ def test_starts(store: StoreWriter) -> None:
 def test_start_is_for_groups_without_offsets(store: StoreWriter) -> None:
     fill(store, 10)
     store.consumer("g", "t", start="latest").close()
-    # It has read nothing, and is still where it began.
+    # The first consumer read nothing, but its group has an offset: the queue's end at that time.
     fill(store, 5)
     with store.consumer("g", "t", start="latest", timeout=0) as consumer:
         assert numbers(consumer) == [0, 1, 2, 3, 4]
-    # Nobody has skipped a queue that came later.
+    # Queue 1 is new: the group has no offset there, and "latest" does not skip its messages.
     store.put(lq.Message("t", b"7", queue_id=1))
     store.wait_dispatched()
     with store.consumer("g", "t", start="latest", timeout=0) as consumer:
@@ -199,7 +199,7 @@ def test_a_topic_that_comes_later(store: StoreWriter) -> None:
         assert numbers([next(consumer) for _ in range(3)]) == [0, 1, 2]
 
 
-# ------------------------------------------------------------------------- what counts as handled
+# ------------------------------------------------------------------- which messages are handled
 def test_what_is_handed_out_is_handled_when_the_next_is_asked_for(store: StoreWriter) -> None:
     fill(store, 10)
     with store.consumer("g", "t") as consumer:

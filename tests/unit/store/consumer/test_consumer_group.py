@@ -1,4 +1,4 @@
-"""Several consumers of a group: each queue belongs to one at a time, and each message comes."""
+"""Several consumers of a group: at any time one of them owns a queue; they get all messages."""
 
 from __future__ import annotations
 
@@ -121,7 +121,10 @@ def test_groups_do_not_share(store: StoreWriter) -> None:
 
 
 def test_members_that_come_and_go(store: StoreWriter) -> None:
-    """Each message comes to one of the threads; it comes again only if nobody had handled it."""
+    """While consumers join and leave, each queue has one owner, and all messages are handled.
+
+    A message is delivered again only if the consumer that got it did not handle it.
+    """
     queues, count = 5, 4_000
     handled: Counter[int] = Counter()
     owners: dict[int, int] = {}

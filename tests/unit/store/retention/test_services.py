@@ -71,6 +71,15 @@ def test_delayed_messages_that_nobody_has_delivered_yet(tmp_path: Path) -> None:
         assert [m.body for m in store.scan("t") if m.body in (b"later", b"last")][-1] == b"last"
 
 
+def test_delayed_messages_beside_the_offsets_of_another_store(tmp_path: Path) -> None:
+    with StoreWriter.start(tmp_path / "store", config=config()) as store:
+        store.put(lq.Message("t", b"later", delay_level=5))
+        fill(store)
+        (tmp_path / "store/config").mkdir(exist_ok=True)
+        (tmp_path / "store/config/delayOffset.json").write_text('{"offsetTable":{5:50}}')
+        assert told(store) == {(SCHEDULE_TOPIC, 4, DELAYED, 0, 1)}
+
+
 def test_half_messages_that_are_open(tmp_path: Path) -> None:
     clock = FakeClock(NOW)
     with StoreWriter.start(tmp_path / "store", config=config(), clock=clock) as store:

@@ -215,8 +215,8 @@ def test_an_unreadable_file_is_kept_and_the_one_before_serves(tmp_path: Path) ->
     assert aside.read_bytes() == b"{"
 
 
-@pytest.mark.parametrize(("offset", "again"), [(-5, 9), (7, 0), (1 << 40, 0)])
-def test_offsets_beyond_the_queue_are_brought_back(tmp_path: Path, offset: int, again: int) -> None:
+@pytest.mark.parametrize("offset", [-5, 7, 1 << 40])
+def test_offsets_outside_the_queue_skip_no_message(tmp_path: Path, offset: int) -> None:
     clock = FakeClock(NOW)
     with opened(tmp_path, clock) as store:
         put_delayed(store, 9)
@@ -226,10 +226,32 @@ def test_offsets_beyond_the_queue_are_brought_back(tmp_path: Path, offset: int, 
     )
     clock.advance(10_000)
     with opened(tmp_path, clock) as store:
-        assert store.deliver_due() == again
+        assert store.deliver_due() == 9
         put_delayed(store, 3)
         clock.advance(10_000)
         assert store.deliver_due() == 3
+
+
+def test_a_file_of_another_store_neither_skips_nor_repeats_messages(tmp_path: Path) -> None:
+    clock = FakeClock(NOW)
+
+    def put_three(store: lq.StoreWriter, first: int) -> None:
+        for number in range(first, first + 3):
+            key = {"UNIQ_KEY": f"id{number}"}
+            store.put(lq.Message("orders", b"%d" % number, delay_level=1, properties=key))
+        clock.advance(10_000)
+
+    with opened(tmp_path, clock) as store:
+        put_three(store, 0)
+        assert store.deliver_due() == 3
+        put_three(store, 3)
+    path = tmp_path / "config" / "delayOffset.json"
+    path.write_text(broker_config.encode_delay_offsets({1: 50}))
+    with opened(tmp_path, clock) as store:
+        assert store.deliver_due() == 3
+        put_three(store, 6)
+        assert store.deliver_due() == 3
+        assert delivered_of(store) == [b"%d" % number for number in range(9)]
 
 
 def test_closing_saves_what_a_failed_put_ended(tmp_path: Path) -> None:
@@ -259,6 +281,7 @@ def test_a_full_disk_ends_no_thread(tmp_path: Path) -> None:
             [delivering],
             disk.health,
             clock=clock,
+            dispatched=lambda: store._engine.dispatcher.offset,
             save_interval_ms=1,
             monotonic=lambda: next(ticks),
         )
@@ -270,6 +293,45 @@ def test_a_full_disk_ends_no_thread(tmp_path: Path) -> None:
         assert sum(delivering.offsets.values()) == 9
     text = (tmp_path / "config" / "delayOffset.json").read_bytes()
     assert sum(broker_config.decode_delay_offsets(text).values()) == 9
+
+
+def test_an_idle_delivery_does_not_search_the_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock(NOW)
+    with opened(tmp_path, clock) as store:
+        searched: list[int] = []
+        delivering = store._services.delivery
+        deliver = delivering.deliver
+
+        def noted(now: int, *, limit: int | None = None) -> int:
+            searched.append(now)
+            return deliver(now, limit=limit)
+
+        monkeypatch.setattr(delivering, "deliver", noted)
+        service = DeliveryService(
+            [delivering],
+            store._engine.health,
+            clock=clock,
+            dispatched=lambda: store._engine.dispatcher.offset,
+            save_interval_ms=1,
+        )
+        service.run_once()
+        service.run_once()
+        assert len(searched) == 1
+        put_delayed(store, 9)
+        store.wait_dispatched()
+        service.run_once()
+        assert sum(delivering.offsets.values()) == 0
+        clock.advance(10_000)
+        service.run_once()
+        assert sum(delivering.offsets.values()) == 9, "time has passed, and no message was put"
+        searched.clear()
+        service.run_once()
+        store.wait_dispatched()
+        service.run_once()
+        service.run_once()
+        assert len(searched) <= 2, "the delivered messages are in the log, and no message waits"
 
 
 def test_progress_is_saved_behind_the_log_only(tmp_path: Path) -> None:

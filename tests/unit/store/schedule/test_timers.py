@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from logquarry.read.timers import timers_of
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
 from tests.helpers.small_store import config as small_config
+from tests.helpers.waiting import eventually
 
 NOW = 1_700_000_000_500
 DAY_MS = 24 * 3_600_000
@@ -172,7 +172,5 @@ def test_a_thread_delivers(tmp_path: Path) -> None:
     with opened(tmp_path, clock, deliver_delayed=True) as store:
         store.put(lq.Message("t", b"soon", delay_ms=1))
         clock.now += 1_000
-        until = time.monotonic() + 60
-        while not bodies(store) and time.monotonic() < until:
-            time.sleep(0.01)
+        eventually(lambda: bodies(store))
         assert bodies(store) == [b"soon"]

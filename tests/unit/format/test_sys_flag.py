@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from logquarry.errors import DecompressionError
 from logquarry.format import sys_flag
-from logquarry.format.compression import decompress, is_compressed
+from logquarry.format.sys_flag import decompress, is_compressed
 
 ZLIB_49 = sys_flag.COMPRESSED
 METHODS = {

@@ -1,0 +1,115 @@
+"""DLedger logs: read, checked, salvaged, and converted into a plain log."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.errors import UnsupportedStore
+from logquarry.format import sys_flag
+from logquarry.format.frame import Frame
+from logquarry.format.rows import POSITION
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import LogReader, Run
+from logquarry.repair.salvage.salvage import salvage
+from logquarry.repair.verify.verify import verify_store
+from tests.conformance.rocketmq5 import Copied, expected_offsets, state_of
+from tests.helpers.command import run
+from tests.helpers.files import flip, overwrite
+from tests.helpers.twins import plain_python
+
+
+def _without_place(message: lq.StoredMessage) -> Frame:
+    """The frame of a message without the fields that a new place changes."""
+    is_end = message.frame.sys_flag & sys_flag.TRANSACTION_COMMIT
+    kept = 0 if is_end else message.frame.prepared_transaction_offset
+    return dataclasses.replace(message.frame, physical_offset=0, prepared_transaction_offset=kept)
+
+
+@pytest.mark.parametrize("name", ["5.5.0-dledger", "5.5.0-multipath"])
+def test_convert_makes_a_plain_store(name: str, copied: Copied) -> None:
+    root = copied(name)
+    before = state_of(root)
+    new = root.parent / "new"
+    told = json.loads(run("convert", root, "--into", new, "--json").stdout)
+    assert not told["left_behind"] and not told["lost"]
+    assert told["uncommitted"] == 0
+    assert state_of(root) == before
+    assert not verify_store(StoreLayout.open(new)).findings
+    with lq.MessageStore.open(root) as old, lq.MessageStore.open(new) as plain:
+        assert not {"dledger", "several_log_paths"} & {one.name for one in plain.features.features}
+        assert [_without_place(m) for m in plain.scan()] == [_without_place(m) for m in old.scan()]
+        assert {key: old.queue_offsets(*key) for key in old.queues()} == {
+            key: plain.queue_offsets(*key) for key in plain.queues()
+        }
+    with lq.MessageStore.open(new, mode="rw") as store:
+        assert store.put(lq.Message("Orders", b"more")).queue_offset > 0
+
+
+def test_damage_in_a_dledger_log(copied: Copied, rocketmq5: Path) -> None:
+    root = copied("5.5.0-dledger")
+    expected = expected_offsets(rocketmq5 / "5.5.0-dledger")
+    path = next((root / "dledger-n0" / "data").iterdir())
+    # The damage: the position in the head of one entry, and the body of another frame.
+    harmed = expected[10], expected[20]
+    overwrite(path, harmed[0] - 24, b"\xff" * 8)
+    flip(path, harmed[1] + 100)
+    # In a store that was shut down cleanly, damage in the last file ends the log.
+    (root / "abort").touch()
+    with lq.MessageStore.open(root) as store:
+        found = [m.physical_offset for m in store.scan(on_damage="skip")]
+    assert found == [one for one in expected if one != harmed[1]]
+    report = verify_store(StoreLayout.open(root))
+    assert {finding.offset for finding in report.findings} >= {harmed[0] - 48}
+    new = root.parent / "new"
+    salvaged = salvage(StoreLayout.open(root), new)
+    assert salvaged.plan.messages == len(expected) - 1
+
+
+def test_ranges_of_a_dledger_log(rocketmq5: Path) -> None:
+    """Two neighbouring ranges give each message once, wherever they meet: also in a head."""
+    expected = expected_offsets(rocketmq5 / "5.5.0-dledger")
+    reader = LogReader(StoreLayout.open(rocketmq5 / "5.5.0-dledger" / "store"))
+
+    def frames(start: int | None, stop: int | None) -> list[int]:
+        events = reader.events(start, stop, resync=start is not None)
+        runs = [event for event in events if isinstance(event, Run)]
+        return [run.window.base + at for run in runs for at in run.rows[:, POSITION].tolist()]
+
+    for place in (0, 1, 47, 48, 49, *range(expected[3] - 50, expected[3] + 3), expected[-1]):
+        assert frames(None, place) + frames(place, None) == expected, place
+    with plain_python():
+        for place in (1, 48, expected[3] - 10, expected[3]):
+            assert frames(None, place) + frames(place, None) == expected, place
+
+
+def test_diff_of_a_dledger_store(copied: Copied) -> None:
+    root = copied("5.5.0-dledger")
+    new = root.parent / "new"
+    run("convert", root, "--into", new)
+    assert "diverge" in run("diff", root, new, code=1).stdout
+
+
+def test_messages_that_a_dledger_group_had_not_committed(copied: Copied) -> None:
+    root = copied("5.5.0-dledger")
+    (root / "dledger-n0" / "checkpoint").write_text("committedIndex=95\nendIndex=97\n")
+    found = run("convert", root).stdout
+    assert "2 messages after the last one that the DLedger group had committed" in found
+
+
+def test_a_plain_store_needs_no_conversion(rocketmq5: Path) -> None:
+    found = run("convert", rocketmq5 / "5.5.0-plain" / "store", code=2)
+    assert "its log is in commitlog/ already" in found.stderr
+
+
+def test_two_ledgers_are_not_read_as_one(copied: Copied) -> None:
+    root = copied("5.5.0-dledger")
+    shutil.copytree(root / "dledger-n0", root / "dledger-n1")
+    with pytest.raises(UnsupportedStore, match="DLedger") as raised:
+        lq.MessageStore.open(root)
+    assert raised.value.feature == "dledger"

@@ -1,0 +1,87 @@
+"""Verify of queues and configuration in RocksDB."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.verify.verify import verify_store
+from tests.conformance.rocketmq5 import Copied, broker_entries, broker_queues, state_of
+from tests.conformance.rocksdb import QUEUES, change, entries_in
+
+
+@pytest.mark.parametrize("name", [*QUEUES, "5.1.4-rocksdb", "5.5.0-rocksdb-double"])
+def test_verify_compares_rocksdb(name: str, rocksdb: dict[str, Path]) -> None:
+    root = rocksdb[name] / "store"
+    before = state_of(root)
+    found = verify_store(StoreLayout.open(root))
+    assert not found.has_damage
+    kinds = {"queue_missing", "abort_file"} if "kill" in name else set()
+    assert found.by_kind.keys() == kinds
+    queues = broker_queues(rocksdb[name]).values()
+    entries = sum(len(one["units"]) for one in queues)
+    twice = 2 if name == "5.5.0-rocksdb-double" else 1
+    assert found.counts["queue_entries"] == (0 if kinds else twice * entries)
+    assert found.counts["queues"] == (0 if kinds else sum(bool(one["units"]) for one in queues))
+    assert state_of(root) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "finding", "reason"),
+    [
+        ("hole", "queue_hole", "queue 0 of Orders: entry 7 was never written"),
+        ("place", "queue_entry_wrong", "queue 0 of Orders: entry 7 points to"),
+        ("tags", "queue_entry_wrong", "with tags code"),
+        ("time", "queue_entry_wrong", "queue 0 of Orders: entry 7 has another store time"),
+        ("surplus", "queue_misplaced", "queue 0 of Orders"),
+        ("end", "queue_behind", "the log has messages up to"),
+        ("missing", "queue_missing", "RocksDB lacks it"),
+        ("ahead", "queue_ahead", "but the log ends at"),
+    ],
+)
+def test_verify_finds_differences_in_rocksdb(
+    kind: str, finding: str, reason: str, copied: Copied
+) -> None:
+    root = copied("5.5.0-rocksdb-separate")
+    change(root / "consumequeue_rocksdb", kind)
+    found = verify_store(StoreLayout.open(root))
+    assert found.by_kind == {finding: 1} and found.has_damage
+    assert reason in found.findings[0].reason
+    assert found.findings[0].file.startswith("consumequeue_rocksdb")
+
+
+def test_verify_reports_damaged_files_of_rocksdb(copied: Copied) -> None:
+    root = copied("5.5.0-rocksdb")
+    for folder in ("consumequeue", "config/topics"):
+        for path in (root / folder).glob("*.sst"):
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    found = verify_store(StoreLayout.open(root))
+    assert found.by_kind == {"bad_rocksdb": 1, "bad_config": 1} and found.has_damage
+
+
+@pytest.mark.parametrize("how", ["missing", "dangling link"])
+def test_a_folder_without_current_is_damage(
+    how: str, copied: Copied, rocksdb: dict[str, Path]
+) -> None:
+    """Its topics and offsets are not silently empty."""
+    root = copied("5.5.0-rocksdb")
+    for folder in ("consumequeue", "config/topics"):
+        (root / folder / "CURRENT").unlink()
+        if how != "missing":
+            (root / folder / "CURRENT").symlink_to("nowhere")
+    found = verify_store(StoreLayout.open(root))
+    wrong = {} if how == "missing" else {"wrong_entry": 1}
+    assert found.by_kind == {"bad_rocksdb": 1, "bad_config": 1} | wrong and found.has_damage
+    wanted = broker_entries(rocksdb["5.5.0-rocksdb"])
+    with lq.MessageStore.open(root) as store:
+        assert entries_in(store, wanted) == wanted
+
+
+@pytest.mark.usefixtures("no_package")
+def test_verify_without_the_package(rocksdb: dict[str, Path]) -> None:
+    found = verify_store(StoreLayout.open(rocksdb["5.5.0-rocksdb"] / "store"))
+    assert found.by_kind == {"bad_rocksdb": 1} and not found.has_damage
+    assert "logquarry[rocksdb]" in found.findings[0].reason

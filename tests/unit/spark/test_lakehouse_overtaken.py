@@ -1,0 +1,130 @@
+"""Changes to a table besides an export: by another export, and by other programs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logquarry.errors import StoreUnavailable
+from logquarry.spark.lakehouse import delta, iceberg
+from logquarry.spark.output import OutputFolder
+from tests.helpers.lake import Lake, numbers, put, run_here
+
+pytest.importorskip("deltalake")
+pytest.importorskip("pyiceberg")
+
+
+def test_another_export_at_work(lake: Lake, tmp_path: Path) -> None:
+    put(tmp_path / "store", b"a")
+    lake.dest.mkdir()
+    lock = OutputFolder(lake.dest).lock()
+    assert lock is not None
+    with pytest.raises(StoreUnavailable, match="another export is running"):
+        lake.export(tmp_path / "store")
+    os.close(lock)
+    lake.export(tmp_path / "store")
+
+
+def test_without_locks_two_exports_do_not_double(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second export runs completely while this one's files are written."""
+    monkeypatch.setattr(OutputFolder, "lock", lambda self: None)
+    store = tmp_path / "store"
+    put(store, *numbers(0, 5))
+    lake.export(store)
+    put(store, *numbers(5, 9))
+
+    def overtaken(tasks: Any, work: Any) -> Any:
+        found = run_here(tasks, work)
+        lake.export(store)
+        return found
+
+    with pytest.raises(StoreUnavailable, match="another export has committed"):
+        lake.prepared(store).run_with(overtaken)
+    assert lake.bodies() == numbers(0, 9)
+
+
+def test_a_commit_that_is_overtaken_in_the_middle(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second export commits between the last check and the commit."""
+    monkeypatch.setattr(OutputFolder, "lock", lambda self: None)
+    store = tmp_path / "store"
+    put(store, *numbers(0, 5))
+    lake.export(store)
+    put(store, *numbers(5, 9))
+    module: Any = delta if lake.kind == "delta" else iceberg
+    name = "_add_action" if lake.kind == "delta" else "_data_file"
+    plain = getattr(module, name)
+
+    def late(*arguments: Any) -> Any:
+        monkeypatch.setattr(module, name, plain)
+        lake.export(store)
+        return plain(*arguments)
+
+    monkeypatch.setattr(module, name, late)
+    with pytest.raises(StoreUnavailable, match="another export has committed"):
+        lake.export(store)
+    assert lake.bodies() == numbers(0, 9)
+
+
+def test_somebody_else_changes_the_table_in_the_middle_of_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another change that is not an export: the commit succeeds after it."""
+    lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
+    put(store, *numbers(0, 3))
+    lake.export(store)
+    put(store, *numbers(3, 6))
+    plain, calls = iceberg._data_file, []
+
+    def late(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            with lake.iceberg() as table:
+                table.delete("physical_offset = 0")
+        return plain(*arguments)
+
+    monkeypatch.setattr(iceberg, "_data_file", late)
+    lake.export(store)
+    assert (len(calls), lake.bodies()) == (2, numbers(1, 6))
+
+
+def test_going_back_to_an_earlier_snapshot_goes_back_with_the_marks(tmp_path: Path) -> None:
+    lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
+    put(store, *numbers(0, 3))
+    lake.export(store)
+    put(store, *numbers(3, 6))
+    with lake.iceberg() as table:
+        snapshot = table.current_snapshot()
+        assert snapshot is not None
+        lake.export(store)
+        table.refresh()
+        table.manage_snapshots().rollback_to_snapshot(snapshot.snapshot_id).commit()
+    assert lake.bodies() == numbers(0, 3)
+    lake.export(store)
+    assert lake.bodies() == numbers(0, 6)
+
+
+def test_the_marks_of_a_table_that_others_have_written_to(lake: Lake, tmp_path: Path) -> None:
+    """Rows that a user deletes do not appear again."""
+    store = tmp_path / "store"
+    put(store, *numbers(0, 6))
+    lake.export(store)
+    gone = "physical_offset = 0"
+    if lake.kind == "delta":
+        from deltalake import DeltaTable
+
+        DeltaTable(lake.dest).delete(gone)
+        DeltaTable(lake.dest).optimize.compact()
+        DeltaTable(lake.dest).create_checkpoint()
+    else:
+        with lake.iceberg() as table:
+            table.delete(gone)
+    put(store, *numbers(6, 8))
+    assert lake.export(store).messages == 2
+    assert lake.bodies() == numbers(1, 8)

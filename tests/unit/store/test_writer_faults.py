@@ -1,0 +1,87 @@
+"""Faults that an open writer meets: a log held for long, files that others make or delete."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.errors import StoreUnavailable
+from logquarry.repair.verify import verify_store
+from tests.helpers.failing_disk import FaultyDisk
+from tests.helpers.small_store import bodies, opened
+from tests.helpers.waiting import eventually
+
+
+def test_a_put_that_holds_the_log_too_long(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    with opened(tmp_path, disk, os_page_cache_busy_time_out_mills=50) as store:
+        store.put(lq.Message("t"))
+        with store._engine.writer._lock:
+            store._engine.writer._held_since = time.monotonic() - 1
+            with pytest.raises(StoreUnavailable) as refused:
+                store.put(lq.Message("t"))
+            assert refused.value.status == "OS_PAGECACHE_BUSY"
+            store._engine.writer._held_since = 0.0
+
+
+def test_a_file_where_a_queue_should_be(tmp_path: Path) -> None:
+    """The store refuses puts while the file is there: the error names it, and nothing is lost."""
+    with opened(tmp_path) as store:
+        taken = tmp_path / "consumequeue/t"
+        taken.write_bytes(b"")
+        store.put(lq.Message("t", b"1"))
+        with pytest.raises(StoreUnavailable, match=re.escape(f"{taken}/0: Not a directory")):
+            store.wait_dispatched(timeout=60)
+        with pytest.raises(StoreUnavailable, match="consume queue could not be written"):
+            store.put(lq.Message("t", b"2"))
+        taken.unlink()
+        eventually(lambda: store.queue_offsets("t", 0).max > 0)
+        assert store.get("t", 0).messages[0].body == b"1"
+    assert not (tmp_path / "abort").exists()
+
+
+def test_what_others_delete_comes_back(tmp_path: Path) -> None:
+    """A Java store that is opened on our store deletes files before the lock refuses it."""
+    with opened(tmp_path) as store:
+        for number in range(150):
+            store.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))
+        store.wait_dispatched()
+        for path in [*(tmp_path / "index").iterdir(), *(tmp_path / "commitlog").iterdir()]:
+            path.unlink()
+        (tmp_path / "abort").unlink()
+        queue = sorted((tmp_path / "consumequeue/t/0").iterdir())
+        queue[-1].unlink()
+        # In the place of the queue's next file, which Java made.
+        following = queue[-1].with_name(f"{int(queue[-1].name) + 400:020d}")
+        following.write_bytes(b"\xff" * 400)
+        eventually((tmp_path / "abort").exists)
+        for number in range(150, 200):
+            store.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))
+        store.wait_dispatched()
+    assert not (tmp_path / "abort").exists()
+    with lq.MessageStore.open(tmp_path) as reader:
+        assert len(bodies(reader)) == 200
+        assert reader.queue_offsets("t", 0) == (0, 200)
+        assert reader.query("t", "k140") and reader.query("t", "k199")
+        report = verify_store(reader.layout)
+        assert not report.has_damage, report.findings
+
+
+def test_a_folder_that_others_delete_comes_back(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"0", keys="k0"))
+        store.wait_dispatched()
+        shutil.rmtree(tmp_path / "index")
+        for number in range(1, 300):
+            store.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))
+        store.flush()
+    with lq.MessageStore.open(tmp_path) as reader:
+        for number in (0, 299):
+            assert [m.body for m in reader.query("t", f"k{number}")] == [b"%d" % number]
+        report = verify_store(reader.layout)
+        assert not report.has_damage, report.findings
