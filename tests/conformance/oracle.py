@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
+import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 RUN = Path(__file__).parents[2] / "oracle" / "run"
 _BUILD_SECONDS = 600
 _ANSWER_SECONDS = 60
+_CLOSE_SECONDS = 120
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A JVM that lives for some seconds ends before the optimizing compiler is of any use."""
 
@@ -31,16 +36,43 @@ def require_oracle(run: Path = RUN) -> None:
         pytest.skip("Maven cannot fetch RocketMQ's jars here")
 
 
+def free_ports() -> Iterator[int]:
+    """Ports that are free, as are their neighbours.
+
+    RocketMQ's broker also listens at the port above (replication) and at the second one below (VIP
+    channel). The ports are below those that the system gives to clients; otherwise a client that
+    connects meanwhile could get one of them.
+    """
+    for port in random.sample(range(10_002, 32_000, 4), 1_000):
+        try:
+            with ExitStack() as probes:
+                for one in (port - 2, port, port + 1):
+                    probe = probes.enter_context(socket.socket())
+                    probe.bind(("127.0.0.1", one))
+        except OSError:
+            continue
+        yield port
+
+
+def free_port() -> int:
+    return next(free_ports())
+
+
 class Master:
-    """A running `oracle/run ha-master` or `ha-slave`, or what answers like one: one command a
-    line, one JSON document back.
+    """A running `oracle/run ha-master`, `ha-slave` or `broker`, or what answers like one: one
+    command a line, one JSON document back.
+
+    Args:
+        process: it runs, and takes commands.
+        errors: what it writes to its standard error.
 
     Attributes:
         ready: what it said when it was ready.
     """
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], errors: IO[bytes]) -> None:
         self._process = process
+        self._errors = errors
         self.ready: dict[str, Any] = {}
 
     def ask(self, command: str) -> dict[str, Any]:
@@ -52,7 +84,10 @@ class Master:
     def answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, "the real store ended without an answer"
+        if not line:
+            self._errors.seek(0)
+            said = self._errors.read()[-4_000:].decode(errors="replace")
+            raise AssertionError(f"RocketMQ ended without an answer: {said}")
         document: dict[str, Any] = json.loads(line)
         return document
 
@@ -61,28 +96,35 @@ class Master:
         assert self.ask("quit")["shutdown"]
         self._process.wait(_ANSWER_SECONDS)
 
+    def close(self) -> None:
+        """End a broker in order: it ends with its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(_CLOSE_SECONDS)
+
     def kill(self) -> None:
         """End it as a crash does; a second call does nothing."""
         # The shell script becomes the JVM (exec): there is no other process.
         self._process.kill()
         self._process.wait(_ANSWER_SECONDS)
-        for stream in (self._process.stdin, self._process.stdout):
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
                 stream.close()
 
 
 def started(*command: str | Path, cwd: Path | None = None) -> Master:
     """Start a process that is ready for commands; the caller kills it."""
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 -- Master.kill closes it
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=errors,
         text=True,
         cwd=cwd,
         env={"ORACLE_JVM": QUICK_JVM} | os.environ,
     )
-    running = Master(process)
+    running = Master(process, errors)
     try:
         running.ready = running.answer()
         assert running.ready["ready"]
@@ -100,5 +142,23 @@ def master(folder: Path, port: int, params: Path | None = None) -> Iterator[Mast
     try:
         yield running
         running.quit()
+    finally:
+        running.kill()
+
+
+@contextmanager
+def broker(root: Path, params: dict[str, Any]) -> Iterator[str]:
+    """RocketMQ's broker over a store, until the block ends; gives the address of its name server.
+
+    Args:
+        params: settings of the store, by RocketMQ's names; they are written to a file beside it.
+    """
+    settings = root.parent / "params.json"
+    settings.write_text(json.dumps(params))
+    ports = (str(port) for port in islice(free_ports(), 2))
+    running = started(RUN, "broker", *ports, root, "--params", settings)
+    try:
+        yield str(running.ready["namesrv"])
+        running.close()
     finally:
         running.kill()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import ssl
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ import logquarry as lq
 from logquarry.broker import Broker, BrokerOptions, background
 from logquarry.broker.acl import AccessControl, Account
 from tests.conformance.oracle import RUN, require_oracle
-from tests.conformance.test_live import free_port
+from tests.conformance.oracle import broker as rocketmq
 from tests.helpers.replication import make_certificate
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(900)]
@@ -35,6 +33,7 @@ CONFIG = lq.StoreConfig(
     transaction_check_interval=1_000,
     transaction_time_out=1_000,
 )
+PARAMS = {"mappedFileSizeCommitLog": CONFIG.mapped_file_size_commit_log}
 
 
 def run(
@@ -153,25 +152,6 @@ def test_tls(tmp_path: Path) -> None:
         assert printed.count("OK ") == 2
 
 
-@contextmanager
-def rocketmq(root: Path, tmp_path: Path) -> Iterator[str]:
-    """RocketMQ's broker over a store; gives the address of its name server."""
-    params = tmp_path / "params.json"
-    params.write_text(json.dumps({"mappedFileSizeCommitLog": CONFIG.mapped_file_size_commit_log}))
-    ports = str(free_port()), str(free_port())
-    command: list[str | Path] = [RUN, "broker", *ports, root, "--params", params]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            assert process.stdin is not None and process.stdout is not None
-            yield json.loads(process.stdout.readline())["namesrv"]
-            process.stdin.close()
-            process.wait(120)
-        finally:
-            process.kill()
-
-
 def test_rocketmq_goes_on_with_the_store(tmp_path: Path) -> None:
     """Messages, topic, group and offsets: RocketMQ's broker gives the group what is left."""
     require_oracle(CLIENTS)
@@ -183,7 +163,7 @@ def test_rocketmq_goes_on_with_the_store(tmp_path: Path) -> None:
         got = run(broker.name_server, "consume", jvm=f"{words} -Dcount=40")
         assert got.count("GOT a") == 40
         run(broker.name_server, "produce", jvm=f"{words} -Dcount=10 -Dprefix=b")
-    with rocketmq(root, tmp_path) as names:
+    with rocketmq(root, PARAMS) as names:
         got = run(names, "consume", jvm=f"{words} -Dcount=10")
         assert got.count("GOT b") == 10 and "GOT a" not in got
         run(names, "produce", jvm=f"{words} -Dcount=5 -Dprefix=c")
@@ -198,7 +178,7 @@ def test_the_live_store_of_rocketmq_is_served(tmp_path: Path) -> None:
     require_oracle(RUN)
     root = tmp_path / "s"
     words = "-Dtopic=orders -Dgroup=copy"
-    with rocketmq(root, tmp_path) as names:
+    with rocketmq(root, PARAMS) as names:
         run(names, "produce", jvm=f"{words} -Dcount=20 -Dprefix=a")
         with background(root, options=BrokerOptions(read_only=True), config=CONFIG) as broker:
             got = run(broker.name_server, "consume", jvm=f"{words} -Dcount=20")

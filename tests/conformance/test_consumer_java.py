@@ -9,8 +9,8 @@ import pytest
 import logquarry as lq
 from logquarry.format import broker_config
 from logquarry.message import Message
-from tests.conformance.oracle import require_oracle
-from tests.conformance.test_services_java import CONFIG, broker
+from tests.conformance.oracle import broker, require_oracle
+from tests.conformance.test_services_java import CONFIG, PARAMS
 
 pytestmark = pytest.mark.java
 
@@ -28,7 +28,7 @@ def test_offsets_go_to_a_broker_and_back(tmp_path: Path) -> None:
     path = root / "config/consumerOffset.json"
     ours = broker_config.decode_consumer_offsets(path.read_bytes())
     assert sorted(ours["orders", "billing"].values()) == [0, 7]
-    with broker(root, tmp_path):
+    with broker(root, PARAMS):
         pass
     # The broker has read it, and written it again with what its own groups added.
     theirs = broker_config.decode_consumer_offsets(path.read_bytes())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,18 +11,12 @@ import pytest
 
 import logquarry as lq
 from logquarry.repair.verify import verify_store
-from tests.conformance.oracle import Master, master, require_oracle
+from tests.conformance.oracle import Master, free_port, master, require_oracle
 
 MESSAGES = 400
 READS = 8
 ROUNDS = 3
 """How often the store is filled beside each read."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -21,8 +21,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.replication import HaMaster
-from tests.conformance.oracle import RUN, Master, require_oracle, started
-from tests.conformance.test_live import free_port
+from tests.conformance.oracle import RUN, Master, free_port, require_oracle, started
 from tests.conformance.test_store_java import write_random
 from tests.helpers.replication import log_bytes
 from tests.helpers.waiting import eventually

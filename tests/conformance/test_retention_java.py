@@ -15,8 +15,7 @@ from logquarry.repair.verify import verify_store
 from logquarry.store.message_store import StoreWriter
 from tests.conformance import test_store_facts as read_side
 from tests.conformance.golden_facts import Scenario
-from tests.conformance.oracle import master, require_oracle
-from tests.conformance.test_live import free_port
+from tests.conformance.oracle import free_port, master, require_oracle
 from tests.conformance.test_store_java import (
     check_nothing_was_recovered,
     dumped,

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +15,7 @@ from logquarry.format import broker_config, frame
 from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.store.half_messages import transactions
 from logquarry.store.transaction.half import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
-from tests.conformance.oracle import RUN, require_oracle
-from tests.conformance.test_live import free_port
+from tests.conformance.oracle import broker, require_oracle
 
 pytestmark = pytest.mark.java
 
@@ -33,26 +28,6 @@ PARAMS: dict[str, Any] = {
 }
 CONFIG = lq.StoreConfig.from_mapping(PARAMS)
 _PATIENCE_SECONDS = 120
-
-
-@contextmanager
-def broker(root: Path, tmp_path: Path) -> Iterator[None]:
-    """A real broker over a store, until the block ends."""
-    params = tmp_path / "params.json"
-    params.write_text(json.dumps(PARAMS))
-    ports = str(free_port()), str(free_port())
-    command = [str(RUN), "broker", *ports, str(root), "--params", str(params)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            assert process.stdout is not None and process.stdin is not None
-            assert json.loads(process.stdout.readline())["ready"]
-            yield
-            process.stdin.close()
-            process.wait(_PATIENCE_SECONDS)
-        finally:
-            process.kill()
 
 
 def wait_for(root: Path, what: str, is_there: Any) -> None:
@@ -112,7 +87,7 @@ def test_delayed_messages_change_hands(tmp_path: Path) -> None:
         delivery = store._services.delivery
         assert delivery.deliver(int(time.time() * 1_000), limit=20) == 20
         put_delayed(store, 8, "second")
-    with broker(root, tmp_path):
+    with broker(root, PARAMS):
         wait_for(root, "deliveries", lambda store: len(delivered(store)) >= 46)
     with lq.MessageStore.open(root, config=CONFIG) as reader:
         found = delivered(reader)
@@ -166,7 +141,7 @@ def test_transactions_that_ended_leave_nothing_for_a_broker(
     # Without a check there is no file of offsets: the broker begins with the first half message.
     assert (root / "config" / "consumerOffset.json").exists() == is_checked
     halves = 38 if is_checked else 30
-    with broker(root, tmp_path):
+    with broker(root, PARAMS):
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while offset(root, HALF_TOPIC) < halves:
             assert time.monotonic() < deadline, "the broker waits for something"
@@ -190,7 +165,7 @@ def test_open_transactions_change_hands(tmp_path: Path) -> None:
             message = lq.Message("orders", b"%d" % number, queue_id=number)
             with store.transaction(message, group="pg") as t:
                 t.leave_open()
-    with broker(root, tmp_path):
+    with broker(root, PARAMS):
         wait_for(root, "put back", lambda store: len(list(store.scan(HALF_TOPIC))) >= 6)
     later = int(time.time() * 1_000) + 6_001
     asked: list[int] = []

@@ -20,8 +20,7 @@ from logquarry.repair.verify import verify_store
 from logquarry.write.put_result import PutStatus
 from tests.conformance import test_store_facts as read_side
 from tests.conformance.golden_facts import Scenario
-from tests.conformance.oracle import RUN, master, require_oracle
-from tests.conformance.test_live import free_port
+from tests.conformance.oracle import RUN, free_port, master, require_oracle
 
 pytestmark = pytest.mark.java
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from tests.conformance.oracle import master, require_oracle
-from tests.conformance.test_live import MESSAGES, ROUNDS, filling, free_port
+from tests.conformance.oracle import free_port, master, require_oracle
+from tests.conformance.test_live import MESSAGES, ROUNDS, filling
 from tests.helpers.stream import Stream
 
 READS = 12
