@@ -315,9 +315,8 @@ def export(
     from logquarry.cli import messages, spark
     from logquarry.config import StoreConfig
     from logquarry.log.kafka import HEADERS
-    from logquarry.log.layout import StoreLayout
-    from logquarry.log.store_names import find_stores
     from logquarry.spark.options import ReadOptions
+    from logquarry.spark.tasks import open_stores
 
     read = ReadOptions(
         paths=(),
@@ -337,10 +336,8 @@ def export(
         added = export_table(out, export, spark_master or "local[*]")
         messages.report_damage(out, added.summary.damage, read.on_damage)
         return
-    paths = find_stores(stores)
-    for path in paths:
-        # Report a wrong path before Spark starts, which takes seconds.
-        StoreLayout.open(path, read.config)
+    # Report a wrong path or configuration before Spark starts, which takes seconds.
+    paths = [path for path, _, _ in open_stores(replace(read, paths=stores))]
     with spark.session_if_installed(spark_master) as session:
         done = spark.export(out, session, paths, target, read, folders)
     messages.report_damage(out, done.summary.damage, read.on_damage)

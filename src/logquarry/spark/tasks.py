@@ -103,15 +103,19 @@ def open_stores(options: ReadOptions) -> list[tuple[str, str, StoreLayout]]:
 
     Raises:
         StoreNotFound: if a path is not a store, or a glob matches none.
-        UsageError: if an option has a broker that is the name of no store.
+        UnsupportedStore: if a store keeps its log in other folders.
+        UsageError: if an option has a broker that is the name of no store, or the files of a store
+            contradict the configuration.
     """
     locations = find_stores(options.paths, options.storage_options)
     brokers = broker_names(locations)
     check_brokers(options, brokers)
-    return [
-        (location, broker, StoreLayout.open(location, options.config, options.storage_options))
-        for location, broker in zip(locations, brokers, strict=True)
-    ]
+    stores = []
+    for location, broker in zip(locations, brokers, strict=True):
+        layout = StoreLayout.open(location, options.config, options.storage_options)
+        require_log(layout)
+        stores.append((location, broker, layout))
+    return stores
 
 
 def check_brokers(options: ReadOptions, brokers: Sequence[str]) -> None:
@@ -155,7 +159,6 @@ def plan_tasks(
             start_offset=options.start.of(broker),
             stop_offset=options.stop.of(broker),
         )
-        require_log(layout)
         check_start(layout, selection, fail=options.fail_on_data_loss)
         stores.append(_Store(location, broker, layout, selection))
     warn_of_unknown_topics([store.layout for store in stores], options.wanted)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import UsageError
-from logquarry.log.layout import StoreLayout
-from logquarry.log.store_names import Stores, find_stores
+from logquarry.log.store_names import Stores
 from logquarry.spark.decode import DecodeOptions, parse_decode_options
 from logquarry.spark.export import check_apart, read_options
 from logquarry.spark.jobs import run_tasks
@@ -23,7 +22,7 @@ from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import check_partition_columns
 from logquarry.spark.summary import Summary
-from logquarry.spark.tasks import ReadTask
+from logquarry.spark.tasks import ReadTask, open_stores
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
@@ -108,14 +107,12 @@ class TableExport:
         """Check stores and destination; change no file.
 
         Raises:
-            UsageError: if the destination holds other files, or overlaps with a store.
+            UsageError: if the destination holds other files, or overlaps with a store; or if the
+                files of a store contradict the configuration.
             StoreNotFound: if a path is not a store.
         """
         read, table = self.target.read, self.target.table
-        locations = find_stores(read.paths, read.storage_options)
-        for location in locations:
-            StoreLayout.open(location, read.config, read.storage_options)
-        check_apart(self.folder.location, locations)
+        check_apart(self.folder.location, [location for location, _, _ in open_stores(read)])
         if table.look() is None:
             _check_free(self.folder, table)
 
