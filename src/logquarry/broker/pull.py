@@ -95,9 +95,9 @@ class Pull:
 
     @property
     def end(self) -> int:
-        """The second at which a held pull is answered, at most a second after its deadline.
+        """The second at which a held pull is answered: the first full one after its deadline.
 
-        Whole seconds, because answering many pulls together costs less time.
+        At full seconds many pulls are answered together, which takes less time.
         """
         return ceil(self.deadline)
 

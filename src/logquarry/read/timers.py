@@ -11,7 +11,7 @@ files only ``config/timercheck`` is read::
     deleted by TIMER_DEL_UNIQKEY with the same slot       neither is delivered
     all others                                            wait
 
-So the answer is correct even after a kill, if ``timercheck`` and the wheel are older than the log.
+So the answer is correct even if, as after a kill, ``timercheck`` and wheel are older than the log.
 
 The wheel alone shows only how many messages wait. A slot keeps its count after its messages were
 delivered, so only slots at or after the read time of ``timercheck`` count. Messages in the queue of

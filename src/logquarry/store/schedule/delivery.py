@@ -175,8 +175,8 @@ class DelayedDelivery:
             if low <= self.offsets[level] <= high:
                 continue
             logger.warning(
-                "delay level %d: its saved offset is %d, but the queue has %d to %d: it "
-                "continues at %d, after the messages whose delivery is in the log",
+                "delay level %d: the saved offset is %d, but the queue has offsets %d to %d. The "
+                "delivery continues at %d and skips messages whose delivery is in the log",
                 *(level, self.offsets[level], low, high, low),
             )
             # QUIRK: Java (correctDelayOffset) continues at the queue's end. If the file is of
