@@ -76,7 +76,8 @@ class Timer(NamedTuple):
         uniq_key: its UNIQ_KEY.
         keys: its KEYS.
         rolled: how often it was put back into its queue.
-        deletes: key of a message to delete (TIMER_DEL_UNIQKEY); this message is not delivered then.
+        deletes: key of the message that this message deletes (TIMER_DEL_UNIQKEY). If it is given,
+            neither of the two is delivered.
         store_timestamp: time at which it was stored, ms.
     """
 

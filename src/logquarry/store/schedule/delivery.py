@@ -397,7 +397,7 @@ _INTERVAL_MS: Final = 100
 may be set while the thread sleeps.
 """
 _IDLE_INTERVAL_MS: Final = 250
-"""The interval while no message waits. It is shorter than the shortest delay, 1 s."""
+"""The interval while no message waits. It is shorter than RocketMQ's shortest delay, 1 s."""
 _BETWEEN_SAVES: Final = 20_000
 """Maximum number of deliveries between two checks whether to save the progress."""
 
