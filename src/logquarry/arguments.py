@@ -299,5 +299,5 @@ def path(value: object, field: str = "path") -> str:
     except TypeError:
         refuse_type(value, field, "a path")
     if "\0" in found:
-        raise UsageError(f"{field} takes a path, and a path has no null character")
+        raise UsageError(f"{field}: a path cannot have a null character")
     return found

@@ -148,7 +148,7 @@ class StoreConfig(LayoutConfig):
         flush_consume_queue_thorough_interval: how often a queue flush ignores that minimum; it then
             writes the checkpoint too.
         slave_timeout: the time that a put on a ``SYNC_MASTER`` waits for a slave.
-        ha_slave_fallbehind_max: a put waits only for slaves with a lag of at most this many bytes.
+        ha_slave_fallbehind_max: a put waits only for slaves that are fewer bytes behind than this.
         ha_send_heartbeat_interval: after this time without traffic, master and slave send a
             heartbeat.
         ha_housekeeping_interval: after this time without traffic, the connection counts as lost.

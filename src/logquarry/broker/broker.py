@@ -411,7 +411,7 @@ def _host_bytes(host: str, port: int) -> bytes:
 
 
 async def _save_tables(core: Core) -> None:
-    """Write the tables; after a failure housekeeping, or the broker's stop, continues."""
+    """Write the tables. Only log a failure: housekeeping and the broker's stop must continue."""
     for what, save in (
         ("the offsets of the groups", core.tables.save_offsets),
         ("topics and groups", core.tables.save),

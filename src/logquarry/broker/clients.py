@@ -251,7 +251,7 @@ class Clients:
         return has_changed
 
     def unregister(self, connection: Connection, producer: str, consumer: str) -> None:
-        """Remove a client from a producer group and a consumer group (no group if it is empty)."""
+        """Remove a client from a producer group and a consumer group; an empty name: no group."""
         self._leave_producers(connection, producer)
         self._leave_consumers(connection, consumer)
 
@@ -322,7 +322,7 @@ class Clients:
         return None
 
     def producer_of(self, group: str, topic: str) -> Client | None:
-        """The next producer of a group that may send to a topic, in turn; None if there is none."""
+        """Choose a producer of a group that may send to a topic, each in turn; None if none may."""
         found = self.producers.get(group, {}).values()
         members = [client for client in found if client.may_publish(topic)]
         if not members:

@@ -138,7 +138,7 @@ def _reply_topics(request: Request, names: list[str]) -> None:
 
 _TABLE: Final = "configTable"
 _MOST_CHARACTERS: Final = 4 << 20
-"""Maximum characters of all values with their names. A limit, as each change writes the file."""
+"""Maximum characters of all names and values, because each change writes the whole file."""
 
 Namespaces = dict[str, dict[str, str]]
 

@@ -6,7 +6,7 @@ read its answers, its pulls stay held.
 
 As in RocketMQ (``PullRequestHoldService``), new messages do not end a held pull if its filter
 excludes them. For a tag filter the broker compares their tags codes; for an SQL92 filter it reads
-them. At most five seconds later, the client gets the offset after them.
+them. At most six seconds later, the client gets the offset after them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _MOST_READS: Final = 8
 """Maximum number of a client's pulls that are answered at a time: an answer has up to 256 KiB."""
 _LONGEST_HOLD_MS: Final = 120_000
 _EXCLUDED_SECONDS: Final = 5.0
-"""Seconds for which a pull stays held after new messages that its filter excludes."""
+"""Seconds for which a pull stays held after new messages that its filter excludes; then the next
+full second ends it."""
 _FILTERED_READS: Final = 8
 """Maximum number of reads for one pull with an SQL92 filter. Then the client pulls again."""
 
@@ -95,9 +96,9 @@ class Pull:
 
     @property
     def end(self) -> int:
-        """The second at which a held pull is answered, at most a second after its deadline.
+        """The second at which a held pull is answered: the first full one after its deadline.
 
-        Whole seconds, because answering many pulls together costs less time.
+        At full seconds many pulls are answered together, which takes less time.
         """
         return ceil(self.deadline)
 

@@ -164,7 +164,7 @@ class Statistics:
 
 
 def _key(name: str, text: str) -> Hashable:
-    """The key of a count in :class:`Counts`, where topic@group is a pair."""
+    """The key in :class:`Counts` of a count that a request names; topic@group becomes a pair."""
     if name.startswith(("GROUP_", "SNDBCK_")):
         topic, _, group = text.rpartition("@")
         return topic, group

@@ -73,7 +73,7 @@ class Tables:
             document = config_file(disk, root, TOPICS).load().value
             self._stored = broker_config.topics_of_document(document) if document else {}
             groups = config_file(disk, root, SUBSCRIPTION_GROUPS).load().value
-            # A writer keeps the list itself, and deleted topics must not return: skip this there.
+            # A writer must not do this: it lists all topics itself, and deleted ones would return.
             self.add_queues(store.queues())
         self._group_document: dict[str, Any] = groups or {
             "dataVersion": _COUNTERS,

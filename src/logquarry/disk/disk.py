@@ -263,7 +263,10 @@ class Disk(ABC):
         self.sync_names(path.parent)
 
     def sync_parent(self, folder: Path) -> None:
-        """Sync a folder's name in its parent, if that is readable: its creator may have crashed."""
+        """Sync a folder's name in its parent, if the parent is readable.
+
+        The process that created the folder may have crashed before it synced the name.
+        """
         if os.access(folder.parent, os.R_OK):
             self.sync_names(folder.parent)
 
@@ -349,7 +352,7 @@ class Disk(ABC):
 
     @contextlib.contextmanager
     def refusing(self, path: Path) -> Iterator[None]:
-        """Make StoreUnavailable of an OSError in the block (:meth:`refused`)."""
+        """Raise StoreUnavailable if the block raises OSError (:meth:`refused`)."""
         try:
             yield
         except OSError as error:
@@ -373,7 +376,7 @@ class Disk(ABC):
         try:
             self.unlink(path)
         except OSError as error:
-            reason = f"{path}: cannot be allocated, and not be deleted: {error.strerror or error}"
+            reason = f"{path}: cannot be allocated or deleted: {error.strerror or error}"
             raise self.health.poison(reason) from error
         self.sync_names(path.parent)
 

@@ -93,8 +93,8 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
 # The lock of a store, and ``abort``, which shows whether the store was shut down cleanly
 #
 # The lock covers byte 0 of ``lock`` and excludes Java's ``tryLock(0, 1)``. It belongs to the open
-# file (``F_OFD_SETLK``). So it also excludes a second opener in the same process, and it stays if
-# another descriptor of the file is closed, which would release a plain ``lockf``.
+# file (``F_OFD_SETLK``). So it also excludes a second opener in the same process. If another
+# descriptor of the file is closed, this lock stays; a plain ``lockf`` would be released.
 #
 # A writer takes the lock before it reads any file of the store. (Java takes it only after its
 # recovery has changed files.)

@@ -385,8 +385,8 @@ class MappedFile(FilePlace):
     def select_around(self, position: int, size: int) -> tuple[int, memoryview]:
         """Readable bytes around a range: their position in the file, and the bytes.
 
-        If this process made the file, these are all readable bytes of the file. Else they end where
-        the probed bytes end; if they are a copy, they are a chunk (CHUNK bytes) or more.
+        If this process made the file, the result has all readable bytes of the file. Otherwise it
+        ends where the probed bytes end. A copy has at least a chunk (CHUNK bytes).
         """
         probed, end = self._probed, self.committed
         if probed is None:

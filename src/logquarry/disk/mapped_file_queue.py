@@ -99,7 +99,7 @@ class MappedFileQueue(LastFile):
         self._health = disk.health
         self._allocator = allocator
         self.bases: tuple[int, ...] = ()
-        # A path stands for a file that is not open yet. Such a file is full and flushed.
+        # A file that is not open yet is a path. Such a file is full and flushed.
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
         self.reach: int | None = None
@@ -120,8 +120,8 @@ class MappedFileQueue(LastFile):
 
         Raises:
             CorruptFile: if a file is longer than ``file_size``, if a file is shorter and not the
-                last one, or if a file is missing between two others. RocketMQ refuses all other
-                lengths, even an empty last file, which a crash leaves if it interrupts the making.
+                last one, or if a file is missing between two others. RocketMQ refuses each wrong
+                length, even an empty last file, which a crash during its creation leaves.
         """
         if self._guard is not None:
             self._guard.restore(self.folders)
@@ -374,7 +374,7 @@ class MappedFileQueue(LastFile):
     def _since(self, offset: int) -> list[MappedFile]:
         """The open files that can hold bytes at or after an offset."""
         first = max(0, bisect_right(self.bases, offset) - 1)
-        # A path stands for a file that was flushed before it was loaded.
+        # A file that is not open is a path. It was flushed before it was loaded.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
     # --------------------------------------------------------------------------------- the end

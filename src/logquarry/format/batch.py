@@ -126,7 +126,7 @@ INNER_BATCH: Final = sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP
 OF_BATCH: Final = INNER_BATCH | sys_flag.COMPRESSED | sys_flag.COMPRESSION_MASK
 """The bits that a message of a batch does not inherit: they describe the body of the frame."""
 MOST_MESSAGES: Final = 0x7FFF
-"""Maximum size of a batch: ``DispatchRequest.batchSize`` and batch queue entries have 16 bits."""
+"""Maximum number of messages in a batch: ``DispatchRequest.batchSize`` has 16 bits."""
 
 
 def is_inner_batch(flag: int) -> bool:

@@ -79,7 +79,7 @@ def carriers(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
         sizes: bytes of each frame.
     """
     tails = starts + sizes - SIZE
-    # In a store without these CRCs, a look at one byte rules out almost every frame.
+    # In a store without these CRCs, one byte suffices to exclude almost every frame.
     maybe = np.flatnonzero(data[tails] == _FIRST)
     if not len(maybe):
         return maybe

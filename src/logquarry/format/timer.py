@@ -1,8 +1,8 @@
 """The files of RocketMQ 5's timer wheel (``TimerWheel``, ``TimerLog``, ``TimerCheckpoint``).
 
-A slot of ``timerwheel`` stands for one span of ``timerPrecisionMs``; its place in the file is its
-number modulo the number of slots. It points to the first and the last entry of the timer log that
-belong to it; each entry points to the one before it.
+A slot of ``timerwheel`` covers ``timerPrecisionMs`` milliseconds. Slot n is at place n modulo the
+number of slots. A slot points to its first and its last entry in the timer log; each entry points
+to the previous entry of the slot.
 """
 
 from __future__ import annotations

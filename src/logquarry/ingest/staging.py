@@ -48,7 +48,7 @@ from logquarry.write.outgoing_arrow import (
 Int64 = npt.NDArray[np.int64]
 
 NO_WORD: Final = -(1 << 32)
-"""Used in place of a hash for a text that has no words."""
+"""The result for a text that has no words. No Java hash has this value."""
 _SPACE: Final = " "
 
 

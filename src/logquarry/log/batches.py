@@ -50,8 +50,8 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
 OnDamage = Literal["default", "stop", "skip", "fail"]
 """What a read does when it finds bytes that are not frames.
 
-``default``: a torn tail ends the log, any other damage is an error. ``stop``: the first damage of
-any kind ends the log. ``skip``: the read continues at the next sound frame and counts the damage.
+``default``: a torn tail ends the read, any other damage is an error. ``stop``: the first damage of
+any kind ends the read. ``skip``: the read continues at the next sound frame and counts the damage.
 ``fail``: any damage is an error, even a torn tail.
 """
 

@@ -272,7 +272,7 @@ class StoreLayout:
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
     def list_commit_log(self) -> tuple[StoreFile, ...]:
-        """List the files of the commit log again; one empty file stands for missing first files."""
+        """List the files of the commit log again; one empty file represents missing first files."""
         files = self._files_by_name() if self._goes_by_names else self._files_by_content()
         lost = find_lost_head(self.filesystem, files) if self._shows_lost_head else None
         return files if lost is None else (lost.as_file(self.log_folders.paths[0]), *files)

@@ -229,7 +229,7 @@ def _stated_folders(
 ) -> tuple[list[str | None], frozenset[str]]:
     """The folders that a configuration names, and those of them that get no new file.
 
-    None stands for a folder without a file of the log.
+    A folder without a file of the log is None.
     """
     found = {
         name: [

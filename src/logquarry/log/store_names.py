@@ -155,9 +155,10 @@ def _is_store(folder: FileSystem, path: str) -> bool:
 def broker_names(locations: Sequence[str | os.PathLike[str]]) -> list[str]:
     """Name the brokers of some stores; no two names are equal.
 
-    The name is that of the store's folder. If folders share a name, it is the name of the nearest
-    parent folder that distinguishes all of them (``/a/b1/store``, ``/a/b2/store``: ``b1``,
-    ``b2``); if no single parent folder does, it is the end of the path that does (``r1/b1/store``).
+    The name is that of the store's folder. If several folders share a name, their brokers get the
+    names of the nearest parent folders that are all different (``/a/b1/store`` and ``/a/b2/store``:
+    ``b1``, ``b2``). If no level has different names, each broker gets the shortest end of its path
+    that no other path has (``r1/b1/store``).
 
     Raises:
         UsageError: if a store is given twice.
@@ -185,7 +186,7 @@ def _components(path: str) -> tuple[str, ...]:
 
 
 def _telling_level(group: list[tuple[str, ...]]) -> list[str]:
-    """The names at the lowest level at which all are different, else the last names."""
+    """The names of the nearest parent folders that are all different, else the last names."""
     for level in range(2, min(map(len, group)) + 1):
         names = [path[-level] for path in group]
         if len(set(names)) == len(names):

@@ -246,7 +246,7 @@ class LogReader:
 
     @property
     def forgets_damage(self) -> bool:
-        """Whether no report depends on damage earlier in the walk, except that of a torn tail."""
+        """Whether damage, except a torn tail, changes nothing that the walk reports after it."""
         return self.bound is None or self._is_sure
 
     def data_end(self, start: int, stop: int | None = None) -> int:

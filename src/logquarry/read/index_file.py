@@ -10,8 +10,8 @@ every entry must be in the chain of its slot, whose place depends on the number 
 
 The index is evidence of messages that log and queues have lost. The queues are the first evidence
 of a lost part of the log. If the queues are lost too, the index still has the physical offset of
-each message with a key, but no size: a missing frame is taken to reach up to the next one in the
-index. If it is the last one, it counts with the size of the smallest frame.
+each message with a key, but not its size. A missing frame then counts up to the next frame in the
+index. The last frame in the index counts with the smallest size that a frame can have.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 :class:`logquarry.read.rocksdb_queue.RocksQueue` reads RocksDB, and
 :class:`logquarry.read.log_queues.LogQueue` is made from the log.
 
-Guarantees: damaged bytes never make a read raise. Reading a range takes no more memory than the
-files, except in :meth:`Queue.units`, whose caller gives the length.
+Guarantees: damaged bytes never make a read raise. A read of a range takes no more memory than the
+files have bytes; only :meth:`Queue.units` takes as much as the caller requests.
 """
 
 from __future__ import annotations

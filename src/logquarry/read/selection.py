@@ -457,7 +457,7 @@ class _QueuePlanner:
 
 
 def _is_whole(queue: ConsumeQueue) -> bool:
-    """Whether no file is missing between the first and the last file of a queue."""
+    """Whether the files of a queue have no gap."""
     runs = queue.runs(queue.min_offset, queue.max_offset)
     return sum(len(units) for _, units in runs) == queue.max_offset - queue.min_offset
 

@@ -11,7 +11,7 @@ files only ``config/timercheck`` is read::
     deleted by TIMER_DEL_UNIQKEY with the same slot       neither is delivered
     all others                                            wait
 
-So the answer is correct even after a kill, if ``timercheck`` and the wheel are older than the log.
+So the answer is correct even if, as after a kill, ``timercheck`` and wheel are older than the log.
 
 The wheel alone shows only how many messages wait. A slot keeps its count after its messages were
 delivered, so only slots at or after the read time of ``timercheck`` count. Messages in the queue of
@@ -76,7 +76,8 @@ class Timer(NamedTuple):
         uniq_key: its UNIQ_KEY.
         keys: its KEYS.
         rolled: how often it was put back into its queue.
-        deletes: key of a message to delete (TIMER_DEL_UNIQKEY); this message is not delivered then.
+        deletes: key of the message that this message deletes (TIMER_DEL_UNIQKEY). If it is given,
+            neither of the two is delivered.
         store_timestamp: time at which it was stored, ms.
     """
 

@@ -5,7 +5,7 @@ the workers import this module too.
 
 Spark pickles the readers and writers for the workers (:class:`Packaged`). If a worker cannot import
 this package, unpickling fails. With plain pickles, the traceback would show only the missing
-module; with those of this module, the error tells which setting to change.
+module; with those of this module, the error names the setting to change.
 """
 
 from __future__ import annotations

@@ -205,8 +205,8 @@ def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
 def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -> str | None:
     """The reason why the queues do not determine the bytes; None if they do.
 
-    They determine them if their messages fill the log except for blanks at file ends. Each blank
-    is smaller than the largest message and the eight bytes after it.
+    They do if their messages fill the log except for blanks at file ends. Each blank is smaller
+    than the largest message and the eight bytes after it.
     """
     length = found.max_offset - found.min_offset
     if total > length:

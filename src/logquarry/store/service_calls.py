@@ -106,8 +106,8 @@ class ServiceCalls(ABC):
                 ...                             # no consumer gets the message yet
                 t.commit()
 
-        The start of the block puts a half message. The end of the block rolls a transaction back
-        that was not committed, with or without an exception. Checks end the transactions that a
+        The start of the block puts a half message. If the transaction was not committed, the end of
+        the block rolls it back, with or without an exception. Checks end the transactions that a
         crash leaves open (:meth:`start_transaction_checks`).
 
         Args:

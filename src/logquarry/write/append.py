@@ -106,7 +106,8 @@ class ScratchBuffer:
         rows = run.rows
         lengths = np.stack([rows[:, length] for _, length in _PARTS], axis=1).reshape(-1)
         starts = np.stack([rows[:, POSITION] + rows[:, at] for at, _ in _PARTS], axis=1).reshape(-1)
-        # Later parts overwrite a part, unless it is longer than all of them. Copy only such parts.
+        # All parts go to the start of the buffer. Copy only the parts that are longer than all
+        # later parts: the others would be overwritten.
         longest = np.maximum.accumulate(lengths[::-1])[::-1]
         behind = np.append(longest[1:], 0)
         for part in np.flatnonzero(lengths > behind).tolist():

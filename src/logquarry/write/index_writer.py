@@ -197,7 +197,7 @@ def _chain(table: npt.NDArray[np.int32], slots: Int64, numbers: Int64) -> tuple[
     """Put new entries in front of their chains.
 
     Returns:
-        For each new entry the next entry of its chain; and the number of new chains.
+        The entry that follows each new entry in its chain, and the number of new chains.
     """
     order = np.argsort(slots, kind="stable")
     ordered, sorted_numbers = slots[order], numbers[order]

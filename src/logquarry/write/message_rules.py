@@ -18,7 +18,8 @@ LONGEST_PROPERTIES: Final = java.INT_MAX >> 16
 
 # --------------------------------------------------------------------------------------------------
 # Topics. RocketMQ's store takes any name (``../../../x`` made folders, CVE-2019-17572); its broker
-# takes only the characters of _BROKER_NAME. This store has another rule, or by setting the broker's
+# takes only the characters of _BROKER_NAME. This store refuses names with _UNSAFE characters, and
+# if ``topic_check`` requests it, all names that the broker refuses.
 
 LONGEST_TOPIC: Final = 127
 """Limit in bytes (RocketMQ counts UTF-16 characters): the length is one signed byte."""

@@ -471,7 +471,7 @@ def _made_strings(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
 
 
 def _pairs(column: pa.Array, count: int) -> tuple[Int64, Int64, tuple[Spans, Spans]]:
-    """Numbers of each map's first pair and of the pair after its last; all names and values."""
+    """The range of each map's pairs (first, stop), and the names and values of all pairs."""
     ends = np.frombuffer(column.buffers()[1] or bytes(4), np.int32)
     bounds: Int64 = ends[column.offset : column.offset + count + 1].astype(np.int64)
     begin, used = int(bounds[0]), int(bounds[-1] - bounds[0])

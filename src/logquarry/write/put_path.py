@@ -1,8 +1,8 @@
 """The put of one message: property string, frame, CRC, queue offset, append, result.
 
 The same source runs compiled by Cython (``put_path.pxd`` has the C types) or interpreted. Only the
-last step differs, because another way to write a frame is the fastest: if interpreted,
-:meth:`PutPath.put_common` packs and joins; if compiled,
+last step, which writes the frame, differs, because the fastest way is not the same: if interpreted,
+:meth:`PutPath.put_common` packs and joins the fields; if compiled,
 :class:`~logquarry.write.frame_append.FrameAppend` stores numbers at an address. Both write the
 same bytes as the reference, :meth:`MessageEncoder.encode
 <logquarry.write.encode.MessageEncoder.encode>` and :meth:`LogAppender.append

@@ -147,7 +147,7 @@ class ReplicaWait:
     Args:
         health: the store's health.
         timeout_ms: how long a put waits (``slaveTimeout``).
-        fall_behind_max: a put waits for a slave only if it is at most this many bytes behind
+        fall_behind_max: a put waits for a slave only if it is less than this many bytes behind
             (``haSlaveFallbehindMax``).
 
     Attributes:

@@ -152,7 +152,7 @@ def test_a_file_that_was_not_made_and_stays_ends_writing(tmp_path: Path) -> None
     disk = ModelDisk(tmp_path)
     disk.fail("allocate", error=ENOSPC)
     disk.fail("unlink")
-    with pytest.raises(StoreUnavailable, match="not be deleted"):
+    with pytest.raises(StoreUnavailable, match="cannot be allocated or deleted"):
         disk.make_file(tmp_path / "file", 10)
     assert disk.health.reason is not None
 

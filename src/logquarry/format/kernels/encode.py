@@ -126,10 +126,11 @@ def encode_frames(
     Args: ``rows``: the table of :mod:`logquarry.format.put_rows`; ``heads``: uint8 (heads, n), and
     ``head_facts``: int64; ``topics``: uint8, each topic with its length before it, topic i ends at
     ``topic_ends[i + 1]``; ``address``: of the file; ``position``: of the first frame in the file;
-    ``end``: of the file; ``base``: its physical offset; ``now``: the store time; a message whose
-    earliest store time is later raises it; ``next_offsets``: one of each queue; messages raise it.
-    ``physical_offsets``, ``queue_offsets`` and ``store_times`` are filled for each message. Returns
-    (the first message that is not written, position after the last frame).
+    ``end``: of the file; ``base``: its physical offset; ``now``: the store time, which a message
+    with a later earliest store time raises; ``next_offsets``: the next queue offset of each queue,
+    which messages advance. ``physical_offsets``, ``queue_offsets`` and ``store_times`` are filled
+    for each message. Returns (the first message that is not written, position after the last
+    frame).
     """
     heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data
     for i in range(start, stop):

@@ -4,15 +4,17 @@ Recover, rebuild and salvage read a log with :class:`LogAudit`. A break in the c
 either the end of the log (a torn tail, or stale frames after it) or damage within the log (changed
 bytes, a lost page). A break is the end if one of these rules applies:
 
-1. It lies at or after the durable offset, if there is one. Before that, the disk once had no break.
+1. It lies at or after the durable offset, if there is one. (Up to this offset, the log was on the
+   disk without a break.)
 2. The store was shut down cleanly, and the break lies after the last message that a queue has.
 3. The frame after the break is older than the frame before it: an earlier recovery left it. If the
    store was shut down cleanly, a frame newer than the checkpoint is such a leftover too, except in
    a store of RocketMQ 5.5, which leaves an old time in the checkpoint.
 4. No frame follows.
 
-Any other break is damage, and the frames after it stay. Verify reads the log without these rules:
-it reports the log as readers see it (:func:`logquarry.read.log_end.log_bound`).
+Any other break is damage, and the frames after it stay. Verify reads the log without these rules,
+as readers do (:func:`logquarry.read.log_end.log_bound`). For frames after that end, it applies the
+rules too (:func:`audit_around`), to report which of them a recovery keeps.
 """
 
 from __future__ import annotations
@@ -356,8 +358,9 @@ NEVER_WRITTEN: Final = (
 def never_written(layout: StoreLayout) -> set[int]:
     """Physical offsets of the blanks that RocketMQ 3 wrote for messages larger than a file.
 
-    QUIRK: RocketMQ 3 fills two files with blanks, answers PUT_OK, and writes a queue entry of the
-    second file's size. No message is that large: a blank of 8 bytes follows the last one in a file.
+    QUIRK: For such a message, RocketMQ 3 fills two files with blanks and answers PUT_OK. It writes
+    a queue entry that points to the second file and has the size of a file. No sound message has
+    this size, because a file always has room for a blank of 8 bytes after its last message.
     """
     size = layout.commit_log.file_size
     found: set[int] = set()

@@ -44,7 +44,8 @@ def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
         layout: the store's files.
         end: physical offset of the log's end; the last frame must end there.
         is_closed: whether the store was shut down cleanly, and its queues have all messages before
-            ``end``. Then the first bytes are proof: messages of other bytes have possibly expired.
+            ``end``. Then it suffices if the first bytes match: the messages of all other bytes may
+            have expired.
     """
     file = layout.commit_log.at(end)
     reader = LogReader(layout, check_crc=False)

@@ -137,7 +137,10 @@ def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -
 
 
 def _joined(before: FoundRun, after: FoundRun) -> FoundRun | None:
-    """Two runs joined, to send less to the driver; None if they are apart or too many segments."""
+    """Join two runs, so that a task sends less to the driver.
+
+    Returns None if there is a gap between them, or if the result has too many segments.
+    """
     if before.end != after.start:
         return None
     queues = dict(before.queues)

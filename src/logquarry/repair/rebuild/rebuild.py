@@ -288,10 +288,10 @@ class _Rebuild:
         )
 
     def _note_end(self, layout: StoreLayout, report: RebuildReport) -> None:
-        """Record the damage within the log: the old queues showed that the log continues after it.
+        """Record the damage in the log, and the log's end.
 
-        Without the record, readers would trust the new queues and end the log at its first damage,
-        as they do for a store that RocketMQ has shut down (:mod:`logquarry.read.log_end`).
+        Without the record, readers would end the log at damage in its last file, as they do for a
+        store that RocketMQ has shut down cleanly (:mod:`logquarry.read.log_end`).
         """
         if not report.damage or layout.has_abort or layout.durable_end is not None:
             return

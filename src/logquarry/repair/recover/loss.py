@@ -147,7 +147,7 @@ def find_loss(
     last_timestamp: int | None = None,
     dropped: Mapping[QueueKey, int] | None = None,
 ) -> Loss | None:
-    """The messages that the store knows of and the recovered log lacks; None if there are none.
+    """Find the messages that the store shows and the recovered log lacks; None if there are none.
 
     Reads the queues from their ends back to the first entry that is not lost, and the frames of the
     entries that are dropped.
@@ -374,7 +374,7 @@ class _Search:
                 where = f"{span.offset} to {span.offset + span.length}"
                 words = f"the log has no file for {where}: {path_at(span.offset)} is missing"
                 if span.offset < self._log.start:
-                    # If no message came since, RocketMQ leaves no other trace of the deletion.
+                    # If no message was put after the deletion, RocketMQ leaves no trace of it.
                     words += (
                         " (if RocketMQ's retention deleted it, --accept-loss records the new start)"
                     )

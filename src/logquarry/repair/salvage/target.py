@@ -4,7 +4,8 @@ The store is made in ``DIR/.salvage`` and is moved out when it is complete. :fun
 or undoes an interrupted salvage.
 
 The writer of the log changes these fields of a frame: PHYSICALOFFSET, the offset of a half message
-if that was moved, a store time that is out of order, and a queue offset that the plan replaces.
+if that was moved, a store time that is out of order, a queue offset that the plan replaces, and the
+property CRC if a field changed and the CRC was right.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class _Verification:
             self.progress(min(done, self.total_bytes), self.total_bytes)
 
     def _lost(self, end: int) -> dict[str, int]:
-        """Count the messages that are in queues, but lost from the log."""
+        """Count the messages that queues or index have, but that are lost from the log."""
         has_lost = self.damage or self.report.by_kind.keys() & _OF_LOST
         if self.live or not has_lost:
             lost = LostMessages(0, 0)
@@ -363,8 +363,8 @@ class _Verification:
             if recovered.end > first:
                 self.recovered = recovered
                 reason = (
-                    f"{found}: readers end there; `logquarry recover` keeps the frames before "
-                    f"{recovered.end}"
+                    f"{found}: readers do not return them; `logquarry recover` keeps those before "
+                    f"physical offset {recovered.end}"
                 )
             else:
                 reason = f"{found}: they are not messages"

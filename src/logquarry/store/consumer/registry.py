@@ -135,7 +135,7 @@ class Consumers:
         with self._lock:
             self._open.append(made)
         try:
-            # A concurrent close closes only listed consumers; it possibly ran before this listing.
+            # A concurrent close() closes the consumers in the list; it may have run before.
             self._require_open()
         except StoreUnavailable:
             made.close()

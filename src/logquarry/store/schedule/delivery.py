@@ -175,8 +175,8 @@ class DelayedDelivery:
             if low <= self.offsets[level] <= high:
                 continue
             logger.warning(
-                "delay level %d: its saved offset is %d, but the queue has %d to %d: it "
-                "continues at %d, after the messages whose delivery is in the log",
+                "delay level %d: the saved offset is %d, but the queue has offsets %d to %d. The "
+                "delivery continues at %d and skips messages whose delivery is in the log",
                 *(level, self.offsets[level], low, high, low),
             )
             # QUIRK: Java (correctDelayOffset) continues at the queue's end. If the file is of
@@ -397,7 +397,7 @@ _INTERVAL_MS: Final = 100
 may be set while the thread sleeps.
 """
 _IDLE_INTERVAL_MS: Final = 250
-"""The interval while no message waits. It is shorter than the shortest delay, 1 s."""
+"""The interval while no message waits. It is shorter than RocketMQ's shortest delay, 1 s."""
 _BETWEEN_SAVES: Final = 20_000
 """Maximum number of deliveries between two checks whether to save the progress."""
 

@@ -166,7 +166,7 @@ def _offsets(table: Mapping[str, Any]) -> dict[int, int]:
 # Finding deliveries in the log
 #
 # A frame outside the schedule topic is a delivery if it has DELAY, REAL_TOPIC and REAL_QID and is
-# in the queue that these give: a put with DELAY would have written to the schedule topic. The
+# in the queue that REAL_TOPIC and REAL_QID name. (A put with DELAY goes to the schedule topic.) The
 # deliveries of one level are in the log in the order of its queue. So one walk over the log after
 # the saved position shows, message by message, which entries of each level were delivered:
 #

@@ -6,9 +6,9 @@
                  ^ progress: consumerOffset.json, group CID_RMQ_SYS_TRANS
                    -> skipped -> put back at the end, then the listener is called; then skipped
 
-A check puts an open half message at the progress offset back as a new half message, with
-TRANSACTION_CHECK_TIMES one higher, before it calls the listener; so the progress can advance. The
-rules are RocketMQ's, in its order, unless they would lose messages:
+If the half message at the progress offset is open, a check puts it back: it puts a copy, in which
+TRANSACTION_CHECK_TIMES is one higher, as a new half message. Then it calls the listener. So the
+progress can advance. The rules are RocketMQ's, in its order, unless they would lose messages:
 
 - The check calls the listener for a half message that is older than the timeout, or than its
   property CHECK_IMMUNITY_TIME_IN_SECONDS. If a half message is younger, it is put back if it has
@@ -447,14 +447,14 @@ class TransactionChecks:
         return _Before(moved, self._committed(opened, sound) if opened else set())
 
     def _committed(self, opened: dict[int, _Identity], sound: set[int]) -> set[int]:
-        """Of the physical offsets in ``opened``, those whose half message was committed.
+        """Find the physical offsets in ``opened`` whose half message was committed.
 
         A committed message may be put again later: sent back by a consumer, delayed, or imported.
         Such a copy still has type COMMIT, but its half's offset is 0 or belongs to another log. So
         its topic and UNIQ_KEY must match those of the half message too. A power cut can lose a half
-        message that was put back, and keep its committed message. The half's offset in this message
-        is then not in ``sound``, the offsets of the readable half messages. Such a message ends the
-        original half message, which is earlier in the log.
+        message that was put back, but not its committed message. The half's offset in that message
+        is then not in ``sound``, the offsets of the readable half messages. The message then ends
+        the original half message, which is earlier in the log.
         """
         from logquarry.log import columns
 

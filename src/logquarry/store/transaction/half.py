@@ -204,7 +204,7 @@ FrameAt = Callable[[int], Frame | None]
 
 
 def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
-    """Queue offsets of the half messages listed by the ops from a queue offset of the ops on."""
+    """Queue offsets of the half messages that the op messages from ``start`` on list."""
     ended: set[int] = set()
     for _, entry in () if ops is None else ops.entries(start):
         op = None if entry.is_filler else frame_at(entry.physical_offset)
