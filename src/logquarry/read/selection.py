@@ -134,7 +134,7 @@ def plan_read(
     """
     queues = ConsumeQueue.all_of(layout)
     entries = last_entries(layout)
-    known_end = entries[0].physical_offset + entries[0].size if entries else None
+    known_end = entries[0].end if entries else None
     clean = not layout.has_abort
     live = layout.is_live()
     durable = layout.durable_end

@@ -345,7 +345,7 @@ def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
     queues = layout.queue_files() + layout.batch_queue_files()
     yield from _first(fault for files in queues for fault in _wrong_files(files, "queue file"))
     entries = last_entries(layout)
-    queued = entries[0].physical_offset + entries[0].size if entries else 0
+    queued = entries[0].end if entries else 0
     if queued > log_end:
         yield f"the log ends at {log_end}, and the queues point to messages up to {queued}"
     tail = find_lost_tail(layout, entries)
