@@ -236,6 +236,7 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
         layout: the store's files.
         stop: physical offset at which the log ends.
     """
+    # The module imports pyarrow, which a reader of a few messages does not need.
     from logquarry.log import columns
 
     for file in reversed(layout.commit_log.files):

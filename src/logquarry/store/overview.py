@@ -22,8 +22,11 @@ import numpy as np
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import dledger, frame, java, sys_flag
 from logquarry.format.index import IndexHeader, IndexShape
+from logquarry.format.rows import SIZE
+from logquarry.log.frames import message_counts
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT, FileSequence
+from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
 from logquarry.read.log_end import Noted, known_damage, last_entries
@@ -237,10 +240,8 @@ class LogCount:
 
 def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
     """Count messages and bytes of each queue in the log. Damage is skipped."""
-    from logquarry.format.rows import SIZE
+    # The module imports pyarrow, which is not needed to count by the queues.
     from logquarry.log import columns
-    from logquarry.log.frames import message_counts
-    from logquarry.log.walk import DamagedSpan, LogReader, Run
 
     counted = LogCount()
     reader = LogReader(store.layout, bound=store.bound, live=store.is_live)
