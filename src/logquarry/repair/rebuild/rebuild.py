@@ -297,13 +297,7 @@ class _Rebuild:
             return
         end, log = report.log_end, layout.commit_log
         assert end is not None
-        sync_files(
-            *(self._disk, self._root),
-            write_from=end,
-            log_end=end,
-            log=layout.log_folders.paths,
-            parts=(),
-        )
+        sync_files(self._disk, self._root, log=layout.log_folders.paths, parts=())
         note_end(self._disk, self._root, end, report.damage)
         times = checkpoint_times(layout)
         DurableFile(self._disk, self._root / DURABLE, end, times, log_start=log.start).close()

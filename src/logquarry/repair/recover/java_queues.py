@@ -130,7 +130,6 @@ class Applied:
 
     def make(self, path: str, size: int) -> None:
         """See :meth:`Target.make`."""
-        check_queue_folder((self._root / path).parent)
         self._keep(path, size, exclusive=True)
         self.written.add(path)
 
