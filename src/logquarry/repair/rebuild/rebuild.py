@@ -438,14 +438,8 @@ class _Rebuild:
     def _copy(self, layout: StoreLayout, path: str) -> None:
         made = self._build / path
         data = layout.filesystem.read(path)
-        descriptor = self._disk.make_file(made, len(data))
-        try:
+        with self._disk.writing(made, len(data)) as descriptor:
             self._disk.write_all(descriptor, data, 0)
-            self._disk.sync(descriptor, made)
-        except OSError as error:
-            raise self._disk.refused(made, error) from error
-        finally:
-            self._disk.close(descriptor)
 
 
 def _queue_reports(built: QueueFiles, taken_over: Iterable[QueueReport]) -> tuple[QueueReport, ...]:

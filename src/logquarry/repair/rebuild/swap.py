@@ -180,10 +180,8 @@ def swap(
 
 
 def _rename(disk: Disk, folder: Path, to: Path) -> None:
-    try:
+    with disk.refusing(to):
         disk.rename(folder, to)
-    except OSError as error:
-        raise disk.refused(to, error) from error
     disk.sync_names(to.parent)
     disk.sync_names(folder.parent)
 
