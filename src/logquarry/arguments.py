@@ -112,11 +112,11 @@ def port(value: object) -> int:
 
 def seconds(value: object, field: str = "timeout") -> float:
     """A time to wait, in seconds."""
-    found = number(value, field, takes="seconds")
+    # A thread cannot wait longer than its platform's limit.
+    found = min(number(value, field, takes="seconds"), _LONGEST_WAIT)
     if math.isnan(found):
         raise UsageError(f"{field} takes seconds, not nan")
-    # A thread cannot wait longer than its platform's limit.
-    return min(found, _LONGEST_WAIT)
+    return found
 
 
 def number(value: object, field: str, *, takes: str = "a number") -> float:

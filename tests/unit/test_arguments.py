@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 
 import logquarry as lq
+from logquarry.arguments import seconds
 from logquarry.errors import UsageError, WrongType
 from logquarry.replication import (
     ConfigServer,
@@ -187,3 +188,7 @@ def test_replication(tmp_path: Path, folder: Path) -> None:
         (ConfigServerOptions, "fast_port", 1),
     ):
         refused(options, {name: value}, name)
+
+
+def test_a_time_to_wait_may_be_very_long() -> None:
+    assert seconds(10**400) == seconds(float("inf"))

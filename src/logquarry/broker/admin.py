@@ -13,9 +13,11 @@ from logquarry.broker.connection import Handler, Request
 from logquarry.broker.consumers import store_time
 from logquarry.broker.core import Core
 from logquarry.broker.pull import Pulling
+from logquarry.disk.config_file import delay_offsets
 from logquarry.format import broker_config, fastjson
 from logquarry.format.broker_config import TopicConfig
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse_body
+from logquarry.read.messages import frames_of
 
 _ASK_SECONDS: Final = 10.0
 _MOST_QUEUES: Final = 1_024
@@ -181,8 +183,6 @@ class Admin:
 
     def delay_offsets(self, request: Request) -> None:
         """The progress of delayed delivery."""
-        from logquarry.disk.config_file import delay_offsets
-
         found = delay_offsets(self._core.store.layout) or {}
         request.reply(body=broker_config.encode_delay_offsets(found).encode())
 
@@ -296,8 +296,6 @@ class Admin:
         request.reply(answer.code, answer.remark, fields=answer.ext_fields, body=answer.body)
 
     async def _message_of(self, message_id: str) -> bytes:
-        from logquarry.read.messages import frames_of
-
         message = await self._core.slow(partial(self._core.store.message_by_id, message_id))
         return frames_of((message,))
 

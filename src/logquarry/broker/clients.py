@@ -7,7 +7,6 @@ of them to divide the queues again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -20,8 +19,6 @@ from logquarry.format.properties import ANY_TAG, parse_tags
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.consumer.sql_filter import SqlFilter
 from logquarry.store.consumer.sql_parser import parse
-
-logger = logging.getLogger(__name__)
 
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"

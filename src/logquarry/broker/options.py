@@ -9,14 +9,12 @@ import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from logquarry import arguments
+from logquarry.broker.acl import AccessControl
 from logquarry.errors import UsageError
 from logquarry.log.store_files import CONFIG
-
-if TYPE_CHECKING:
-    from logquarry.broker.acl import AccessControl
 
 _LONGEST_NAME: Final = 127
 """Maximum characters of a topic's name in RocketMQ."""
@@ -108,8 +106,6 @@ class BrokerOptions:
         if self.tls is not None:
             arguments.instance(self.tls, "tls", ssl.SSLContext, "an ssl.SSLContext")
         if self.acl is not None:
-            from logquarry.broker.acl import AccessControl
-
             arguments.instance(self.acl, "acl", AccessControl, "an AccessControl")
         if not 1 <= self.queues <= 1_024:
             raise UsageError(f"queues is {self.queues}; a topic has 1 to 1024 queues")

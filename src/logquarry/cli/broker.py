@@ -17,7 +17,7 @@ from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.cli.replication import host_port, server_tls
 from logquarry.errors import UsageError
-from logquarry.systems import Held
+from logquarry.systems import Held, held
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -165,7 +165,6 @@ def broker(
     from logquarry.broker import BrokerOptions
     from logquarry.broker.acl import AccessControl
     from logquarry.broker.broker import new_event_loop
-    from logquarry.systems import held
 
     serves = BrokerOptions(
         host=host,

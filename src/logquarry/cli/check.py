@@ -9,6 +9,7 @@ import click
 
 from logquarry import text
 from logquarry.cli import next_step, options
+from logquarry.cli import spark as with_spark
 from logquarry.cli.exit_codes import ExitCode
 from logquarry.cli.output import MOST_LISTED, Output
 
@@ -46,7 +47,6 @@ def verify(
     if spark_master is None:
         reports = _alone(out, stores, settings)
     else:
-        from logquarry.cli import spark as with_spark
         from logquarry.spark.repair import verify_stores
 
         with (

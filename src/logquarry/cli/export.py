@@ -6,17 +6,18 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TypeVar
 
 import click
 
 from logquarry import text
-from logquarry.cli import options
+from logquarry.cli import messages, options, output
+from logquarry.cli import spark as with_spark
 from logquarry.cli.output import Output, encoded
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
-    from logquarry.cli.messages import MessageReader
     from logquarry.spark.lakehouse.advance import Done
     from logquarry.spark.lakehouse.export import TableExport, TableSummary
     from logquarry.spark.options import ReadOptions
@@ -148,8 +149,6 @@ def prepared(
     Raises:
         UsageError: if an option is invalid, or a package is missing.
     """
-    from dataclasses import replace
-
     from logquarry.spark.decode import parse_decode_options
     from logquarry.spark.lakehouse.export import (
         DEFAULT_INTERVAL,
@@ -157,11 +156,10 @@ def prepared(
         delta_export,
         iceberg_export,
     )
-    from logquarry.text import byte_count
 
     if flags.max_bytes is not None:
         try:
-            read = replace(read, max_bytes=byte_count(flags.max_bytes))
+            read = replace(read, max_bytes=text.byte_count(flags.max_bytes))
         except UsageError as error:
             raise UsageError(f"--max-bytes {error}") from None
     if flags.interval is not None and not flags.follow:
@@ -202,8 +200,6 @@ def named_values(words: Sequence[str]) -> dict[str, str] | None:
 
 def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
     """Run the export on Spark, and report the added messages in a note."""
-    from logquarry.cli import spark
-
     follow = export.options.follow
     where = text.printable(export.target.table.folder.location)
 
@@ -213,7 +209,7 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
             f"{text.plural(done.commits, 'commit')} so far"
         )
 
-    with spark.session(master) as session:
+    with with_spark.session(master) as session:
         if follow:
             done = export.run(session, on_commit=note_commit)
         else:
@@ -310,9 +306,6 @@ def export(
         )
     if filters.limit is not None:
         raise UsageError("--limit is for --format jsonl: Spark's tasks cannot count together")
-    from dataclasses import replace
-
-    from logquarry.cli import messages, spark
     from logquarry.config import StoreConfig
     from logquarry.log.kafka import HEADERS
     from logquarry.spark.options import ReadOptions
@@ -338,8 +331,8 @@ def export(
         return
     # Report a wrong path or configuration before Spark starts, which takes seconds.
     paths = [path for path, _, _ in open_stores(replace(read, paths=stores))]
-    with spark.session_if_installed(spark_master) as session:
-        done = spark.export(out, session, paths, target, read, folders)
+    with with_spark.session_if_installed(spark_master) as session:
+        done = with_spark.export(out, session, paths, target, read, folders)
     messages.report_damage(out, done.summary.damage, read.on_damage)
 
 
@@ -358,7 +351,6 @@ def _jsonl(
     *,
     decompress: bool,
 ) -> None:
-    from logquarry.cli import messages, output
     from logquarry.log.layout import StoreLayout
     from logquarry.log.store_names import broker_names, find_stores
     from logquarry.read.bulk import warn_of_unknown_topics
@@ -393,10 +385,9 @@ def _jsonl(
 
 
 def _write(
-    out: Output, readers: Sequence[MessageReader], file: BinaryIO, limit: int | None
+    out: Output, readers: Sequence[messages.MessageReader], file: BinaryIO, limit: int | None
 ) -> tuple[int, int]:
     """Write messages as JSON lines; return the number of messages and of bytes."""
-    from logquarry.cli import messages
     from logquarry.log.frames import decoded
 
     count = length = 0
@@ -450,20 +441,20 @@ def compact(
     Example: logquarry compact parquet-folder
     """
     from logquarry.spark.compaction import compact as merge
-    from logquarry.text import byte_count
 
     out = Output(quiet=quiet)
     try:
-        size = None if target_size is None else byte_count(target_size)
+        size = None if target_size is None else text.byte_count(target_size)
     except UsageError as error:
         raise UsageError(f"--target-size {error}") from None
     given: dict[str, Any] = {"table": table, "catalog": named_values(catalog)}
     if spark_master is None:
         done = merge(dest, target_size=size, **given)
     else:
-        from logquarry.cli.spark import session
-
-        with session(spark_master) as spark, out.progress("merging", in_bytes=True) as progress:
+        with (
+            with_spark.session(spark_master) as spark,
+            out.progress("merging", in_bytes=True) as progress,
+        ):
             done = merge(dest, target_size=size, spark=spark, progress=progress, **given)
     out.note(
         f"merged {text.plural(done.files_before, 'file')} ({text.size_text(done.bytes_before)}) "

@@ -237,7 +237,7 @@ class MessageReader:
         entries = last_entries(self.layout)
         if not entries:
             return self.layout.commit_log.end
-        return entries[0].physical_offset + entries[0].size
+        return entries[0].end
 
 
 def message_reader(

@@ -10,6 +10,7 @@ import click
 
 from logquarry import text
 from logquarry.cli import next_step, options
+from logquarry.cli import spark as with_spark
 from logquarry.cli.exit_codes import ExitCode
 from logquarry.cli.output import MOST_LISTED, Output
 from logquarry.errors import UsageError
@@ -234,7 +235,6 @@ def rebuild(
         with out.progress("reading the log", in_bytes=True) as progress:
             reports = [rebuild_store(stores[0], **wanted, progress=progress)]
     else:
-        from logquarry.cli import spark as with_spark
         from logquarry.spark.rebuilding import rebuild_on_spark, rebuild_stores
 
         with (

@@ -16,7 +16,7 @@ from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.errors import ReplicationError, UsageError
-from logquarry.systems import Held
+from logquarry.systems import Held, held
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
@@ -213,7 +213,6 @@ def replicate(
     from logquarry.config import StoreConfig
     from logquarry.replication import ConfigSync, ConfigSyncOptions, HaSlave, SlaveOptions
     from logquarry.store.message_store import MessageStore
-    from logquarry.systems import held
 
     settings = replace(options.store_config(config) or StoreConfig(), broker_role="SLAVE")
     follows = SlaveOptions(
@@ -395,7 +394,6 @@ def serve_master(
     from logquarry.protocol.ha.messages import TransferLimits
     from logquarry.replication import ConfigServer, ConfigServerOptions, HaMaster, MasterOptions
     from logquarry.store.message_store import MessageStore
-    from logquarry.systems import held
 
     settings = options.store_config(config) or StoreConfig()
     if settings.broker_role == "SLAVE":

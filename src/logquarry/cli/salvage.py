@@ -13,6 +13,7 @@ import click
 
 from logquarry import text
 from logquarry.cli import next_step, options, output
+from logquarry.cli import spark as with_spark
 from logquarry.cli.exit_codes import ExitCode
 from logquarry.cli.output import MOST_LISTED, Output
 from logquarry.errors import UsageError
@@ -65,7 +66,6 @@ def salvage(
     out = Output(quiet=quiet)
     settings = options.store_config(config)
     if spark_master is not None:
-        from logquarry.cli import spark as with_spark
         from logquarry.spark.repair import salvage_stores
 
         with (

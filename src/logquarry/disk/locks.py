@@ -125,10 +125,8 @@ class StoreLock:
         self.path = root / LOCK
         self._disk = disk
         existed = self.path.exists()
-        try:
+        with disk.refusing(self.path):
             self._descriptor = disk.open(self.path, create=True)
-        except OSError as error:
-            raise disk.refused(self.path, error) from error
         try:
             _take(self._descriptor)
         except OSError as error:
@@ -196,10 +194,8 @@ class AbortFile:
         Raises:
             StoreUnavailable: if that failed; the caller must not change the store then.
         """
-        try:
+        with self._disk.refusing(self.path):
             self._disk.let_go(self._disk.open(self.path, create=True))
-        except OSError as error:
-            raise self._disk.refused(self.path, error) from error
         self._disk.sync_names(self.path.parent)
 
     def remove(self) -> None:

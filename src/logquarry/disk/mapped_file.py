@@ -208,10 +208,8 @@ class MappedFile(FilePlace):
         Raises:
             StoreUnavailable: if there is no room.
         """
-        try:
+        with self._disk.refusing(self.path):
             self._disk.allocate(self._descriptor, self.size)
-        except OSError as error:
-            raise self._disk.refused(self.path, error) from error
 
     def clear_from(self, position: int) -> bool:
         """Overwrite all bytes after a position with zeros and sync. Returns whether any was not 0.
@@ -250,10 +248,8 @@ class MappedFile(FilePlace):
         return self._probed.window(start, stop - start)[: stop - start]
 
     def _next_data(self, position: int) -> int | None:
-        try:
+        with self._disk.refusing(self.path):
             return self._disk.next_data(self._descriptor, position)
-        except OSError as error:
-            raise self._disk.refused(self.path, error) from error
 
     # -------------------------------------------------------------------------- commit and flush
     def commit(self, least_pages: int = 0) -> int:

@@ -75,10 +75,8 @@ class NameGuard:
         """
         with self._change:
             link = link_of(path)
-            try:
+            with self._disk.refusing(link):
                 is_gone = self._drop(path)
-            except OSError as error:
-                raise self._disk.refused(link, error) from error
             if is_gone:
                 self._disk.sync_names(link.parent)
 
@@ -232,10 +230,8 @@ class QueueFolders:
                     found[int(name)] = folder / name
         bases = sorted(found)
         for base in bases:
-            try:
+            with self._disk.refusing(found[base]):
                 size = found[base].stat().st_size
-            except OSError as error:
-                raise self._disk.refused(found[base], error) from error
             if size > file_size or (size < file_size and base != bases[-1]):
                 reason = f"it has {size} bytes instead of {file_size}"
                 raise CorruptFile(str(found[base]), 0, reason)

@@ -119,10 +119,8 @@ class FileCopy:
         Raises:
             StoreUnavailable: if it cannot be written.
         """
-        try:
+        with self._disk.refusing(self._path):
             self._disk.write_all(self._descriptor, bytes(length), start)
-        except OSError as error:
-            raise self._disk.refused(self._path, error) from error
 
     def keep(self, start: int, stop: int) -> None:
         """Write a range of the memory to the file.

@@ -29,6 +29,11 @@ class QueueEntry(NamedTuple):
     tags_code: int
 
     @property
+    def end(self) -> int:
+        """Physical offset at which the message ends."""
+        return self.physical_offset + self.size
+
+    @property
     def is_written(self) -> bool:
         """Whether RocketMQ counts the entry as present (``offset >= 0 && size > 0``)."""
         return self.physical_offset >= 0 and self.size > 0

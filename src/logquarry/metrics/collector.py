@@ -25,7 +25,7 @@ from logquarry.store.state import StoreState
 from logquarry.store.stats import StoreStats
 
 try:
-    from prometheus_client import start_http_server
+    from prometheus_client import generate_latest, start_http_server
     from prometheus_client.core import (
         CounterMetricFamily,
         GaugeMetricFamily,
@@ -224,8 +224,6 @@ class StoreCollector(Collector):
 
 def prometheus_text(store: MessageStore, node_id: str | None = None) -> str:
     """Return the metrics of a store now, in Prometheus's text format."""
-    from prometheus_client.exposition import generate_latest
-
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StoreCollector(store, node_id))
     text: bytes = generate_latest(registry)

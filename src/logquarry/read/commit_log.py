@@ -5,7 +5,6 @@ To read many messages, use :class:`logquarry.log.walk.LogReader`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -20,8 +19,6 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogEnd, LogReader, Run
 from logquarry.read.log_end import last_file_start, sound_bound
-
-logger = logging.getLogger(__name__)
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _LONGEST_CHAIN: Final = 256
@@ -108,7 +105,7 @@ class CommitLog:
             if self._only_zeros_from(position):
                 return position
             return self._walked_end(position, None)
-        bound = entries[0].physical_offset + entries[0].size
+        bound = entries[0].end
         if self._chain_point(entries[0]) is not None:
             position = self._follow(bound)
             if isinstance(self.outcome_at(position), Damage):
@@ -265,7 +262,7 @@ class CommitLog:
         """Where the message of an entry ends; None if the log does not have the whole message."""
         outcome = self.outcome_at(entry.physical_offset)
         sound = isinstance(outcome, Frame) and outcome.size == entry.size
-        return entry.physical_offset + entry.size if sound else None
+        return entry.end if sound else None
 
     def _follow(self, position: int) -> int:
         """Follow the chain of frames to its end, or part of the way if it is long."""

@@ -120,15 +120,11 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> 
         entry = queue.last_entry
         if entry is None or entry.size == FILLER_SIZE:
             continue
-        if _end(entry) <= limit or _follows_another(queue, entry, log.end):
+        if entry.end <= limit or _follows_another(queue, entry, log.end):
             sane.append(entry)
-    sane.sort(key=_end, reverse=True)
-    indexed = last_indexed(layout, _end(sane[0]) if sane else log.start)
+    sane.sort(key=attrgetter("end"), reverse=True)
+    indexed = last_indexed(layout, sane[0].end if sane else log.start)
     return sane if indexed is None else [indexed, *sane]
-
-
-def _end(entry: QueueEntry) -> int:
-    return entry.physical_offset + entry.size
 
 
 def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
@@ -138,7 +134,7 @@ def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
     return (
         before is not None
         and log_end <= before.physical_offset
-        and _end(before) <= last.physical_offset
+        and before.end <= last.physical_offset
         and all(FIXED_SIZE_V1 <= one.size <= LARGEST_MESSAGE for one in (before, last))
     )
 
@@ -158,7 +154,7 @@ def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | Non
     if layout.has_abort and (entries or durable is not None):
         start = last_file_start(layout)
         least = log.start if start is None else start + log.file_size
-    known = [_end(entry) for entry in entries if entry.physical_offset >= least]
+    known = [entry.end for entry in entries if entry.physical_offset >= least]
     if durable is not None:
         known = [durable] if durable > least else []
     return max(known, default=None)
@@ -184,7 +180,7 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
     entries = last_entries(layout, queues)
     if layout.has_abort:
         return missing_end(layout, entries)
-    return _end(entries[0]) if entries else None
+    return entries[0].end if entries else None
 
 
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
@@ -240,6 +236,7 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
         layout: the store's files.
         stop: physical offset at which the log ends.
     """
+    # The module imports pyarrow, which a reader of a few messages does not need.
     from logquarry.log import columns
 
     for file in reversed(layout.commit_log.files):
@@ -344,7 +341,7 @@ class LogFrontier:
         # The module imports pyarrow, which a reader of a few messages does not need.
         from logquarry.log.splits import log_extent
 
-        bound = entries[0].physical_offset + entries[0].size
+        bound = entries[0].end
         end: int | None = log_extent(layout, bound, bound).stop
         if self._skips_damage:
             end = sound_bound(layout, end)

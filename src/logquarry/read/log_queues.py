@@ -281,6 +281,7 @@ class QueueBuilder:
         return result
 
     def _add_run(self, run: Run) -> None:
+        # The module imports pyarrow, which a store with queue files does not need.
         from logquarry.log import columns
 
         decoding = columns.Decoding(columns=_COLUMNS, delay_levels_ms=self._levels)

@@ -124,7 +124,7 @@ def lost_messages(layout: StoreLayout, spans: Sequence[Span], log_end: int) -> L
     limit = java.LONG_MAX
     if log.files:
         furthest = next(iter(last_entries(layout)), None)
-        known = 0 if furthest is None else furthest.physical_offset + furthest.size
+        known = 0 if furthest is None else furthest.end
         limit = max(max(log_end, log.end) + log.file_size, known)
     starts = np.array([span.offset for span in spans], np.int64)
     ends = np.array([span.offset + span.length for span in spans], np.int64)

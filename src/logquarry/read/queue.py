@@ -100,7 +100,7 @@ class Queue(ABC):
         """Physical offset at which the last message ends (``maxPhysicOffset``), by its entry;
         None if there is no message."""
         entry = self.last_entry
-        return None if entry is None else entry.physical_offset + entry.size
+        return None if entry is None else entry.end
 
     @abstractmethod
     def segments(self) -> Iterator[QueueSegment]:

@@ -134,7 +134,7 @@ def plan_read(
     """
     queues = ConsumeQueue.all_of(layout)
     entries = last_entries(layout)
-    known_end = entries[0].physical_offset + entries[0].size if entries else None
+    known_end = entries[0].end if entries else None
     clean = not layout.has_abort
     live = layout.is_live()
     durable = layout.durable_end
@@ -200,11 +200,7 @@ def filter_of(plan: ReadPlan, part: Part) -> MessageFilter:
 
 
 def read_in_order(
-    layout: StoreLayout,
-    plan: ReadPlan,
-    *,
-    check_crc: bool = True,
-    batch_bytes: int = DEFAULT_BATCH_BYTES,
+    layout: StoreLayout, plan: ReadPlan, *, check_crc: bool = True
 ) -> Iterator[Event]:
     """The events of all parts of a plan, in physical order."""
     if not plan.uses_queues:
@@ -215,7 +211,7 @@ def read_in_order(
             return
         stop = max(part.stop for part in plan.parts if isinstance(part, LogSplit))
         whole = start <= plan.extent.start and stop >= plan.extent.stop
-        reader = _reader(layout, plan, check_crc, batch_bytes)
+        reader = _reader(layout, plan, check_crc, DEFAULT_BATCH_BYTES)
         yield from reader.events(start, None if whole else stop, resync=start > plan.extent.start)
         return
     named = [part for part in plan.parts if not isinstance(part, LogSplit)]
@@ -233,10 +229,10 @@ def read_in_order(
     )
     for split in [*splits, None]:
         upto = len(offsets) if split is None else int(np.searchsorted(offsets, split.start))
-        yield from _named(layout, offsets[at:upto], sizes[at:upto], check_crc, batch_bytes)
+        yield from _named(layout, offsets[at:upto], sizes[at:upto], check_crc, DEFAULT_BATCH_BYTES)
         at = upto
         if split is not None:
-            yield from read_part(layout, plan, split, check_crc=check_crc, batch_bytes=batch_bytes)
+            yield from read_part(layout, plan, split, check_crc=check_crc)
 
 
 def _named(

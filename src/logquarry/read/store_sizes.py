@@ -342,7 +342,7 @@ def _known(layout: StoreLayout) -> str:
             continue
         messages += queue.max_offset - first[0]
         starts.append(first[1].physical_offset)
-        ends.append(last.physical_offset + last.size)
+        ends.append(last.end)
     if not ends:
         return f"{CHECKPOINT} knows of messages"
     size = max(ends) - min(starts)

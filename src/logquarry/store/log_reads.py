@@ -18,7 +18,6 @@ from logquarry.format import message_id as ids
 from logquarry.format.frame import Damage, DamageKind, Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.queue import Queue
 from logquarry.stored_message import StoredMessage
 
 if TYPE_CHECKING:
@@ -221,10 +220,3 @@ def renamed_topic(
         raise UsageError("give topics; topic is its previous name")
     warnings.warn("scan(topic=...) is now scan(topics=...)", DeprecationWarning, stacklevel=3)
     return topic
-
-
-def no_queue(topic: str, queue_id: int) -> Queue:
-    """A queue without messages, for a queue that the store does not have."""
-    from logquarry.read.log_queues import empty_queue
-
-    return empty_queue(topic, queue_id)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -22,15 +22,19 @@ import numpy as np
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import dledger, frame, java, sys_flag
 from logquarry.format.index import IndexHeader, IndexShape
+from logquarry.format.rows import SIZE
+from logquarry.log.frames import message_counts
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT, FileSequence
+from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
-from logquarry.read.log_end import Noted, known_damage, last_entries
+from logquarry.read.log_end import known_damage, last_entries
 from logquarry.read.log_queues import UnitCount, count_units
 from logquarry.read.lost_messages import find_lost_tail, lost_messages
 from logquarry.read.queue import Queue
 from logquarry.repair.audit.differences import FileFault, file_differences
+from logquarry.repair.recover.loss import missing_files
 from logquarry.store.reads import StoreReads
 from logquarry.store.state import State, condition
 from logquarry.text import plural
@@ -237,10 +241,8 @@ class LogCount:
 
 def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
     """Count messages and bytes of each queue in the log. Damage is skipped."""
-    from logquarry.format.rows import SIZE
+    # The module imports pyarrow, which is not needed to count by the queues.
     from logquarry.log import columns
-    from logquarry.log.frames import message_counts
-    from logquarry.log.walk import DamagedSpan, LogReader, Run
 
     counted = LogCount()
     reader = LogReader(store.layout, bound=store.bound, live=store.is_live)
@@ -345,13 +347,13 @@ def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
     queues = layout.queue_files() + layout.batch_queue_files()
     yield from _first(fault for files in queues for fault in _wrong_files(files, "queue file"))
     entries = last_entries(layout)
-    queued = entries[0].physical_offset + entries[0].size if entries else 0
+    queued = entries[0].end if entries else 0
     if queued > log_end:
         yield f"the log ends at {log_end}, and the queues point to messages up to {queued}"
     tail = find_lost_tail(layout, entries)
     if tail is not None:
         yield tail
-    gaps = [span for span in _without_file(log) if span.offset < log_end]
+    gaps = list(missing_files(layout, log_end))
     if gaps or queued > log_end:
         lost = lost_messages(layout, gaps, log_end)
         if lost.messages:
@@ -363,16 +365,6 @@ def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
         layout.read_checkpoint()
     except ValueError as error:
         yield f"{CHECKPOINT}: {error}"
-
-
-def _without_file(log: FileSequence) -> Iterator[Noted]:
-    """The parts of the log whose file is missing or empty, in order."""
-    size = log.file_size
-    for file, following in zip_longest(log.files, log.files[1:]):
-        start = file.base + (size if file.size else 0)
-        end = file.base + size if following is None else following.base
-        if start < end:
-            yield Noted(start, end - start)
 
 
 def _wrong_files(files: FileSequence, what: str, *, lacks_first: bool = False) -> Iterator[str]:

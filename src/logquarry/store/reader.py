@@ -27,6 +27,7 @@ from logquarry.format.properties import parse_tags
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_names import absolute
+from logquarry.log.walk import LogReader
 from logquarry.message import Message
 from logquarry.read.batch_queue import open_queue
 from logquarry.read.commit_log import CommitLog
@@ -35,16 +36,15 @@ from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
 from logquarry.read.live_read import LiveLog
 from logquarry.read.log_end import last_entries, log_bound, sound_bound
+from logquarry.read.log_queues import QueueKey, empty_queue
 from logquarry.read.queue import FileQueue, Queue
 from logquarry.read.rocksdb_queue import derived_queues, rocksdb_queues
-from logquarry.read.store_sizes import require_log
-from logquarry.store.log_reads import get_arguments, no_queue
+from logquarry.read.store_sizes import require_log, with_entry_rules
+from logquarry.store.log_reads import get_arguments
 from logquarry.store.reads import StoreReads
 from logquarry.units import now_ms
 
 if TYPE_CHECKING:
-    from logquarry.log.walk import LogReader
-    from logquarry.read.log_queues import QueueKey
     from logquarry.store.consumer.registry import Consumers
     from logquarry.store.stats import StoreStats
     from logquarry.store.store_engine import StoreEngine
@@ -121,6 +121,7 @@ class BaseReader(StoreReads):
     def stats(self) -> StoreStats:
         """The store's current contents, in ``state``. A reader does not count its own work."""
         self._require_open()
+        # Import here: it takes 0.1 s, which a reader of a few messages need not wait for.
         from logquarry.store.stats import StatsRecorder
 
         state = self._state.read(now_ms)
@@ -146,8 +147,6 @@ class BaseReader(StoreReads):
         return self._found.bound
 
     def _log_reader(self) -> LogReader:
-        from logquarry.log.walk import LogReader
-
         return LogReader(self.layout, bound=self.bound, live=self.is_live)
 
     def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
@@ -219,8 +218,6 @@ class BaseReader(StoreReads):
 
         Without RocksDB, this reads the whole log.
         """
-        from logquarry.read.store_sizes import with_entry_rules
-
         made, found = derived_queues(with_entry_rules(self.layout), self._log_reader())
         end = self._log.min_offset if found is None else found
         self._log.set_end(end)
@@ -243,7 +240,7 @@ class BaseReader(StoreReads):
             self.refresh()
             queue = self.queue(topic, queue_id)
         if queue is None:
-            queue = no_queue(topic, queue_id)
+            queue = empty_queue(topic, queue_id)
         wanted = None if tag is None else parse_tags(tag)
         return self._getter.get(queue, offset, max_count, wanted)
 
@@ -264,6 +261,7 @@ class BaseReader(StoreReads):
         StoreLayout(self.layout.filesystem, self.layout.config)
 
     def _make_consumers(self) -> Consumers:
+        # Import here: it takes 0.1 s, which a reader of a few messages need not wait for.
         from logquarry.disk.config_file import offsets_in_rocksdb
         from logquarry.store.consumer.registry import consumers_of_a_reader
 
@@ -403,7 +401,7 @@ class LiveReads(StoreReads):
         if type(topic) is str:
             queue = self._live_queues.get((topic, queue_id))
         if queue is None or self._health.is_gone:
-            queue = self.queue(topic, queue_id) or no_queue(topic, queue_id)
+            queue = self.queue(topic, queue_id) or empty_queue(topic, queue_id)
         result = None
         if _LEAST <= offset <= _MOST and 0 <= max_count <= _MOST_COUNT:
             result = self._kernel_get(queue, offset, max_count, wanted)
@@ -437,6 +435,4 @@ class LiveReads(StoreReads):
         return Index(layout, files=OpenFiles(layout, is_strict=True))
 
     def _log_reader(self) -> LogReader:
-        from logquarry.log.walk import LogReader
-
         return LogReader(self._new_layout(), bound=self.bound, live=True)

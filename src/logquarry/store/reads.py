@@ -21,6 +21,8 @@ from logquarry.format.checkpoint import Checkpoint
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT
 from logquarry.read.commit_log import CommitLog
+from logquarry.read.features import StoreFeatures, find_features
+from logquarry.read.fence import other_queues, require_consumable
 from logquarry.read.get_kernel import MessageGetter
 from logquarry.read.get_message import GetResult, TransferLimits
 from logquarry.read.index import Index, has_key, of_key, query_message, search_log
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from logquarry.log.batches import DamageLog, OnDamage
-    from logquarry.read.features import StoreFeatures
     from logquarry.store.consumer.consumer import Consumer
     from logquarry.store.consumer.registry import Consumers
     from logquarry.store.state import StateReader
@@ -121,6 +122,7 @@ class StoreReads(LogReads):
 
     @cached_property
     def _state(self) -> StateReader:
+        # Import here: it takes 0.1 s, which a reader of a few messages need not wait for.
         from logquarry.store.state import StateReader
 
         return StateReader(self)
@@ -154,8 +156,6 @@ class StoreReads(LogReads):
 
         Read from the files at each call; docs/rocketmq-5.md lists what each feature forbids.
         """
-        from logquarry.read.features import find_features
-
         self._require_open()
         return find_features(self.layout)
 
@@ -239,6 +239,7 @@ class StoreReads(LogReads):
     @cached_property
     def _bulk_getter(self) -> MessageGetter:
         """Gets messages for consumers, without the caps of a ``get``."""
+        # Import here: it takes 0.1 s, which a reader of a few messages need not wait for.
         from logquarry.store.consumer.source import AT_ONCE
 
         return self._new_getter(AT_ONCE)
@@ -340,14 +341,14 @@ class StoreReads(LogReads):
             UsageError: if an argument is invalid, or the filter can match no message.
         """
         self._require_open()
+        # The module imports pyarrow.
         from logquarry.read import bulk
-        from logquarry.read.bulk import warn_of_unknown_topics
 
         if topic is not None:
             topics = renamed_topic(topic, topics)
         wanted = bulk.message_filter(topics, queue_id, tags, keys, since, until)
         layout, stop = self._bulk_layout()
-        warn_of_unknown_topics([layout], wanted)
+        bulk.warn_of_unknown_topics([layout], wanted)
         return bulk.messages(layout, self.broker, wanted, on_damage, damage, stop_offset=stop)
 
     def to_arrow(
@@ -384,12 +385,12 @@ class StoreReads(LogReads):
             CorruptFrame: while batches are read, by ``on_damage``.
         """
         self._require_open()
+        # The module imports pyarrow.
         from logquarry.read import bulk
-        from logquarry.read.bulk import warn_of_unknown_topics
 
         wanted = bulk.message_filter(topics, queue_id, tags, keys, since, until)
         layout, stop = self._bulk_layout()
-        warn_of_unknown_topics([layout], wanted)
+        bulk.warn_of_unknown_topics([layout], wanted)
         return bulk.arrow_reader(
             layout,
             self.broker,
@@ -449,8 +450,6 @@ class StoreReads(LogReads):
             UnsupportedStore: if logquarry cannot read the topic's queues or the groups' offsets.
             StoreUnavailable: if the store was closed.
         """
-        from logquarry.read.fence import other_queues, require_consumable
-
         self._require_open()
         topics = arguments.names(topics, "topics")
         require_consumable(self.layout, other_queues(self.layout), topics)

@@ -64,6 +64,7 @@ class ServiceCalls(ABC):
                 no writes.
         """
         self._require_open()
+        # Import here, as in writer.py: readers import this module too.
         from logquarry.store.retention.rules import require_rules
 
         rules = require_rules(rules)

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Self
 
 from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
+from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.service import close_at_exit, was_closed
 from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
 from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder
 from logquarry.log.store_files import LOADS
 from logquarry.message import Message
+from logquarry.read.log_end import last_store_timestamp
 from logquarry.read.queue import Queue
 from logquarry.store.reader import LiveReads
 from logquarry.store.service_calls import ServiceCalls
@@ -31,7 +34,6 @@ from logquarry.units import Clock, now_ms
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from logquarry.disk.disk import Disk
     from logquarry.log.walk import LogReader
     from logquarry.read.log_queues import QueueKey
     from logquarry.store.consumer.registry import Consumers
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from logquarry.write.put_future import PutFuture
     from logquarry.write.put_many import ArrowStream, ManyWriter, PutManyResult
     from logquarry.write.put_result import PutResult
+
+# `MessageStore` imports this module for readers too, so the functions import what a writer needs.
 
 _monotonic = time.monotonic
 
@@ -90,8 +94,6 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
             disk: the disk that the store is on (default: the machine's).
             accept_loss: the bytes of messages that a recovery may lose.
         """
-        from logquarry.disk.disk import LocalDisk
-        from logquarry.disk.service import close_at_exit
         from logquarry.store.store_engine import StoreEngine
 
         # Use an absolute path: the program may change its working folder while the store is open.
@@ -206,8 +208,6 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         The log's writer knows the times of later messages.
         """
         if self._found_time is None:
-            from logquarry.read.log_end import last_store_timestamp
-
             self._engine.feed.adopt()
             self._found_time = last_store_timestamp(self._new_layout(), self._engine.log.max_offset)
         return self._found_time
@@ -296,8 +296,6 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         Raises:
             UsageError: if a listener of the store or a callback of a put calls it.
         """
-        from logquarry.disk.service import was_closed
-
         if not self._health.is_forked:
             # Raise before any part has ended, and before any thread waits for the caller.
             if self._services.is_current or self._engine.is_current:

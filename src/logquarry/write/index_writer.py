@@ -10,7 +10,6 @@ sees the state before it. File names are distinct and ascend, even if the clock 
 from __future__ import annotations
 
 import datetime
-import logging
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -29,8 +28,6 @@ from logquarry.format.fields import PAGE_SIZE
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.log import codec
 from logquarry.log.store_files import INDEX
-
-logger = logging.getLogger(__name__)
 
 Int64 = npt.NDArray[np.int64]
 

@@ -298,7 +298,7 @@ class ConsumeQueueWriter:
                 break
             unit = queue_entry.decode_at(data, 0)
             if unit.is_written and not unit.is_filler:
-                return unit.physical_offset + unit.size
+                return unit.end
             end -= UNIT_SIZE
         return 0
 

@@ -163,7 +163,7 @@ def _write_wheel(disk: Disk, path: Path, slots: dict[int, list[int]], precision_
 def _write(disk: Disk, path: Path, size: int, parts: dict[int, bytes]) -> None:
     """Write a file with holes, durably."""
     disk.make_folders(path.parent)
-    try:
+    with disk.refusing(path):
         descriptor = disk.open(path, create=True, exclusive=True)
         try:
             disk.write_all(descriptor, b"\0", size - 1)
@@ -172,8 +172,6 @@ def _write(disk: Disk, path: Path, size: int, parts: dict[int, bytes]) -> None:
             disk.sync(descriptor, path)
         finally:
             disk.let_go(descriptor)
-    except OSError as error:
-        raise disk.refused(path, error) from error
     disk.sync_names(path.parent)
 
 

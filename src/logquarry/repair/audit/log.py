@@ -94,7 +94,7 @@ def find_bounds(
     entries = last_entries(layout, queues)
     # RocketMQ 5.5 notes the time of a message when it syncs the queues, and not at the shutdown.
     may_lag = ROCKSDB_STORE in layout.folders
-    queued = entries[0].physical_offset + entries[0].size if entries else None
+    queued = entries[0].end if entries else None
     cut = None if ignores_cut else layout.cut_end
     return KnownBounds(
         durable=layout.durable_end,

@@ -155,15 +155,13 @@ class BatchFiles:
             path = self._path(key, queue.written - position)
             count = min(len(rest), self._file_size - position)
             self._disk.make_folders(path.parent)
-            try:
+            with self._disk.refusing(path):
                 descriptor = self._disk.open(path, create=True)
                 try:
                     self._disk.allocate(descriptor, self._file_size)
                     self._disk.write_all(descriptor, rest[:count], position)
                 finally:
                     self._disk.close(descriptor)
-            except OSError as error:
-                raise self._disk.refused(path, error) from error
             queue.written += count
             rest = rest[count:]
 

@@ -245,15 +245,13 @@ class QueueFiles:
             count = min(len(rest), self._file_size - position % self._file_size)
             path = self._path(key, position)
             self._disk.make_folders(path.parent)
-            try:
+            with self._disk.refusing(path):
                 descriptor = self._disk.open(path, create=True)
                 try:
                     self._disk.allocate(descriptor, self._file_size)
                     self._disk.write_all(descriptor, rest[:count], position % self._file_size)
                 finally:
                     self._disk.close(descriptor)
-            except OSError as error:
-                raise self._disk.refused(path, error) from error
             self._touched[path] = None
             rest, position = rest[count:], position + count
 
@@ -266,15 +264,13 @@ class QueueFiles:
                 self._disk.remove(path)
             elif base + self._room > offset:
                 position = (offset - base) * UNIT_SIZE
-                try:
+                with self._disk.refusing(path):
                     descriptor = self._disk.open(path)
                     try:
                         zeros = bytes(self._file_size - position)
                         self._disk.write_all(descriptor, zeros, position)
                     finally:
                         self._disk.close(descriptor)
-                except OSError as error:
-                    raise self._disk.refused(path, error) from error
 
     def _path(self, key: QueueKey, position: int) -> Path:
         name = f"{position - position % self._file_size:0{NAME_DIGITS}d}"
@@ -308,14 +304,8 @@ def sync_file(disk: Disk, path: Path) -> None:
     Raises:
         StoreUnavailable: if that fails.
     """
-    try:
-        descriptor = disk.open(path)
-        try:
-            disk.sync(descriptor, path)
-        finally:
-            disk.close(descriptor)
-    except OSError as error:
-        raise disk.refused(path, error) from error
+    with disk.writing(path):
+        pass
 
 
 # -------------------------------------------------------------------------------------- the index

@@ -297,13 +297,7 @@ class _Rebuild:
             return
         end, log = report.log_end, layout.commit_log
         assert end is not None
-        sync_files(
-            *(self._disk, self._root),
-            write_from=end,
-            log_end=end,
-            log=layout.log_folders.paths,
-            parts=(),
-        )
+        sync_files(self._disk, self._root, log=layout.log_folders.paths, parts=())
         note_end(self._disk, self._root, end, report.damage)
         times = checkpoint_times(layout)
         DurableFile(self._disk, self._root / DURABLE, end, times, log_start=log.start).close()
@@ -444,14 +438,8 @@ class _Rebuild:
     def _copy(self, layout: StoreLayout, path: str) -> None:
         made = self._build / path
         data = layout.filesystem.read(path)
-        descriptor = self._disk.make_file(made, len(data))
-        try:
+        with self._disk.writing(made, len(data)) as descriptor:
             self._disk.write_all(descriptor, data, 0)
-            self._disk.sync(descriptor, made)
-        except OSError as error:
-            raise self._disk.refused(made, error) from error
-        finally:
-            self._disk.close(descriptor)
 
 
 def _queue_reports(built: QueueFiles, taken_over: Iterable[QueueReport]) -> tuple[QueueReport, ...]:

@@ -73,7 +73,6 @@ def finish_into(
     *,
     note: Path,
     config: StoreConfig | None = None,
-    disk: Disk | None = None,
 ) -> bool:
     """Put the files of an interrupted, complete rebuild in place; return whether all are there.
 
@@ -83,7 +82,6 @@ def finish_into(
         names: names of the folders that are wanted in it.
         note: file that records the store and its settings.
         config: settings of the store, as for :func:`rebuild`.
-        disk: disk of the folder.
 
     Raises:
         StoreNotFound: if there is no store.
@@ -92,7 +90,7 @@ def finish_into(
     """
     if not target.is_dir():
         return False
-    root, disk = local_store(path), disk or LocalDisk()
+    root, disk = local_store(path), LocalDisk()
     with alone_in(disk, target):
         bring_out_cut_off(target, disk)
         there = [name for name in names if (target / name).exists()]
@@ -182,10 +180,8 @@ def swap(
 
 
 def _rename(disk: Disk, folder: Path, to: Path) -> None:
-    try:
+    with disk.refusing(to):
         disk.rename(folder, to)
-    except OSError as error:
-        raise disk.refused(to, error) from error
     disk.sync_names(to.parent)
     disk.sync_names(folder.parent)
 

@@ -156,8 +156,7 @@ class _Work:
             sync_files(
                 self._disk,
                 self._root,
-                write_from=durable_until,
-                log_end=self._plan.log_end,
+                rewrite=(durable_until, self._plan.log_end),
                 log=self._plan.log_folders.paths,
             )
             self._mark(checkpoint, self._plan.log_end)

@@ -130,7 +130,6 @@ class Applied:
 
     def make(self, path: str, size: int) -> None:
         """See :meth:`Target.make`."""
-        check_queue_folder((self._root / path).parent)
         self._keep(path, size, exclusive=True)
         self.written.add(path)
 
@@ -312,7 +311,7 @@ class JavaQueue:
             file = self.files[index]
             count, last = self._leading(file, 0, java.LONG_MAX)
             if last is not None:
-                self.max_physical = java.to_long(last.physical_offset + last.size)
+                self.max_physical = java.to_long(last.end)
             index += 1
             if count * UNIT_SIZE < self._file_size or index == len(self.files):
                 break
@@ -368,7 +367,7 @@ class JavaQueue:
             if wrote < file.wrote:
                 self.cut = file.base + wrote
             file.wrote = wrote
-            self.max_physical = java.to_long(last.physical_offset + last.size)
+            self.max_physical = java.to_long(last.end)
             return
 
     def destroy(self) -> None:

@@ -119,8 +119,7 @@ def sync_files(
     disk: Disk,
     root: Path,
     *,
-    write_from: int,
-    log_end: int,
+    rewrite: tuple[int, int] = (0, 0),
     log: tuple[str, ...] = (COMMIT_LOG,),
     parts: tuple[str, ...] = _PARTS,
 ) -> None:
@@ -129,8 +128,7 @@ def sync_files(
     Args:
         disk: disk of the store.
         root: the store's folder.
-        write_from: physical offset of the first byte of the log that is written again.
-        log_end: physical offset of the log's end.
+        rewrite: physical offsets; the bytes of the log between them are written again first.
         log: folders of the log.
         parts: further folders to sync.
 
@@ -138,21 +136,20 @@ def sync_files(
         StoreUnavailable: if the disk fails.
     """
     for part in (*log, *parts):
-        start = write_from if part in log else None
+        again = rewrite if part in log else (0, 0)
         for folder, _, names in os.walk(root / part):
             for name in names:
                 if name.isascii() and name.isdigit():
-                    _sync_file(disk, Path(folder, name), start, log_end)
+                    _sync_file(disk, Path(folder, name), *again)
             disk.sync_names(Path(folder))
     disk.sync_names(root)
     disk.sync_parent(root)
 
 
-def _sync_file(disk: Disk, path: Path, write_from: int | None, log_end: int) -> None:
+def _sync_file(disk: Disk, path: Path, start: int, stop: int) -> None:
+    base = int(path.name)
     with disk.writing(path) as descriptor:
-        if write_from is not None:
-            base = int(path.name)
-            _write_again(disk, descriptor, write_from - base, log_end - base)
+        _write_again(disk, descriptor, start - base, stop - base)
 
 
 def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:

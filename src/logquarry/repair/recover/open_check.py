@@ -310,7 +310,7 @@ def recovered_store(
     plan = result.plan
     if not is_clean:
         # The durable offset will cover the log, which its writer may not have synced.
-        sync_files(disk, root, write_from=plan.log_end, log_end=plan.log_end, parts=())
+        sync_files(disk, root, parts=())
     return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=result)
 
 

@@ -139,7 +139,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     disk.remove(root / DAMAGE)
     result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
     end = result.plan.log_end
-    sync_files(disk, root, write_from=end, log_end=end)
+    sync_files(disk, root)
     file = CheckpointFile(disk, root / CHECKPOINT)
     try:
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint

@@ -181,10 +181,8 @@ class SalvageTarget:
     def begin(self) -> None:
         """Lock the folder and create the folders of the new store."""
         self._held.enter_context(alone_in(self.disk, self._into))
-        try:
+        with self.disk.refusing(self.work):
             self.disk.make_folder(self.work)
-        except OSError as error:
-            raise self.disk.refused(self.work, error) from error
         self._has_begun = True
         others = sorted(path.name for path in self._into.iterdir() if path != self.work)
         if others:
@@ -254,15 +252,8 @@ class SalvageTarget:
     def _write_unit(self, key: QueueKey, place: int, size: int, unit: QueueEntry) -> None:
         base = place - place % size
         path = self.work.joinpath(CONSUME_QUEUE, key[0], str(key[1]), f"{base:0{NAME_DIGITS}d}")
-        try:
-            descriptor = self.disk.open(path)
-            try:
-                self.disk.write_all(descriptor, queue_entry.encode(unit), place - base)
-                self.disk.sync(descriptor, path)
-            finally:
-                self.disk.close(descriptor)
-        except OSError as error:
-            raise self.disk.refused(path, error) from error
+        with self.disk.writing(path) as descriptor:
+            self.disk.write_all(descriptor, queue_entry.encode(unit), place - base)
 
     def finish(self, report: Mapping[str, Any]) -> None:
         """Write the report, and move the store out of ``.salvage``, the log last."""
@@ -364,10 +355,8 @@ class LogWriter:
         first = int(run.rows[0, POSITION])
         data = run.window.data[first : first + run.end - run.start]
         patched = self._patched(run, data, move)
-        try:
+        with self._disk.refusing(self._path):
             self._disk.write_all(self._file, patched.data.cast("B"), to - self._base)
-        except OSError as error:
-            raise self._disk.refused(self._path, error) from error
         self._end = to - self._base + len(data)
 
     def _patched(self, run: Run, data: Bytes, move: int) -> Bytes:

@@ -6,7 +6,6 @@ no PySpark: the caller passes a function that runs the tasks.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -39,8 +38,6 @@ from logquarry.spark.stream.planner import Limits, StreamPlanner
 from logquarry.spark.summary import Summary
 from logquarry.spark.tasks import ReadTask
 from logquarry.systems import held
-
-logger = logging.getLogger(__name__)
 
 QUIET_BYTES: Final = 256 << 20
 """After this many bytes of log without messages for the table, the offsets are committed, so that a

@@ -456,6 +456,7 @@ class TransactionChecks:
         is then not in ``sound``, the offsets of the readable half messages. The message then ends
         the original half message, which is earlier in the log.
         """
+        # The module imports pyarrow, which a store without transactions does not need.
         from logquarry.log import columns
 
         found: set[int] = set()
