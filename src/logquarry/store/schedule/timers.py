@@ -40,6 +40,7 @@ from logquarry.message import Message
 from logquarry.read.queue import Queue
 from logquarry.read.timers import Known, Timer, Timers, find_timers
 from logquarry.store.schedule.delivery import AT_ONCE, BYTES_AT_ONCE, Put
+from logquarry.systems import read_file
 from logquarry.write.put_again import put_again
 from logquarry.write.timer_files import write_timer_files
 
@@ -298,7 +299,7 @@ class TimerDelivery:
     def _with_progress(self, known: Known, queue_end: int) -> Known:
         """``known``, extended by the saved progress."""
         try:
-            saved: dict[str, Any] = json.loads(self._progress_path.read_bytes())
+            saved: dict[str, Any] = json.loads(read_file(self._progress_path))
             position, first = int(saved["position"]), int(saved["first"])
             enqueued, read_time = int(saved["enqueued"]), int(saved["read_time"])
             delivered = frozenset(map(int, saved["delivered"]))
