@@ -113,6 +113,8 @@ class TimerDelivery:
         self._heap = [_rank(one) for one in self._timers.waiting.values()]
         heapify(self._heap)
         self._is_saved = self._has_files = False
+        self._last_left_out = -1
+        """The last slot of the delivered messages that the saved list need not contain."""
 
     @property
     def waiting(self) -> int:
@@ -259,6 +261,14 @@ class TimerDelivery:
         first = min(timers.waiting, default=timers.stop)
         # Messages with a slot before read_time count as delivered, and so do messages before the
         # first waiting message. The list need not contain them.
+        if read_time <= self._last_left_out:
+            # The clock was set back: read_time no longer covers messages that it covered before.
+            for offset in range(first, timers.stop):
+                if offset not in timers.waiting:
+                    timers.done.setdefault(offset, self._last_left_out)
+            self._last_left_out = -1
+        left_out = [slot for slot in timers.done.values() if slot < read_time]
+        self._last_left_out = max([self._last_left_out, *left_out])
         timers.done = {
             offset: slot
             for offset, slot in timers.done.items()
