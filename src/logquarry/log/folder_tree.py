@@ -35,7 +35,7 @@ def below(filesystem: FileSystem, folder: str) -> Iterator[Below]:
     Raises:
         StoreNotFound: if a folder cannot be read.
     """
-    waiting = [(folder, (filesystem.real_path(folder),))]
+    waiting: list[tuple[str, tuple[str, ...]]] = [(folder, (filesystem.real_path(folder),))]
     while waiting:
         path, parents = waiting.pop()
         for entry in filesystem.list(path):
