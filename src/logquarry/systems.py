@@ -15,6 +15,7 @@ then fails or hangs. An export must not stop while only some of its files are in
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import shutil
 import signal
@@ -45,6 +46,47 @@ READ_ONLY = (
     | getattr(os, "O_BINARY", 0)
 )
 """Flags of :func:`os.open` for reading a file of a store."""
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """Read a small file whole.
+
+    ``Path.read_bytes`` would wait for ever at a FIFO, and never end at a device like /dev/zero.
+
+    Raises:
+        OSError: if it is not a regular file, cannot be read, or does not fit into memory.
+    """
+    descriptor = os.open(path, READ_ONLY)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+            raise OSError(code, "not a regular file", os.fspath(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    except (MemoryError, OverflowError):
+        raise OSError(errno.EFBIG, "too large to be read", os.fspath(path)) from None
+    finally:
+        os.close(descriptor)
+
+
+def folders_below(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, list[str]]]:
+    """A folder and all folders below it, each with the names of its files.
+
+    Links to folders are not followed, and folders that cannot be read are left out, as in
+    ``os.walk``. Before Python 3.12, ``os.walk`` and ``Path.rglob`` call themselves for each folder,
+    and a thousand folders within each other end them with a RecursionError.
+    """
+    waiting = [Path(folder)]
+    while waiting:
+        one = waiting.pop()
+        try:
+            with os.scandir(one) as entries:
+                found = list(entries)
+        except OSError:
+            continue
+        waiting += [one / entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+        yield one, [entry.name for entry in found if not entry.is_dir()]
 
 
 def read_at(descriptor: int, length: int, position: int) -> bytes:

@@ -80,6 +80,7 @@ class Pull:
         group: the consumer group.
         was_held: whether it was held before.
         has_moved: whether ``offset`` is after messages that the filter excludes.
+        awaited: the noted end of the queue that the last read did not reach.
     """
 
     request: Request
@@ -92,6 +93,7 @@ class Pull:
     group: str
     was_held: bool = False
     has_moved: bool = False
+    awaited: int = -1
     _codes: frozenset[int] | None = None
 
     @property
@@ -273,11 +275,16 @@ class Pulling:
             # NO_MESSAGE_IN_QUEUE
             code = _C.PULL_OFFSET_MOVED if pull.offset else _C.PULL_NOT_FOUND
         if code is _C.PULL_NOT_FOUND and pull.deadline:
-            if end > pull.offset:
-                # A message arrived during this read, so read again. The pause limits these reads
-                # if the queue was truncated and never reaches the noted end.
+            if end > pull.offset and is_patient and end != pull.awaited:
+                # A message arrived during this read, so read again.
+                pull.awaited = end
                 self._core.loop.call_later(_PAUSE_SECONDS, self._start, pull)
-            elif is_patient:
+                return
+            if end == pull.awaited:
+                # The queue was deleted or truncated, and does not reach the noted end any more.
+                self._ends[pull.key] = result.min_offset, result.max_offset
+            pull.awaited = -1
+            if is_patient:
                 self._hold(pull)
             else:
                 self._not_found(pull)
@@ -393,7 +400,11 @@ class Pulling:
 
     def grown(self, key: QueueKey, end: int) -> None:
         """Record the end of a queue that a poll has read."""
-        if end > self._ends.get(key, (0, 0))[1]:
+        first, known = self._ends.get(key, (0, 0))
+        if end < known:
+            # The process that writes the store deleted the topic, and created it again.
+            self._ends[key] = min(first, end), end
+        if end != known:
             self.arrived(key, end)
 
     def end_of(self, key: QueueKey) -> int:

@@ -24,6 +24,7 @@ from logquarry.log import kept_settings
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import place_of, read_config
 from logquarry.log.store_files import CONFIG, SETTINGS, quarantine
+from logquarry.systems import read_file
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class ConfigFile(Generic[T]):
         self._unreadable.clear()
         for path in (self.path, self.backup):
             try:
-                data = path.read_bytes()
+                data = read_file(path)
                 value = self._decode(data)
             except FileNotFoundError:
                 continue
@@ -405,7 +406,7 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     """
     path, data = root / SETTINGS, kept_settings.encode(config)
     try:
-        if path.read_bytes() == data:
+        if read_file(path) == data:
             return
     except OSError:
         pass

@@ -263,10 +263,7 @@ class Disk(ABC):
         self.sync_names(path.parent)
 
     def sync_parent(self, folder: Path) -> None:
-        """Sync a folder's name in its parent, if the parent is readable.
-
-        The process that created the folder may have crashed before it synced the name.
-        """
+        """Sync a folder's name in its readable parent: the folder's creator may have crashed."""
         if os.access(folder.parent, os.R_OK):
             self.sync_names(folder.parent)
 

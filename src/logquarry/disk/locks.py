@@ -19,7 +19,7 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.service import abandon_in_children
 from logquarry.errors import StoreUnavailable
 from logquarry.log.store_files import ABORT, LOCK
-from logquarry.systems import fcntl, require_writing
+from logquarry.systems import fcntl, read_file, require_writing
 
 AT_WORK: Final = "a salvage or rebuild is at work there"
 
@@ -107,7 +107,7 @@ _PROC: Final = Path("/proc")
 def is_lockable(root: Path) -> bool:
     """Whether the lock of a store is free. Changes no file."""
     try:
-        return (root / LOCK).read_bytes() == _CONTENT
+        return read_file(root / LOCK) == _CONTENT
     except OSError:
         return False
 
@@ -125,6 +125,9 @@ class StoreLock:
         self.path = root / LOCK
         self._disk = disk
         existed = self.path.exists()
+        if existed and not self.path.is_file() and not self.path.is_dir():
+            # A device can be opened and locked too, but has no bytes of its own.
+            raise StoreUnavailable(f"{self.path}: it is not a plain file: move it out of the store")
         with disk.refusing(self.path):
             self._descriptor = disk.open(self.path, create=True)
         try:

@@ -54,6 +54,8 @@ _PATIENCE_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.05
 _LARGE: Final = 1 << 30
 _MANY_TIMES: Final = 8
+_SMALL: Final = 64 << 20
+"""Bytes of frames: a load of fewer fills one store after the other."""
 
 T = TypeVar("T")
 
@@ -135,9 +137,13 @@ def _is_held(store: str) -> bool:
 
 
 def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
-    """Append to all stores in this process, in one thread for each processor, at least in four."""
-    if len(appendings) == 1:
-        return [append_to_store(appendings[0])]
+    """Append to all stores in this process, in one thread for each processor, at least in four.
+
+    A small load goes to one store after the other. While a store is open, its files take far more
+    room on the disk than a few messages need.
+    """
+    if sum(appending.bytes for appending in appendings) < _SMALL:
+        return [append_to_store(appending) for appending in appendings]
     most = max(4, os.cpu_count() or 1)
     with ThreadPoolExecutor(max(1, min(most, len(appendings))), "load") as pool:
         return list(pool.map(append_to_store, appendings))
@@ -180,7 +186,7 @@ def _warn_of_space(plan: LoadPlan, segments: Mapping[int, Sequence[Segment]]) ->
     needed = sum(segment.bytes for broker in new for segment in segments[broker])
     if allocated > max(_LARGE, _MANY_TIMES * needed):
         logger.warning(
-            "%s: %s of at least %s each while the load runs, for %s of messages in all; for "
+            "%s: %s of at least %s each while its part is loaded, for %s of messages in all; for "
             "smaller files see docs/sink.md, Space",
             plan.path,
             plural(len(new), "new store"),

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 REMOTE_RANGE = 16 << 20
 """Bytes fetched at once from a remote file, unless one frame is larger."""
+_MOST_READ_WHOLE = 1 << 30
 
 
 class Entry(NamedTuple):
@@ -159,13 +160,27 @@ class FileSystem(ABC):
         """The names in a folder that are links whose targets do not exist."""
         return ()
 
+    def why_no_file(self, path: str) -> str | None:
+        """What is in place of a file, in words; None if it is a file or folder, or is missing."""
+        return None
+
+    def real_path(self, path: str) -> str:
+        """The path without links, which two names of one folder share."""
+        return path
+
     def read(self, path: str) -> bytes:
         """Read a small file whole.
 
         Raises:
-            UnreadableFile: if the disk does not deliver all of it.
+            UnreadableFile: if the disk does not deliver all of it, or it is larger than any small
+                file of a store.
         """
         view = self.open(path)
+        if view.size > _MOST_READ_WHOLE:
+            # A sparse file can be larger than the memory. Such a read would take hours or fail.
+            fault = Unreadable(0, view.size, "are too many for a file of this name")
+            self.unreadable[path] = (fault,)
+            raise unreadable_file(view, fault)
         data = bytes(view.window(0, view.size))
         if view.unreadable:
             raise unreadable_file(view)
@@ -298,6 +313,17 @@ class LocalFileSystem(FileSystem):
         except OSError:
             return ()
         return [name for name in links if self.broken_link(f"{path}/{name}") is not None]
+
+    def why_no_file(self, path: str) -> str | None:
+        try:
+            mode = os.stat(self._path(path)).st_mode  # noqa: PTH116
+        except OSError:
+            target = self.broken_link(path)
+            return None if target is None else f"is a link to {target}, which does not exist"
+        return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "is not a plain file"
+
+    def real_path(self, path: str) -> str:
+        return os.path.realpath(self._path(path))
 
     def _unreadable(self, path: str, error: OSError) -> StoreNotFound:
         return StoreNotFound(f"{self.full_path(path)}: cannot be read: {error.strerror}")

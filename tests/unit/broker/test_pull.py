@@ -206,3 +206,36 @@ def test_a_held_pull_is_answered_after_its_time(tmp_path: Path) -> None:
         assert not late.done()
 
     play(scenario, tmp_path / "s")
+
+
+@pytest.mark.parametrize("milliseconds", [1, 400])
+def test_a_queue_that_does_not_reach_its_noted_end(tmp_path: Path, milliseconds: int) -> None:
+    """The broker's client got no answer, and the broker read the queue again each millisecond."""
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        await send(client, "a")
+        await arrived(client, "t")
+        broker._pulling._ends["t", 0] = 0, 50
+        fields = SUSPENDS | {"suspendTimeoutMillis": milliseconds}
+        answer = await asyncio.wait_for(client.pull("t", 1, **fields), 10)
+        assert answer.code == ResponseCode.PULL_NOT_FOUND
+        if milliseconds > 100:
+            assert broker._pulling.end_of(("t", 0)) == 1
+
+    play(scenario, tmp_path / "s")
+
+
+def test_a_poll_finds_a_queue_that_was_made_again(tmp_path: Path) -> None:
+    """A pull that was held at the old end was held until the new queue reached this end."""
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        await send(client, "a")
+        await arrived(client, "t")
+        broker._pulling._ends["t", 0] = 0, 50
+        held = client.post(RequestCode.PULL_MESSAGE, pull_fields("t", 50, **SUSPENDS))
+        while ("t", 0) not in broker._pulling._held:
+            await asyncio.sleep(0)
+        broker._pulling.grown(("t", 0), 1)
+        assert (await asyncio.wait_for(held, 10)).code == ResponseCode.PULL_OFFSET_MOVED
+
+    play(scenario, tmp_path / "s")

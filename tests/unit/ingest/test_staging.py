@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import logquarry as lq
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.errors import CorruptFile, MessageRejected, StoreUnavailable, UsageError
 from logquarry.format import java
-from logquarry.ingest.load import commit_load, discard_load, plan_load
+from logquarry.ingest import load as load_module
+from logquarry.ingest.load import append_to_store, commit_load, discard_load, plan_load
 from logquarry.ingest.staging import LoadPlan, Staged, Stager, place_rows
 from logquarry.store.load.ledger import Ledger, LoadId
 from logquarry.store.load.loading import Loaded
@@ -280,6 +282,23 @@ def test_files_that_are_large_for_few_rows_are_told_before(
         commit_load(plan, LOAD, tasks, run=stop)
     told = "2 new stores of at least 1.4 GiB each" in caplog.text and "docs/sink.md" in caplog.text
     assert told is not is_small
+
+
+def test_a_small_load_fills_one_store_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(tmp_path / "s", brokers=2)
+    threads = []
+
+    def append(appending: load_module.Appending) -> Loaded:
+        threads.append(threading.current_thread())
+        return append_to_store(appending)
+
+    monkeypatch.setattr(load_module, "append_to_store", append)
+    load = LoadId("job", 1)
+    done = commit_load(plan, load, staged(plan, [row(queue_id=n) for n in range(4)], load=load))
+    assert done.rows == 4 and len(done.stores) == 2
+    assert threads == [threading.current_thread()] * 2
 
 
 def test_no_log_file_is_made_for_messages_after_the_load(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from logquarry.log.walk import DamagedSpan
 from logquarry.repair.audit.log import LogAudit, damage_json
 from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, QueueFiles
+from logquarry.systems import read_file
 from logquarry.units import Progress
 from logquarry.write.queue_writer import is_batch, parts_with_copies
 
@@ -66,7 +67,7 @@ def read_note(note: Path) -> dict[str, Any]:
         UsageError: if the file is not a rebuild's note.
     """
     try:
-        document = json.loads(note.read_bytes() or b"{}")
+        document = json.loads(read_file(note) or b"{}")
     except FileNotFoundError:
         return {}
     except ValueError as error:

@@ -80,6 +80,7 @@ from logquarry.repair.recover.apply import note_end
 from logquarry.repair.recover.folder_check import check_file_size
 from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files, require_consent
+from logquarry.systems import folders_below
 from logquarry.units import Clock, Progress, now_ms
 
 
@@ -215,7 +216,8 @@ def _report(
 
 
 def _files_below(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
+    paths = (below / name for below, names in folders_below(folder) for name in names)
+    return [path for path in paths if path.is_file()]
 
 
 class _Rebuild:

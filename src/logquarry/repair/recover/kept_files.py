@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -27,6 +26,7 @@ from logquarry.log.readable import BLOCK
 from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.recover.plan import Step
+from logquarry.systems import folders_below, read_file
 
 
 def rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
@@ -74,7 +74,7 @@ def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
     """Entries noted by an interrupted recovery; empty if there is no note or it is unreadable."""
     found: dict[QueueKey, dict[int, QueueEntry]] = {}
     try:
-        for queue in json.loads(path.read_bytes()):
+        for queue in json.loads(read_file(path)):
             entries = found.setdefault((str(queue["topic"]), int(queue["queue_id"])), {})
             for offset, data in queue["units"]:
                 entries[int(offset)] = queue_entry.decode_at(bytes.fromhex(data)[:UNIT_SIZE], 0)
@@ -137,11 +137,11 @@ def sync_files(
     """
     for part in (*log, *parts):
         again = rewrite if part in log else (0, 0)
-        for folder, _, names in os.walk(root / part):
+        for folder, names in folders_below(root / part):
             for name in names:
                 if name.isascii() and name.isdigit():
-                    _sync_file(disk, Path(folder, name), *again)
-            disk.sync_names(Path(folder))
+                    _sync_file(disk, folder / name, *again)
+            disk.sync_names(folder)
     disk.sync_names(root)
     disk.sync_parent(root)
 

@@ -8,6 +8,7 @@ salvage lists each with the resulting loss.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Final
 from logquarry.disk.disk import Disk
 from logquarry.format import timer
 from logquarry.format.broker_config import FOLDER_V2, FOLDERS_V1
+from logquarry.log.folder_tree import below
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
 from logquarry.log.rocksdb import tables_in_rocksdb
@@ -106,7 +108,25 @@ def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
     for entry in layout.filesystem.list(CONFIG):
         if entry.is_dir and entry.name not in in_json:
             carried.append(f"{CONFIG}/{entry.name}")
+    left += [
+        LeftBehind(UNREADABLE, (path,), f"it {wrong}")
+        for path, wrong in _wrong_entries(layout, carried)
+    ]
     return OtherFiles(tuple(carried), tuple(left))
+
+
+def _wrong_entries(layout: StoreLayout, carried: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Pipes, broken links and other names that cannot be copied, and what each of them is."""
+    files = layout.filesystem
+    for name in sorted(
+        {entry.name for entry in files.list(CONFIG)} | {*files.broken_links(CONFIG)}
+    ):
+        if wrong := files.why_no_file(f"{CONFIG}/{name}"):
+            yield f"{CONFIG}/{name}", wrong
+    for folder in carried:
+        for one in below(files, folder):
+            if one.wrong is not None:
+                yield one.path, one.wrong
 
 
 def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[LeftBehind]:
@@ -137,27 +157,27 @@ def carried_names(folder: Path) -> list[str]:
 
 
 def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:
-    """Copy a file, or a folder with its contents, into a new store.
+    """Copy a folder with its contents into a new store.
 
     Args:
         layout: the store.
-        path: path of the file or folder, below its root.
+        path: path of the folder, below its root.
         disk: disk of the new store.
         root: the new store's folder.
 
     Raises:
         StoreUnavailable: if the disk cannot store it.
     """
-    entries = layout.filesystem.list(path)
-    if not entries:
-        try:
-            _copy(layout, path, disk, root / path)
-        except FileNotFoundError:
-            # The path is a folder, or was deleted meanwhile.
-            disk.make_folders(root / path)
-        return
-    for entry in entries:
-        carry(layout, f"{path}/{entry.name}", disk, root)
+    disk.make_folders(root / path)
+    for one in below(layout.filesystem, path):
+        if one.wrong is not None:
+            # The plan of the salvage lists it.
+            continue
+        if one.is_dir:
+            disk.make_folders(root / one.path)
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            _copy(layout, one.path, disk, root / one.path)
 
 
 def _copy(layout: StoreLayout, path: str, disk: Disk, target: Path) -> None:

@@ -187,7 +187,7 @@ def salvage(
     others = other_files(layout, plan.config.queue_file_size)
     found.carried, found.left_behind = list(others.carried), list(others.left)
     found.progress, documents = _config(layout, plan)
-    found.left_behind += unreadable_files(layout, documents)
+    found.left_behind += unreadable_files(layout, ())
     # timercheck belongs to the timer wheel, which salvage writes again.
     documents.pop(TIMER_CHECK, None)
     found.files = sorted(path for path in documents if path.startswith(f"{CONFIG}/"))
@@ -234,7 +234,8 @@ def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress]
     for entry in layout.filesystem.list(CONFIG):
         if not entry.is_dir:
             path = f"{CONFIG}/{entry.name}"
-            with suppress(UnreadableFile):
+            # A pipe or a device is no file. It stays behind.
+            with suppress(UnreadableFile, FileNotFoundError):
                 documents[path] = layout.filesystem.read(path)
     for file, table in (tables_in_rocksdb(layout.filesystem) or {}).items():
         documents[f"{CONFIG}/{file}"] = table

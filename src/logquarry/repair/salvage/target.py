@@ -54,7 +54,7 @@ from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.salvage.other_files import carried_names
 from logquarry.repair.salvage.plan import NewPlaces, Pause, Piece, SalvagePlan
 from logquarry.repair.salvage.store_times import raised_from
-from logquarry.systems import held
+from logquarry.systems import held, read_file
 from logquarry.units import Progress, now_ms
 
 REPORT: Final = "salvage.json"
@@ -110,7 +110,7 @@ def _settle(location: str, into: Path) -> bool:
     if not _undo_or_finish(into) or not report.is_file():
         return False
     try:
-        saved = str(json.loads(report.read_bytes())["store"])
+        saved = str(json.loads(read_file(report))["store"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{report}: not the report of a salvage: {error!r}") from error
     if absolute(saved) != location:

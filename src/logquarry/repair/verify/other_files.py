@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from logquarry.dialect31.open_transactions import transaction_frames
@@ -22,6 +22,7 @@ from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import kept_settings
 from logquarry.log.filesystem import LocalFileSystem
+from logquarry.log.folder_tree import below
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
 from logquarry.log.rocksdb import is_installed, place_of, read_config
@@ -51,6 +52,7 @@ _PIECE: Final = 16 << 20
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
 _MOST_ENTRIES: Final = 9
 """Number of entries of a file whose messages are read."""
+_REMEDY: Final = "move it out of the store, or correct the link"
 _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
@@ -102,12 +104,12 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
     """Read the files that no other check reads, so that unreadable blocks in them are found."""
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
-    folders = [CONFIG, COMPACTED, ROCKSDB_STORE]
-    for folder in folders:
-        for entry in layout.filesystem.list(folder):
-            path = f"{folder}/{entry.name}"
-            if entry.is_dir:
-                folders.append(path)
+    for folder in (CONFIG, COMPACTED, ROCKSDB_STORE):
+        for path, is_dir, wrong in below(layout.filesystem, folder):
+            # Editors leave hidden links and pipes behind.
+            if wrong is not None and not PurePosixPath(path).name.startswith("."):
+                report.add("wrong_entry", path, 0, f"it {wrong}: {_REMEDY}")
+            if is_dir or wrong is not None:
                 continue
             try:
                 view = layout.filesystem.open(path)
@@ -117,8 +119,10 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
             except StoreNotFound as error:
                 report.add(UNREADABLE, path, 0, str(error))
                 continue
-            for start in range(0, view.size, _PIECE):
-                view.fault(start, _PIECE)
+            position = 0
+            while (position := view.next_data(position)) < view.size:
+                view.fault(position, _PIECE)
+                position += _PIECE
 
 
 def check_config(layout: StoreLayout, report: VerifyReport) -> None:

@@ -18,6 +18,7 @@ from logquarry.format import broker_config, java
 from logquarry.log.store_files import CONFIG, quarantine
 from logquarry.store.consumer.source import QueueReader
 from logquarry.store.consumer.subscription import dead_topic, retry_topic
+from logquarry.systems import read_file
 
 logger = logging.getLogger(__name__)
 
@@ -299,7 +300,7 @@ class LostOffsets:
 def _torn_text(path: Path) -> str | None:
     """The text of a file that exists and is invalid."""
     try:
-        broker_config.decode_consumer_offsets(path.read_bytes())
+        broker_config.decode_consumer_offsets(read_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, RecursionError):
@@ -309,7 +310,7 @@ def _torn_text(path: Path) -> str | None:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_bytes().decode("utf-8", java.UTF8_ERRORS)
+        return read_file(path).decode("utf-8", java.UTF8_ERRORS)
     except OSError:
         return None
 

@@ -27,6 +27,7 @@ from logquarry.errors import CorruptFile, UsageError
 from logquarry.log.store_files import INTENT, LOADS
 from logquarry.repair.recover.apply import disk_json
 from logquarry.store.load.segment import Segment
+from logquarry.systems import read_file
 from logquarry.text import document
 
 STAGED: Final = "staged"
@@ -210,7 +211,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
         CorruptFile: if the file is not a JSON document of this module.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

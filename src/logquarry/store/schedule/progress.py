@@ -23,6 +23,7 @@ from logquarry.log.store_files import CONFIG, SIDECAR, quarantine
 from logquarry.log.walk import Run
 from logquarry.message import Message
 from logquarry.store.transaction.half import HALF_TOPIC
+from logquarry.systems import read_file
 from logquarry.write.put_again import put_again
 
 
@@ -141,7 +142,7 @@ class DelayProgress:
 
     def _read_marks(self) -> list[Progress]:
         try:
-            return _decode(self._mark_path.read_bytes())
+            return _decode(read_file(self._mark_path))
         except FileNotFoundError:
             return []
         except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:

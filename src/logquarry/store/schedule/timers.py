@@ -40,6 +40,7 @@ from logquarry.message import Message
 from logquarry.read.queue import Queue
 from logquarry.read.timers import Known, Timer, Timers, find_timers
 from logquarry.store.schedule.delivery import AT_ONCE, BYTES_AT_ONCE, Put
+from logquarry.systems import read_file
 from logquarry.write.put_again import put_again
 from logquarry.write.timer_files import write_timer_files
 
@@ -112,6 +113,8 @@ class TimerDelivery:
         self._heap = [_rank(one) for one in self._timers.waiting.values()]
         heapify(self._heap)
         self._is_saved = self._has_files = False
+        self._last_left_out = -1
+        """The last slot of the delivered messages that the saved list need not contain."""
 
     @property
     def waiting(self) -> int:
@@ -258,6 +261,14 @@ class TimerDelivery:
         first = min(timers.waiting, default=timers.stop)
         # Messages with a slot before read_time count as delivered, and so do messages before the
         # first waiting message. The list need not contain them.
+        if read_time <= self._last_left_out:
+            # The clock was set back: read_time no longer covers messages that it covered before.
+            for offset in range(first, timers.stop):
+                if offset not in timers.waiting:
+                    timers.done.setdefault(offset, self._last_left_out)
+            self._last_left_out = -1
+        left_out = [slot for slot in timers.done.values() if slot < read_time]
+        self._last_left_out = max([self._last_left_out, *left_out])
         timers.done = {
             offset: slot
             for offset, slot in timers.done.items()
@@ -298,7 +309,7 @@ class TimerDelivery:
     def _with_progress(self, known: Known, queue_end: int) -> Known:
         """``known``, extended by the saved progress."""
         try:
-            saved: dict[str, Any] = json.loads(self._progress_path.read_bytes())
+            saved: dict[str, Any] = json.loads(read_file(self._progress_path))
             position, first = int(saved["position"]), int(saved["first"])
             enqueued, read_time = int(saved["enqueued"]), int(saved["read_time"])
             delivered = frozenset(map(int, saved["delivered"]))

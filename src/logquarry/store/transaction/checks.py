@@ -6,9 +6,9 @@
                  ^ progress: consumerOffset.json, group CID_RMQ_SYS_TRANS
                    -> skipped -> put back at the end, then the listener is called; then skipped
 
-If the half message at the progress offset is open, a check puts it back: it puts a copy, in which
-TRANSACTION_CHECK_TIMES is one higher, as a new half message. Then it calls the listener. So the
-progress can advance. The rules are RocketMQ's, in its order, unless they would lose messages:
+If the half message at the progress offset is open, a check puts a copy as a new half message, with
+TRANSACTION_CHECK_TIMES one higher, so the progress can advance. Then it calls the listener. The
+rules are RocketMQ's, in its order, unless they would lose messages:
 
 - The check calls the listener for a half message that is older than the timeout, or than its
   property CHECK_IMMUNITY_TIME_IN_SECONDS. If a half message is younger, it is put back if it has
@@ -452,9 +452,8 @@ class TransactionChecks:
         A committed message may be put again later: sent back by a consumer, delayed, or imported.
         Such a copy still has type COMMIT, but its half's offset is 0 or belongs to another log. So
         its topic and UNIQ_KEY must match those of the half message too. A power cut can lose a half
-        message that was put back, but not its committed message. The half's offset in that message
-        is then not in ``sound``, the offsets of the readable half messages. The message then ends
-        the original half message, which is earlier in the log.
+        message that was put back, but not its committed message. That message then ends the
+        original half message: its half's offset is not in ``sound`` (readable half messages).
         """
         # The module imports pyarrow, which a store without transactions does not need.
         from logquarry.log import columns

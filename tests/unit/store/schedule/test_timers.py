@@ -174,3 +174,27 @@ def test_a_thread_delivers(tmp_path: Path) -> None:
         clock.now += 1_000
         eventually(lambda: bodies(store))
         assert bodies(store) == [b"soon"]
+
+
+def test_a_clock_that_is_set_back_delivers_no_message_again(tmp_path: Path) -> None:
+    """The record of deliveries covered times; an earlier waiting message took the cover away."""
+    clock = FakeClock(1_800_000_000_000)
+
+    def put(store: StoreWriter, body: bytes, after_ms: int) -> None:
+        time = str(clock.now + after_ms)
+        store.put(lq.Message("t", body, properties={"TIMER_DELIVER_MS": time}))
+        store.wait_dispatched()
+
+    with opened(tmp_path, clock) as store:
+        put(store, b"later", 200_000_000)
+        put(store, b"one", 1_000)
+        clock.advance(5_000)
+        assert store.deliver_due() == 1
+        clock.advance(-1_000_000)
+        put(store, b"two", 5_000)
+        assert store.deliver_due() == 0
+    clock.advance(2_000_000)
+    with opened(tmp_path, clock) as store:
+        assert store.deliver_due() == 1
+        store.wait_dispatched()
+        assert sorted(m.body for m in store.scan() if m.topic == "t") == [b"one", b"two"]

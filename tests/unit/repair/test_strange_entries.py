@@ -1,0 +1,154 @@
+"""Pipes, broken links, links in a circle and files without end, in the folders of a store.
+
+No command may wait for a pipe, follow links round and round, or leave a file out without a word.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.errors import StoreUnavailable
+from tests.helpers.command import run
+from tests.helpers.operator_faults import make_store
+
+OFFSETS = "config/consumerOffset.json"
+pytestmark = pytest.mark.timeout(60)
+
+
+def broken_link(path: Path) -> None:
+    path.symlink_to("/nowhere/file")
+
+
+def circle(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def endless(path: Path) -> None:
+    """A sparse file that is larger than the memory."""
+    path.touch()
+    os.truncate(path, 1 << 42)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = make_store(tmp_path / "store")
+    (root / "config/inner").mkdir()
+    (root / "config/inner/file").write_text("kept")
+    return root
+
+
+@pytest.fixture
+def deep_tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is removed here: ``shutil.rmtree`` of pytest calls itself for each folder."""
+    yield tmp_path
+    subprocess.run(["rm", "-rf", str(tmp_path)], check=True)
+
+
+def deep(folder: Path, count: int = 1_200) -> None:
+    folder.mkdir()
+    descriptor = os.open(folder, os.O_RDONLY)
+    for _ in range(count):
+        os.mkdir("d", dir_fd=descriptor)
+        inner = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = inner
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("place", [OFFSETS, "config/topics.json", "config/inner/other"])
+@pytest.mark.parametrize("make", [os.mkfifo, broken_link, circle, device])
+def test_verify_and_salvage_name_a_file_that_cannot_be_read(
+    store: Path, tmp_path: Path, make: Callable[[Path], None], place: str
+) -> None:
+    (store / place).unlink(missing_ok=True)
+    make(store / place)
+    report = lq.verify(store)
+    assert [(one.kind, one.file) for one in report.findings] == [("wrong_entry", place)]
+    run("verify", store, code=1)
+    for salvaged in (lq.salvage(store), lq.salvage(store, into=tmp_path / "new")):
+        assert salvaged.plan.messages == 80
+        assert (place,) in [one.paths for one in salvaged.left_behind]
+    new = tmp_path / "new"
+    assert (new / "config/inner/file").read_text() == "kept"
+    assert not os.path.lexists(new / place) or place == "config/topics.json"
+
+
+def test_links_to_the_folder_above_are_followed_once(store: Path, tmp_path: Path) -> None:
+    for name in "abc":
+        (store / "config/inner" / name).symlink_to("../..")
+    (store / "config/other").mkdir()
+    (store / "config/other/there").symlink_to("../inner")
+    (store / "config/inner/back").symlink_to("../other")
+    assert {one.kind for one in lq.verify(store).findings} == {"wrong_entry"}
+    salvaged = lq.salvage(store, into=tmp_path / "new")
+    assert salvaged.plan.messages == 80
+    assert ("config/inner/a",) in [one.paths for one in salvaged.left_behind]
+    assert (tmp_path / "new/config/other/there/file").read_text() == "kept"
+    assert sum(1 for _ in (tmp_path / "new").rglob("*")) < 60
+
+
+def test_very_deep_folders(store: Path, deep_tmp_path: Path) -> None:
+    tmp_path = deep_tmp_path
+    deep(store / "config/deep")
+    run("verify", store, code=1)
+    run("salvage", store, "--into", tmp_path / "new", code=1)
+    assert (tmp_path / "new/config/deep/d/d").is_dir()
+    deep(store / "consumequeue/odd")
+    run("rebuild", store)
+    run("rebuild", store, "--in-place", "--apply")
+    deep(store / "consumequeue/odd")
+    (store / "abort").touch()
+    run("recover", store, "--apply")
+
+
+def test_a_sparse_document_is_left_out(store: Path, tmp_path: Path) -> None:
+    endless(store / OFFSETS)
+    endless(store / "config/inner/large")
+    (store / "config/topics.json").unlink()
+    endless(store / "config/topics.json")
+    report = lq.verify(store)
+    assert {one.file for one in report.findings} == {OFFSETS, "config/topics.json"}
+    left = {one.paths: one.reason for one in lq.salvage(store).left_behind}
+    for place in (OFFSETS, "config/topics.json"):
+        assert left[place,].endswith("the file is left out")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(OFFSETS, "config/topics.json", "config/delayOffset.json", "config/delayOffset.json.bak"),
+        *(".logquarry/settings.json", ".logquarry/kept_units.json"),
+    ],
+)
+@pytest.mark.parametrize("make", [os.mkfifo, device])
+def test_a_writer_waits_for_no_pipe(store: Path, make: Callable[[Path], None], place: str) -> None:
+    (store / place).unlink(missing_ok=True)
+    make(store / place)
+    with lq.MessageStore.open(store, mode="rw") as writer:
+        writer.put(lq.Message("orders", b"one more"))
+        writer.wait_dispatched()
+        with writer.consumer("group", "orders", timeout=0) as consumer:
+            assert sum(1 for _ in consumer) == 81
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, device])
+def test_a_lock_that_is_no_file(store: Path, make: Callable[[Path], None]) -> None:
+    (store / "lock").unlink()
+    make(store / "lock")
+    (store / "abort").touch()
+    for call in (
+        lambda: lq.recover(store, apply=True),
+        lambda: lq.MessageStore.open(store, mode="rw"),
+    ):
+        with pytest.raises(StoreUnavailable, match="lock: it is not a plain file"):
+            call()
