@@ -457,8 +457,8 @@ class LocalDisk(Disk):
     def list(self, folder: Path) -> list[str]:
         """See :meth:`Disk.list`."""
         try:
-            with os.scandir(folder) as entries:
-                return sorted(entry.name for entry in entries if entry.is_file())
+            # A DirEntry raises OSError for a circle of links; for Path it is no file.
+            return sorted(path.name for path in folder.iterdir() if path.is_file())
         except FileNotFoundError:
             return []
 

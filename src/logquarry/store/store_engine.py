@@ -42,7 +42,7 @@ from logquarry.read.features import PROPERTY_CRC, find_features
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_queues import QueueKey, is_lmq
 from logquarry.repair.recover.apply import apply_safe, note_end
-from logquarry.repair.recover.folder_check import check_entries, check_folders
+from logquarry.repair.recover.folder_check import check_entries, check_places
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.open_check import (
     NeedsRecovery,
@@ -154,7 +154,7 @@ class StoreEngine:
         check_folder(root)
         if not (root / COMMIT_LOG).is_symlink():
             # If the log is a broken link, the code below that opens it reports the link's target.
-            check_folders(root)
+            check_places(root)
         if not is_lockable(root):
             # Taking the lock makes a file. So check first: a refused opening must change nothing.
             check_before_lock(root, config, accept_loss)

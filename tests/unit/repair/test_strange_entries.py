@@ -152,3 +152,27 @@ def test_a_lock_that_is_no_file(store: Path, make: Callable[[Path], None]) -> No
     ):
         with pytest.raises(StoreUnavailable, match="lock: it is not a plain file"):
             call()
+
+
+@pytest.mark.parametrize("folder", ["commitlog", "index", "consumequeue/orders/0"])
+def test_a_circle_of_links_beside_the_files_of_a_sequence_stops_no_writer(
+    folder: str, store: Path
+) -> None:
+    circle(store / folder / "odd")
+    with lq.MessageStore.open(store, mode="rw") as writer:
+        writer.put(lq.Message("orders", b"one more", queue_id=0))
+        writer.wait_dispatched()
+    assert (store / folder / "odd").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "abort", "lock", ".logquarry/durable"])
+@pytest.mark.parametrize("make", [os.mkfifo, circle, broken_link])
+def test_a_writer_that_meets_no_plain_file_changes_nothing(
+    make: Callable[[Path], None], name: str, store: Path
+) -> None:
+    (store / name).unlink(missing_ok=True)
+    make(store / name)
+    before = sorted(store.rglob("*"))
+    with pytest.raises(StoreUnavailable, match=f"{name}: it is "):
+        lq.MessageStore.open(store, mode="rw")
+    assert sorted(store.rglob("*")) == before

@@ -79,9 +79,9 @@ def check_entries(root: Path, config: StoreConfig) -> None:
         WrongEntry: if a check fails.
     """
     aside = quarantine(root)
-    check_folders(root)
+    check_places(root)
     _check(aside, is_folder=True)
-    for path in (*(root / name for name in _FILES), aside / REPORT, aside / KEPT_ENTRIES):
+    for path in (aside / REPORT, aside / KEPT_ENTRIES):
         _check(path)
     places: dict[tuple[int, int], Path] = {}
     for folder in log_paths(root, StoreLayout.open(root, config).log_folders):
@@ -106,14 +106,16 @@ def check_entries(root: Path, config: StoreConfig) -> None:
             _check_once(path, _check(path), places)
 
 
-def check_folders(root: Path) -> None:
-    """Check that no file and no broken link is in place of one of a store's folders.
+def check_places(root: Path) -> None:
+    """Check the store's folders, and its files that are not in a sequence of files.
 
     Raises:
-        StoreUnavailable: if there is such a file or link.
+        WrongEntry: if something else is in place of one of them, such as a broken link or a pipe.
     """
     for name in _FOLDERS:
         _check(root / name, is_folder=True)
+    for name in _FILES:
+        _check(root / name)
 
 
 def check_queue_folder(folder: Path) -> None:
