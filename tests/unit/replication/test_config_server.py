@@ -18,6 +18,7 @@ from logquarry.protocol.remoting_codes import RequestCode
 from logquarry.replication import ConfigServer, ConfigServerOptions, config_server
 from logquarry.replication.config_server import FAST_PORT, REQUESTS
 from logquarry.replication.wire import Surroundings
+from logquarry.systems import read_file
 from tests.helpers.broker_config import Client, asking, config_bytes, real_config, versioned, write
 from tests.helpers.waiting import eventually
 
@@ -51,16 +52,15 @@ def test_what_could_not_be_read_once_is_served_when_it_can(
     expected = broker_config.decode_topic_document(path.read_bytes())
     for file in (path, master / "config" / "topics.json.bak"):
         os.utime(file, (1_700_000_000, 1_700_000_000))
-    read = Path.read_bytes
 
-    def out_of_descriptors(self: Path) -> bytes:
-        if self == path:
+    def out_of_descriptors(wanted: Path) -> bytes:
+        if wanted == path:
             raise OSError(errno.EMFILE, "Too many open files")
-        return read(self)
+        return read_file(wanted)
 
     with ConfigServer(master) as server, Client(server) as client:
         with monkeypatch.context() as patched:
-            patched.setattr(Path, "read_bytes", out_of_descriptors)
+            patched.setattr("logquarry.disk.config_file.read_file", out_of_descriptors)
             client.say(asking())
             answer = client.hear()
             # The backup.
