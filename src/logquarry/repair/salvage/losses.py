@@ -5,23 +5,29 @@ reliable queue to compare with. So it treats an offset as harmed if it does not 
 the neighbouring messages. If salvage trusted it, the topic would seem to be recreated, or billions
 of messages would seem to be missing. A lost message is known from its entry in a consume queue, or
 from its frame if only its body is damaged.
+
+A harmed topic or queue id puts a sound message into another queue. The queue that lacks it then has
+an entry for it (:func:`misnamed_messages`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
-from logquarry.format.frame import FIXED_SIZE_V1
+from logquarry.format import java
+from logquarry.format.frame import FIXED_SIZE_V1, Frame
+from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import MISSING_FILE, DamagedSpan
-from logquarry.read.batch_queue import all_queues
+from logquarry.read.batch_queue import BatchQueue, all_queues
+from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import has_message
-from logquarry.repair.audit.differences import Int64, consecutive, span_numbers
+from logquarry.repair.audit.differences import Bools, Int64, consecutive, span_numbers
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 Range = tuple[int, int]
@@ -65,6 +71,15 @@ class QueueStory:
     gaps: tuple[Range, ...] = ()
     lives: int = 1
     mended: dict[int, int] = field(default_factory=dict)
+
+    def has(self, offsets: Int64) -> Bools:
+        """Which of some queue offsets the queue has a message at."""
+        inside: Bools = (offsets >= self.first) & (offsets < self.next)
+        if self.gaps:
+            starts, stops = np.array(self.gaps, np.int64).T
+            gap = np.searchsorted(starts, offsets, "right") - 1
+            inside &= (gap < 0) | (offsets >= stops[gap])
+        return inside
 
     @property
     def is_padded(self) -> bool:
@@ -282,6 +297,72 @@ def fill_messages(
 
 
 Pairs = tuple[list[int], list[int]]
+
+
+def misnamed_messages(
+    layout: StoreLayout,
+    queues: Mapping[QueueKey, QueueStory],
+    is_saved: Callable[[Int64], Bools],
+) -> list[LostSpan]:
+    """The messages that a queue lacks because their frames name another queue.
+
+    Such a message is saved, but in the queue that its frame names. It is reported if these facts
+    show the harm: an entry points to the frame, and has its size and queue offset; the entry before
+    or after it is right; and the queue that the frame names has no entry for it. So neither the
+    swapped files of two queues nor entries of messages that a recovery cut off are reported.
+
+    Args:
+        layout: the store's files.
+        queues: the queue offsets of the saved messages.
+        is_saved: whether the frames at some physical offsets are saved.
+    """
+    found: list[LostSpan] = []
+    log = CommitLog(layout)
+    there = {(queue.topic, queue.queue_id): queue for queue in all_queues(layout)}
+
+    def frame_of(entry: QueueEntry) -> Frame | None:
+        frame = log.outcome_at(entry.physical_offset, check_crc=False)
+        return frame if isinstance(frame, Frame) and frame.size == entry.size else None
+
+    def queue_of(frame: Frame) -> QueueKey:
+        return frame.topic.decode("utf-8", java.UTF8_ERRORS), frame.queue_id
+
+    def is_right(key: QueueKey, offset: int) -> bool:
+        return any(
+            frame is not None and queue_of(frame) == key and frame.queue_offset == offset
+            for _, entry in there[key].entries(max(0, offset), offset + 1)
+            for frame in [frame_of(entry)]
+        )
+
+    for key, queue in sorted(there.items()):
+        story = queues.get(key)
+        if isinstance(queue, BatchQueue):
+            continue
+        for start, units in queue.runs(0, queue.max_offset):
+            places = units["physical_offset"].astype(np.int64)
+            lacks = has_message(units) & is_saved(places)
+            if story is not None:
+                lacks &= ~story.has(np.arange(start, start + len(units)))
+            for at in np.flatnonzero(lacks).tolist():
+                offset, entry = start + at, QueueEntry(*units[at].item())
+                frame = frame_of(entry)
+                if frame is None or frame.queue_offset != offset:
+                    continue
+                named = queue_of(frame)
+                if named == key or (named in there and is_right(named, offset)):
+                    continue
+                if not (is_right(key, offset - 1) or is_right(key, offset + 1)):
+                    continue
+                place = entry.physical_offset
+                reason = (
+                    f"entry {offset} of {key[0]}/{key[1]} points to it, but its frame names the "
+                    f"queue {named[0]}/{named[1]}: it is saved there"
+                )
+                lost: LostOffsets = {key: [(offset, offset + 1)]}
+                found.append(
+                    LostSpan("queue_misplaced", layout.log_file(place), place, 0, reason, lost)
+                )
+    return found
 
 
 def lost_by_queue(

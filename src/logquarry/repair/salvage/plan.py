@@ -42,6 +42,7 @@ from logquarry.repair.salvage.losses import (
     fill_messages,
     lost_by_queue,
     lost_spans,
+    misnamed_messages,
 )
 from logquarry.repair.salvage.store_times import StoreTimes
 from logquarry.units import Progress
@@ -402,13 +403,18 @@ class _Planner:
             path = self._layout.filesystem.full_path(self._layout.log_file(self._log.start))
             raise CorruptStore(path, self._log.start, str(error), kind="queue_offset") from error
         self._move(self._shift())
+        places = NewPlaces(plan.pieces)
+        plan.lost += misnamed_messages(
+            self._layout, plan.queues, lambda starts: places.of(starts) >= 0
+        )
+        plan.lost.sort(key=lambda span: span.offset)
         gaps = {key: story.gaps for key, story in plan.queues.items()}
         for (topic, _), ranges in lost_by_queue(plan.lost, gaps).items():
             count = sum(stop - start for start, stop in ranges)
             plan.topics.setdefault(topic, TopicCount()).lost += count
         halves = np.concatenate(self._halves) if self._halves else np.empty(0, np.int64)
         halves = halves[halves >= self._log.start]
-        plan.ends = int(np.count_nonzero(NewPlaces(plan.pieces).of(halves) < 0))
+        plan.ends = int(np.count_nonzero(places.of(halves) < 0))
 
     def _shift(self) -> int:
         """Bytes by which all physical offsets are raised.

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import struct
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import logquarry as lq
+from logquarry.format.frame import HEAD
+from logquarry.log.layout import StoreLayout
 from logquarry.repair.salvage.losses import QueueNotes, merged, ranges_of
+from logquarry.repair.salvage.plan import plan_salvage
+from logquarry.repair.salvage.salvage import salvage
+from tests.helpers.files import flip, overwrite
+from tests.helpers.small_store import opened
 
 
 def notes(*offsets: int) -> QueueNotes:
@@ -61,3 +71,55 @@ def test_ranges() -> None:
     assert ranges_of(np.array([4, 1, 2, 2, 9])) == [(1, 3), (4, 5), (9, 10)]
     assert ranges_of(np.array([], np.int64)) == []
     assert merged([(3, 5), (0, 2), (2, 4), (9, 10)]) == [(0, 5), (9, 10)]
+
+
+@pytest.fixture
+def two_queues(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    with opened(root) as store:
+        for number in range(40):
+            store.put(lq.Message("orders", b"b" * 50, queue_id=number % 2))
+    return root
+
+
+def lost_in(root: Path) -> dict[tuple[str, int], list[tuple[int, int]]]:
+    plan = plan_salvage(StoreLayout.open(root).by_content())
+    assert all(span.kind == "queue_misplaced" for span in plan.lost)
+    return {key: ranges for span in plan.lost for key, ranges in span.messages.items()}
+
+
+@pytest.mark.parametrize("number", [0, 1, 10, 19])
+@pytest.mark.parametrize(("what", "bits"), [(b"orders", 1), ("queue id", 4)])
+def test_a_frame_that_names_another_queue_is_lost_in_its_own(
+    what: bytes | str, bits: int, number: int, two_queues: Path
+) -> None:
+    """No CRC covers topic and queue id."""
+    with lq.MessageStore.open(two_queues) as store:
+        found = store.get("orders", 1, number, 1).messages[0]
+        frame = store.get_data(found.physical_offset, found.size)
+    at = HEAD.offsets["queue_id"] + 3 if isinstance(what, str) else frame.index(what)
+    flip(two_queues / "commitlog" / f"{0:020d}", found.physical_offset + at, bits)
+    assert lost_in(two_queues) == {("orders", 1): [(number, number + 1)]}
+    salvaged = salvage(StoreLayout.open(two_queues).by_content(), two_queues.parent / "new")
+    assert not salvaged.is_whole and salvaged.plan.messages == 40
+
+
+def test_swapped_queue_files_lose_nothing(two_queues: Path) -> None:
+    """Their entries point to sound messages of another queue."""
+    with lq.MessageStore.open(two_queues, mode="rw") as store:
+        for _ in range(10):
+            store.put(lq.Message("orders", b"b" * 50, queue_id=1))
+    first, second = (two_queues / "consumequeue/orders" / str(number) for number in (0, 1))
+    first.rename(two_queues / "aside")
+    second.rename(first)
+    (two_queues / "aside").rename(second)
+    assert lost_in(two_queues) == {}
+
+
+def test_entries_of_messages_that_a_recovery_cut_off_are_no_loss(two_queues: Path) -> None:
+    """RocketMQ leaves such entries; then other messages take their place in the log."""
+    path = two_queues / "consumequeue/orders/1" / f"{0:020d}"
+    with lq.MessageStore.open(two_queues) as store:
+        place = store.get("orders", 0, 19, 1).messages[0]
+    overwrite(path, 20 * 20, struct.pack(">qiq", place.physical_offset, place.size, 0))
+    assert lost_in(two_queues) == {}
