@@ -187,7 +187,7 @@ def _warn_of_space(plan: LoadPlan, segments: Mapping[int, Sequence[Segment]]) ->
     if allocated > max(_LARGE, _MANY_TIMES * needed):
         logger.warning(
             "%s: %s of at least %s each while its part is loaded, for %s of messages in all; for "
-            "smaller files see docs/sink.md, Space",
+            "smaller files see docs/sink.md, Disk space",
             plan.path,
             plural(len(new), "new store"),
             size_text(allocated // len(new)),
