@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -43,7 +44,7 @@ from logquarry.store.load.ledger import (
     write_document,
 )
 from logquarry.store.load.loading import Loaded
-from logquarry.store.load.segment import Segment
+from logquarry.store.load.segment import Segment, find_segment
 from logquarry.store.message_store import StoreWriter
 from logquarry.text import plural, size_text
 
@@ -220,7 +221,8 @@ def commit_load(
 
     Raises:
         UsageError: if a task staged another load.
-        CorruptFile: if a segment has changed since it was staged; nothing is appended then.
+        CorruptFile: if a segment has changed since it was staged. Nothing is appended to its store
+            then; if it is missing or has another size, to no store.
         StoreUnavailable: if a store cannot be written. The next load into the same path completes
             a decided load.
     """
@@ -306,6 +308,9 @@ class _Commit:
         if not segments:
             self._ledger.add(load)
             return {}
+        for segment in chain.from_iterable(segments.values()):
+            # After the decision, a missing segment would make each later load fail too.
+            find_segment(plan.loads / load.staged, segment)
         decision.make(load, {plan.store(b).name: found for b, found in segments.items()})
         done = decision.finish(self._run)
         assert done is not None

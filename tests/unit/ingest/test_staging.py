@@ -284,6 +284,24 @@ def test_files_that_are_large_for_few_rows_are_told_before(
     assert told is not is_small
 
 
+@pytest.mark.parametrize("harm", ["missing", "short"])
+def test_a_missing_segment_does_not_stop_later_loads(harm: str, tmp_path: Path) -> None:
+    """As if the executors did not share the folder with the driver."""
+    plan = planned(tmp_path / "s", brokers=2)
+    first, second = LoadId("job", 1), LoadId("job", 2)
+    rows = [row(queue_id=number) for number in range(4)]
+    tasks = staged(plan, rows, load=first)
+    segment = plan.loads / first.staged / tasks[0].segments[-1][1].name
+    if harm == "missing":
+        segment.unlink()
+    else:
+        segment.write_bytes(segment.read_bytes()[:-1])
+    with pytest.raises(CorruptFile, match=r"segment is missing|bytes instead of"):
+        commit_load(plan, first, tasks)
+    assert not any((plan.store(number) / "commitlog").exists() for number in range(2))
+    assert commit_load(plan, second, staged(plan, rows, load=second)).rows == 4
+
+
 def test_a_small_load_fills_one_store_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

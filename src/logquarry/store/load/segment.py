@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable
 from logquarry.format.java import crc32
-from logquarry.log.filesystem import unreadable_file, whole_file
+from logquarry.log.filesystem import FileView, unreadable_file, whole_file
 from logquarry.read.log_queues import QueueKey
 from logquarry.text import document
 from logquarry.write.staged_put import StagedFrames
@@ -180,6 +180,26 @@ def _refused(path: Path, error: OSError) -> StoreUnavailable:
     return StoreUnavailable(f"{path}: cannot be staged: {error.strerror or error}")
 
 
+def find_segment(folder: Path, segment: Segment) -> FileView:
+    """The file of a segment, open for reading. Its size is right; its CRC is not checked.
+
+    Raises:
+        CorruptFile: if the file is missing, cannot be read, or has another size.
+    """
+    path = folder / segment.name
+    try:
+        file = whole_file(path)
+    except FileNotFoundError as error:
+        reason = "the segment is missing: do all tasks and the loader see the same folder?"
+        raise CorruptFile(str(path), 0, reason) from error
+    except StoreNotFound as error:
+        raise CorruptFile(str(path), 0, str(error)) from error
+    if file.size != segment.size or file.size < _TAIL.size:
+        reason = f"it has {file.size} bytes instead of {segment.size}"
+        raise CorruptFile(str(path), 0, reason)
+    return file
+
+
 class SegmentReader:
     """Opens and verifies a segment.
 
@@ -197,16 +217,7 @@ class SegmentReader:
 
     def __init__(self, folder: Path, segment: Segment, *, check: bool = True) -> None:
         path = folder / segment.name
-        try:
-            file = whole_file(path)
-        except FileNotFoundError as error:
-            reason = "the segment is missing: do all tasks and the loader see the same folder?"
-            raise CorruptFile(str(path), 0, reason) from error
-        except StoreNotFound as error:
-            raise CorruptFile(str(path), 0, str(error)) from error
-        if file.size != segment.size or file.size < _TAIL.size:
-            reason = f"it has {file.size} bytes instead of {segment.size}"
-            raise CorruptFile(str(path), 0, reason)
+        file = find_segment(folder, segment)
         self._view = file.window(0, file.size)
         if file.unreadable:
             raise unreadable_file(file)
