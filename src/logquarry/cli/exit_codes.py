@@ -48,9 +48,10 @@ MEANINGS: Final[Mapping[ExitCode, tuple[str, str]]] = {
         "`logquarry COMMAND --help`",
     ),
     ExitCode.UNREADABLE: (
-        "unreadable: there is no store at this path, you have no permission to read it, or the "
-        "disk fails",
-        "give the folder that contains `commitlog/`, or run the command as the store's owner",
+        "unreadable: there is no store at this path, a link in the store leads to a missing "
+        "folder, you have no permission to read the store, or the disk fails",
+        "give the folder that contains `commitlog/`, mount the disk to which the link leads, or "
+        "run the command as the store's owner",
     ),
     ExitCode.REFUSED: (
         "refused: a process has the store open, the store has a feature that the command would "

@@ -299,7 +299,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         "note",
         "a Spark load ended before all its rows were in the log",
         Action.NOTHING,
-        "run the load again",
+        "run the load again; opening the store for writing first finishes or removes the old load",
     ),
     "new_epoch": Kind(
         "note", "queue offsets restart: the topic was deleted and created again", Action.NOTHING
