@@ -123,7 +123,13 @@ def number(value: object, field: str, *, takes: str = "a number") -> float:
     """A number, whole or not."""
     if isinstance(value, (bool, str, bytes)) or not hasattr(type(value), "__float__"):
         refuse_type(value, field, takes)
-    return value if isinstance(value, (int, float)) else float(value)  # type: ignore[arg-type]
+    if isinstance(value, (int, float)):
+        return value
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        # A NumPy array with more or fewer than one value has __float__ too.
+        refuse_type(value, field, takes)
 
 
 def flag(value: object, field: str) -> bool:

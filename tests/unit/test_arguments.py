@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
 
 import logquarry as lq
-from logquarry.arguments import seconds
+from logquarry.arguments import number, seconds
 from logquarry.errors import UsageError, WrongType
 from logquarry.replication import (
     ConfigServer,
@@ -192,3 +193,11 @@ def test_replication(tmp_path: Path, folder: Path) -> None:
 
 def test_a_time_to_wait_may_be_very_long() -> None:
     assert seconds(10**400) == seconds(float("inf"))
+
+
+@pytest.mark.parametrize("value", [np.array([1, 2]), np.array(["a"]), np.array([])])
+def test_an_array_is_no_number(value: object) -> None:
+    with pytest.raises(WrongType, match="timeout takes seconds, not an object of type ndarray"):
+        seconds(value)
+    with pytest.raises(WrongType, match="ratio takes a number"):
+        number(value, "ratio")
