@@ -72,7 +72,11 @@ def test_open(folder: Path, name: str, mode: str) -> None:
 
 
 # Every function that changes a store takes these.
-PARTS: Final[Wrong] = {"clock": NO_FUNCTION, "progress": NO_FUNCTION, "disk": NO_OBJECT}
+PARTS: Final[dict[str, tuple[object, ...]]] = {
+    "clock": NO_FUNCTION,
+    "progress": NO_FUNCTION,
+    "disk": NO_OBJECT,
+}
 NO_BYTES: Final = (*NO_INT, -1)
 
 CALLS: Final[Calls] = {
