@@ -71,6 +71,14 @@ def test_open(folder: Path, name: str, mode: str) -> None:
     assert sorted(folder.rglob("*")) == before
 
 
+# Every function that changes a store takes these.
+PARTS: Final[dict[str, tuple[object, ...]]] = {
+    "clock": NO_FUNCTION,
+    "progress": NO_FUNCTION,
+    "disk": NO_OBJECT,
+}
+NO_BYTES: Final = (*NO_INT, -1)
+
 CALLS: Final[Calls] = {
     "verify": ({}, {"path": PATHS, "config": NO_OBJECT, "progress": NO_FUNCTION}),
     "salvage": (
@@ -80,15 +88,18 @@ CALLS: Final[Calls] = {
     "rebuild": (
         {},
         {"path": PATHS, "into": NO_PATH, "config": NO_OBJECT, "apply": NO_FLAG}
-        | {"queues": NO_FLAG, "index": NO_FLAG},
+        | {"queues": NO_FLAG, "index": NO_FLAG}
+        | PARTS,
     ),
     "recover": (
         {},
-        {"path": PATHS, "config": NO_OBJECT, "apply": NO_FLAG, "mode": ("x", 5, None, THING)},
+        {"path": PATHS, "config": NO_OBJECT, "apply": NO_FLAG, "mode": ("x", 5, None, THING)}
+        | {"accept_loss": NO_BYTES}
+        | PARTS,
     ),
     "retain": (
         {"rules": RULES},
-        {"path": PATHS, "config": NO_OBJECT, "apply": NO_FLAG, "rules": (*NO_OBJECT, None)},
+        {"path": PATHS, "config": NO_OBJECT, "apply": NO_FLAG, "rules": (*NO_OBJECT, None)} | PARTS,
     ),
 }
 
@@ -97,12 +108,7 @@ CALLS: Final[Calls] = {
 def test_calls_on_paths(folder: Path, name: str, argument: str) -> None:
     before = sorted(folder.rglob("*"))
     for arguments in with_wrong(CALLS, name, argument):
-        # A path is named by its parameter; `into` is a path too.
-        refused(
-            getattr(lq, name),
-            {"path": folder} | arguments,
-            "path" if argument == "into" else argument,
-        )
+        refused(getattr(lq, name), {"path": folder} | arguments, argument)
     assert sorted(folder.rglob("*")) == before
 
 

@@ -125,6 +125,7 @@ def salvage(
     """
     from logquarry.repair.salvage.salvage import salvage as salvage_layout
 
+    arguments.optional(arguments.path, into, "into")
     target = None if into is None else local_folder(into)
     arguments.flag(include_stale, "include_stale")
     arguments.optional(arguments.function, bars, "bars")

@@ -130,8 +130,12 @@ def rebuild(
         UsageError: if a folder is invalid, or the settings belong to another store.
     """
     root = local_store(path)
+    arguments.optional(arguments.path, into, "into")
     for name, value in (("apply", apply), ("queues", queues), ("index", index)):
         arguments.flag(value, name)
+    for name, called in (("clock", clock), ("progress", progress)):
+        arguments.optional(arguments.function, called, name)
+    arguments.optional(arguments.instance, disk, "disk", kind=Disk, takes="a Disk")
     names = [name for name, wanted in ((CONSUME_QUEUE, queues), (INDEX, index)) if wanted]
     if not names:
         raise UsageError("neither queues nor index: there is nothing to build")

@@ -93,6 +93,10 @@ def recover(
     settings = settings_of(config)
     arguments.choice(mode, "mode", RECOVERIES)
     apply = arguments.flag(apply, "apply")
+    arguments.optional(arguments.count, accept_loss, "accept_loss", least=0)
+    for name, value in (("clock", clock), ("progress", progress)):
+        arguments.optional(arguments.function, value, name)
+    arguments.optional(arguments.instance, disk, "disk", kind=Disk, takes="a Disk")
     layout = StoreLayout.open(root, settings).by_content()
     may_lack_log = accept_loss is not None
     unsupported = refusal(layout, Action.RECOVER, mode=mode, may_lack_log=may_lack_log)

@@ -308,6 +308,9 @@ def retain(
     root = local_store(path)
     settings, rules = settings_of(config), require_rules(rules)
     apply = arguments.flag(apply, "apply")
+    for name, value in (("clock", clock), ("progress", progress)):
+        arguments.optional(arguments.function, value, name)
+    arguments.optional(arguments.instance, disk, "disk", kind=Disk, takes="a Disk")
     clock = clock or now_ms
     # Before the lock file is created: there may be no store.
     layout = StoreLayout.open(root, settings)
