@@ -229,6 +229,11 @@ def test_several_log_folders_are_one_log(copied: Copied, rocketmq5: Path) -> Non
     for config in (None, stated):
         assert _offsets(root, config) == expected
         assert not verify_store(StoreLayout.open(root, config)).findings
+    # The new store has one folder for its log, whatever the configuration of the old one says.
+    with_timers = list((root / "consumequeue").glob("rmq_sys_wheel_timer"))
+    done = salvage(StoreLayout.open(root, stated), root.parent / "new")
+    assert with_timers and done.is_whole
+    assert not verify_store(StoreLayout.open(root.parent / "new")).has_damage
     # The log is in commitlog/ and two other folders, as after a change of the setting.
     (root / "commitlog").mkdir()
     shutil.move(root / "clA" / ("0" * 20), root / "commitlog")

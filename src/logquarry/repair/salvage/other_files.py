@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.format import timer
 from logquarry.format.broker_config import FOLDER_V2, FOLDERS_V1
@@ -200,11 +201,14 @@ def _copy(layout: StoreLayout, path: str, disk: Disk, target: Path) -> None:
             position += length
 
 
-def make_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int) -> int:
+def make_timer_files(
+    layout: StoreLayout, config: StoreConfig, disk: Disk, root: Path, now: int
+) -> int:
     """Write wheel, timer log and ``timercheck`` of a new store.
 
     Args:
         layout: the damaged store.
+        config: settings of the new store. It may have its log elsewhere than the damaged one.
         disk: disk of the new store.
         root: its folder; log and queues are complete.
         now: the time in milliseconds.
@@ -215,7 +219,7 @@ def make_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int) -> i
     Raises:
         StoreUnavailable: if the disk fails or is full.
     """
-    new = StoreLayout.open(root, layout.config)
+    new = StoreLayout.open(root, config)
     if (timer.TOPIC, timers.QUEUE_ID) not in new.queue_names:
         return 0
     check = timers.check_or_none(layout)

@@ -209,7 +209,9 @@ def salvage(
                 for path in others.carried:
                     pause()
                     carry(layout, path, target.disk, target.work)
-                found.timers = make_timer_files(layout, target.disk, target.work, now_ms())
+                found.timers = make_timer_files(
+                    layout, plan.config, target.disk, target.work, now_ms()
+                )
                 known = {one.paths for one in found.left_behind}
                 found.left_behind += [
                     one
