@@ -86,7 +86,8 @@ def folders_below(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, list[s
         except OSError:
             continue
         waiting += [one / entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
-        yield one, [entry.name for entry in found if not entry.is_dir()]
+        # A DirEntry raises OSError for a circle of links; for Path it is no folder.
+        yield one, [entry.name for entry in found if not Path(entry).is_dir()]
 
 
 def read_at(descriptor: int, length: int, position: int) -> bytes:

@@ -154,11 +154,15 @@ def test_a_lock_that_is_no_file(store: Path, make: Callable[[Path], None]) -> No
             call()
 
 
+@pytest.mark.parametrize("crashed", [False, True])
 @pytest.mark.parametrize("folder", ["commitlog", "index", "consumequeue/orders/0"])
 def test_a_circle_of_links_beside_the_files_of_a_sequence_stops_no_writer(
-    folder: str, store: Path
+    folder: str, crashed: bool, store: Path
 ) -> None:
     circle(store / folder / "odd")
+    if crashed:
+        (store / "abort").touch()
+        (store / ".logquarry/durable").unlink()
     with lq.MessageStore.open(store, mode="rw") as writer:
         writer.put(lq.Message("orders", b"one more", queue_id=0))
         writer.wait_dispatched()

@@ -277,7 +277,7 @@ class _Rebuild:
             shutil.rmtree(self._build, ignore_errors=True)
             remove_empty(self._build.parent)
             raise
-        if is_in_place and CONSUME_QUEUE in self._names:
+        if is_in_place:
             self._note_end(layout, report)
         stamp = datetime.fromtimestamp(self._clock() / 1000, UTC)
         aside, folder = swap(
