@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import LogExtent, LogSplit, log_extent, plan_splits, split_events
+from logquarry.log.store_files import COMMIT_LOG
 from logquarry.log.walk import LogReader
 from logquarry.read.log_end import sound_bound
 from logquarry.testing import strategies
@@ -102,3 +103,17 @@ def test_a_part_of_the_log(log: strategies.Log, data: st.DataObject) -> None:
         if start <= item.physical_offset < stop
     ]
     assert not [event for event in found if event[0] == "damage"]
+
+
+def test_a_gap_of_exabytes_is_not_cut_into_pieces() -> None:
+    log = small_log(start=0)
+    files = log.named_files()
+    far = 2**61 - 2**61 % log.file_size
+    layout = layout_of(files | {f"{COMMIT_LOG}/{far:020d}": b""}, file_size=log.file_size)
+    # A wrong entry of a queue can name any end.
+    extent = LogExtent(0, 2**62)
+    splits = plan_splits(layout, extent, split_size=log.file_size)
+    assert len(splits) <= len(files) + 3
+    assert (splits[0].start, splits[-1].stop) == (0, 2**62)
+    for before, after in itertools.pairwise(splits):
+        assert before.stop == after.start
