@@ -270,7 +270,13 @@ def test_a_reader_beside_a_writer_never_ends_at_a_file_that_was_cut(
 ) -> None:
     """The durable offset shows that the log went on."""
     root = tmp_path / "store"
-    config = lq.StoreConfig(mapped_file_size_commit_log=FILE, max_hash_slot_num=100)
+    # A flush would restore a deleted file from its link.
+    config = lq.StoreConfig(
+        mapped_file_size_commit_log=FILE,
+        max_hash_slot_num=100,
+        flush_interval_commit_log=600_000,
+        flush_commit_log_timed=True,
+    )
     path = root / "commitlog" / str(FILE).zfill(20)
     with lq.MessageStore.open(root, mode="rw", config=config) as store:
         for _ in range(COUNT):

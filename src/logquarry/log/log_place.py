@@ -17,13 +17,14 @@ from typing import Final
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreNotFound, UnsupportedStore
-from logquarry.format import checkpoint, dledger
+from logquarry.format import checkpoint, dledger, index
 from logquarry.log.filesystem import Entry, FileSystem, LocalFileSystem
 from logquarry.log.store_files import (
     BATCH_QUEUE,
     CHECKPOINT,
     COMMIT_LOG,
     CONSUME_QUEUE,
+    INDEX,
     is_offset_name,
 )
 
@@ -289,8 +290,9 @@ def find_missing_log(
 ) -> LogPlace | None:
     """The place of the log if ``commitlog/`` holds no file of it; None if the store is new.
 
-    A store is new if no queue has an entry and the checkpoint has no store time. Reads the first
-    entry of one queue after another, until a queue has one.
+    A store is new if no queue has an entry and the checkpoint has no store time; without a
+    checkpoint, if the index has no entry either. Reads the first entry of one queue after another,
+    until a queue has one.
 
     Args:
         filesystem: the store's folder.
@@ -336,8 +338,25 @@ def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None
     try:
         times = checkpoint.decode(filesystem.read(CHECKPOINT))
     except (FileNotFoundError, ValueError):
-        return None
+        return _known_entry(filesystem) if INDEX in folders else None
     return CHECKPOINT if times.physic_timestamp > 0 else None
+
+
+def _known_entry(filesystem: FileSystem) -> str | None:
+    """An index file with an entry, or a folder in place of one; None if there is neither.
+
+    Counts only without a checkpoint: an index stays when a lost log is accepted in mode rocketmq.
+    """
+    for entry in filesystem.list(INDEX):
+        path = f"{INDEX}/{entry.name}"
+        if not (entry.name.isascii() and entry.name.isdigit()):
+            continue
+        size = index.HEADER.size
+        head = b"" if entry.is_dir else bytes(filesystem.open(path).window(0, size))
+        has_entry = len(head) >= size and index.decode_header(head).entry_count > 1
+        if entry.is_dir or has_entry:
+            return path
+    return None
 
 
 def _has_bytes(filesystem: FileSystem, path: str) -> bool:

@@ -32,7 +32,6 @@ from logquarry.log.kept_settings import levels_text
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import setting
 from logquarry.log.store_files import (
-    CHECKPOINT,
     COMMIT_LOG,
     CONSUME_QUEUE,
     INDEX,
@@ -326,14 +325,15 @@ def require_log(layout: StoreLayout) -> None:
         layout.refresh()
     else:
         what = "the log's files are empty" if layout.commit_log.files else "the log has no files"
-        reason = f"{what}, but {_known(layout)}: is a disk not mounted?"
+        known = _known(layout) or f"{missing.evidence[0]} knows of messages"
+        reason = f"{what}, but {known}: is a disk not mounted?"
         path = setting(layout.config, "storePathCommitLog")
         reason = f"storePathCommitLog={path}: {reason}" if path else reason
         raise dataclasses.replace(missing, reason=reason).error(layout.root)
 
 
 def _known(layout: StoreLayout) -> str:
-    """What the checkpoint or the queues show of the log, in words; empty if they show nothing."""
+    """What the queues show of the log, in words; empty if they show nothing."""
     messages = 0
     starts, ends = [], []
     for queue in all_queues(layout):
@@ -344,7 +344,7 @@ def _known(layout: StoreLayout) -> str:
         starts.append(first[1].physical_offset)
         ends.append(last.end)
     if not ends:
-        return f"{CHECKPOINT} knows of messages"
+        return ""
     size = max(ends) - min(starts)
     return f"the queues point to {size:,} bytes ({text.plural(messages, 'message')})"
 

@@ -202,6 +202,7 @@ class _Search:
         self._durable = layout.durable_end
         self._is_closed = not layout.has_abort
         self._flushed = checkpoint_times(layout).physic_timestamp
+        self._missing = layout.missing_log
 
     def loss(self) -> Loss | None:
         lost = self._lost()
@@ -212,9 +213,9 @@ class _Search:
         count, size = int(lost[:, 2].sum()), max(int(lost[:, 1].sum()), gone)
         kept = self._end - self._log.start
         if not count and not gone:
-            if kept or self._log.files or self._flushed <= 0:
+            if kept or self._missing is None:
                 return None
-            reason = "the log has no files, but the checkpoint knows of messages"
+            reason = f"the log has no files, but {self._missing.evidence[0]} knows of messages"
             return Loss(0, 0, 0, f"{reason}: {_IS_MOUNTED}", needs_consent=True)
         missing = vouched[self._is_missing(vouched)]
         is_missing = len(missing) > 0 or self._lacks_file

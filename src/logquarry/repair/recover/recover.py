@@ -172,7 +172,9 @@ def _planned(
             plan = dataclasses.replace(plan, steps=())
     steps = list(plan.steps)
     try:
-        layout.read_checkpoint()
+        if layout.read_checkpoint() is None and layout.missing_log is not None:
+            reason = "it is missing: it says that the log is empty, not lost"
+            steps.append(Step(StepKind.WRITE_CHECKPOINT, CHECKPOINT, None, None, reason))
     except ValueError as error:
         steps.append(Step(StepKind.WRITE_CHECKPOINT, CHECKPOINT, None, None, str(error)))
     for name in _OWN_FILES:

@@ -165,6 +165,30 @@ def test_a_large_loss_needs_consent(
     assert frames(opened_too)[-1].body == b"goes on"
 
 
+@pytest.mark.parametrize("mode", ["safe", "rocketmq"])
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_without_a_checkpoint_the_index_shows_that_messages_are_lost(
+    store: Path, mode: RecoveryMode, is_folder: bool
+) -> None:
+    shutil.rmtree(store / ".logquarry", ignore_errors=True)
+    empty_folder(store)
+    shutil.rmtree(store / "consumequeue")
+    (store / "checkpoint").unlink()
+    (store / "lock").unlink()
+    path = min((store / "index").iterdir())
+    if is_folder:
+        path.unlink()
+        path.mkdir()
+    before = state(store)
+    with pytest.raises(lq.errors.StoreUnavailable, match=f"{path.name} knows of messages"):
+        lq.MessageStore.open(store)
+    with pytest.raises(lq.errors.StoreUnavailable, match="accept"):
+        lq.recover(store, mode=mode, config=config(), apply=True)
+    assert state(store) == before
+    lq.recover(store, mode=mode, config=config(), apply=True, accept_loss=1 << 40)
+    assert frames(store) == []
+
+
 def test_a_dangling_link_is_named(store: Path) -> None:
     dangling_link(store)
     before = state(store)
