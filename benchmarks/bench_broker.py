@@ -38,9 +38,10 @@ FIELDS: Final = {
 
 
 _SLEEPER: Final = """
-import sys, threading, time
+import os, sys, threading, time
 stopped = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), stopped.set()), daemon=True).start()
+os.close(2)
 late, last = [], time.perf_counter()
 while not stopped.is_set():
     time.sleep(0.002)
@@ -55,8 +56,12 @@ print(f"standstills over 20 ms: {late or 'none'}", flush=True)
 @contextmanager
 def standstills() -> Iterator[None]:
     """Print how long this machine stood still meanwhile, in milliseconds."""
-    with subprocess.Popen([sys.executable, "-c", _SLEEPER], stdin=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", _SLEEPER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
+            # Its start would take processor time from the broker: wait until it closes stderr.
+            assert process.stderr is not None
+            process.stderr.read()
             yield
         finally:
             process.communicate()

@@ -207,6 +207,11 @@ async def _serve(
                 server = serve_metrics(running, *metrics_at)
             except OSError as error:
                 raise listen_error(error, *metrics_at, "--metrics") from error
+        # Requests leave no reference cycles, and frequent garbage collections would take a third of
+        # the time of a send. Collect before the first line: clients possibly wait for it.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_GARBAGE)
         what = "a temporary store" if store is None else text.printable(store)
         out.line(f"serving {what} at {running.address}, name server {running.name_server}")
         if running.is_address_chosen:
@@ -217,11 +222,6 @@ async def _serve(
             out.line(f"metrics at http://{server.address}/metrics")
         # A script possibly waits for these lines.
         sys.stdout.flush()
-        # Requests leave no reference cycles, and frequent garbage collections would take a third of
-        # the time of a send.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(_GARBAGE)
         try:
             await _show(out, waiting, running)
         finally:
