@@ -26,6 +26,7 @@ LONG_MAX: Final = (1 << 63) - 1
 
 _LONGEST_SHOWN: Final = 80
 _LARGEST_PORT: Final = 65_535
+_LONGEST_FILE_NAME: Final = 255
 _LONGEST_WAIT: Final = 86_400.0 * 365 * 100
 
 _Kind = TypeVar("_Kind")
@@ -306,4 +307,9 @@ def path(value: object, field: str = "path") -> str:
         refuse_type(value, field, "a path")
     if "\0" in found:
         raise UsageError(f"{field}: a path cannot have a null character")
+    if not found:
+        raise UsageError(f"{field}: it is empty")
+    is_long = any(len(os.fsencode(name)) > _LONGEST_FILE_NAME for name in found.split("/"))
+    if is_long and "://" not in found:
+        raise UsageError(f"{field}: a name in it has more than {_LONGEST_FILE_NAME} bytes")
     return found
