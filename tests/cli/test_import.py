@@ -376,9 +376,24 @@ def test_an_interrupt_says_how_many_are_in(
     monkeypatch.setattr(ManyWriter, "put_stored", interrupted)
     result = put_in(source, *(["--quiet"] if quiet else []), code=130)
     assert f"the first 3 messages of {source} are in {tmp_path / 'store'}" in result.stderr
-    assert "interrupted" in result.stderr
+    assert "--skip 3\n" in result.stderr and "interrupted" in result.stderr
     assert [base64.b64decode(m["body"]) for m in jsonl(tmp_path / "store")] == [b"0", b"1", b"2"]
     assert not (tmp_path / "store" / "abort").exists()
+    monkeypatch.undo()
+    put_in(source, "--skip", "3")
+    assert [base64.b64decode(m["body"]) for m in jsonl(tmp_path / "store")] == [
+        b"%d" % n for n in range(5)
+    ]
+
+
+def test_skip_takes_whole_and_partial_batches(tmp_path: Path, put_in: Import) -> None:
+    source = write(tmp_path / "a.jsonl", *(line(content=b"%d" % n) for n in range(5)))
+    put_in(source, "--skip", "4")
+    assert [base64.b64decode(m["body"]) for m in jsonl(tmp_path / "store")] == [b"4"]
+    put_in(source, "--skip", "5")
+    assert len(jsonl(tmp_path / "store")) == 1
+    assert "has only 5 messages" in put_in(source, "--skip", "6", code=2).stderr
+    assert len(jsonl(tmp_path / "store")) == 1
 
 
 def test_an_interrupt_that_comes_late(
@@ -418,7 +433,14 @@ def test_a_full_disk_says_how_many_are_in(
     monkeypatch.setattr(ManyWriter, "put_stored", full)
     result = put_in(source, code=4)
     assert "the first 3 messages" in result.stderr and "no space left" in result.stderr
+    step = result.stderr.splitlines()[-1]
+    assert step.startswith("next: ") and step.endswith(" --skip 3")
     assert len(jsonl(tmp_path / "store")) == 3
+    calls = 0
+    result = put_in(source, "--skip", "1", code=4)
+    assert "the first 4 messages" in result.stderr
+    assert result.stderr.splitlines()[-1].endswith(" --skip 4")
+    assert result.stderr.splitlines()[-1].count("--skip") == 1
 
 
 @pytest.mark.parametrize("most_kept", [0, 1 << 30])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import logquarry as lq
 from tests.conformance.golden_facts import SOUND
 from tests.helpers.command import expected_messages, run
 from tests.helpers.small_store import held_by_a_broker
@@ -115,6 +116,24 @@ def test_damage_met_by_a_walk(damaged_store: Path) -> None:
     assert [span["kind"] for span in document["damage"]] == ["bad_body_crc"]
     assert document["messages"] == 39
     assert "bad_body_crc" in result.stderr
+
+
+def test_a_walk_tells_damage_in_the_last_file_of_a_closed_store(small_store: Path) -> None:
+    """RocketMQ's recovery may have cut there, but the queues point to messages after it."""
+    with lq.MessageStore.open(small_store) as store:
+        places = [message.physical_offset for message in store.scan()]
+        file_size = store.layout.commit_log.file_size
+    last = [place for place in places if place >= places[-1] - places[-1] % file_size]
+    broken = last[len(last) // 2]
+    path = small_store / "commitlog" / f"{broken - broken % file_size:020d}"
+    with path.open("r+b") as file:
+        file.seek(broken % file_size)
+        file.write(bytes(8))
+    result = run("info", small_store, "--exact", "--json")
+    document = json.loads(result.stdout)
+    assert [span["offset"] for span in document["damage"]] == [broken]
+    assert document["messages"] == places.index(broken)
+    assert f"at offset {broken}" in result.stderr
 
 
 def test_states(small_store: Path) -> None:

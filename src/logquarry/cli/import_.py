@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from logquarry import text
-from logquarry.cli import options, output
+from logquarry.cli import next_step, options, output
 from logquarry.cli.output import Output
 
 if TYPE_CHECKING:
@@ -25,17 +26,33 @@ if TYPE_CHECKING:
     help="Keep the store times; a time earlier than that of the message before is raised to it.  "
     "[default: the time of the import]",
 )
+@click.option(
+    "--skip",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Do not put the first N messages: an import that ended early has put them.",
+)
 @options.as_json
 @options.config
 @options.quiet
+@click.pass_context
 def import_(
-    source: str, store: str, keep_times: bool, as_json: bool, config: str | None, quiet: bool
+    ctx: click.Context,
+    source: str,
+    store: str,
+    keep_times: bool,
+    skip: int,
+    as_json: bool,
+    config: str | None,
+    quiet: bool,
 ) -> None:
     """Put exported Parquet or JSON lines into a store.
 
     SRC is a file, a folder or a glob. import makes STORE if it does not exist. It checks all rows
     before it puts the first message, and puts them in the order of SRC. Queue offsets continue
-    those of STORE.
+    those of STORE. If an import ends early, it says how many messages are in the store, and which
+    --skip puts only the others.
 
     Exit code 1 if a row is not a valid message; then import puts nothing.
 
@@ -54,14 +71,18 @@ def import_(
         out.warn(f"the export had skipped {text.plural(found.damage, 'damaged place')}")
     imported = Imported()
     try:
-        _run(out, found, store, imported, settings, keep_times=keep_times)
+        _run(out, found, store, imported, settings, keep_times=keep_times, skip=skip)
     except BaseException:
         if imported.messages:
             # Print it even with --quiet: the user must know how many messages are in the store.
-            count = text.plural(imported.messages, "message")
-            which, others = f"the first {count}", ", the others are not"
+            done = skip + imported.messages
+            count = text.plural(done, "message")
+            which = f"the first {count}"
+            others = f", the others are not: put only those with --skip {done}"
+            next_step.remember_words(ctx, _with_skip(next_step.words(ctx), done))
             if imported.is_complete:
                 which, others = f"all {count}", ""
+                next_step.remember_words(ctx, ["verify", store])
             output.error(
                 f"{which} of {text.printable(found.location)} are in "
                 f"{text.printable(store)}{others}"
@@ -90,6 +111,7 @@ def _run(
     settings: Any,
     *,
     keep_times: bool,
+    skip: int,
 ) -> None:
     from logquarry.ingest.importing import check_source, import_source
     from logquarry.store.message_store import StoreWriter
@@ -108,10 +130,22 @@ def _run(
                 imported,
                 checked=checked,
                 keep_times=keep_times,
+                skip=skip,
                 progress=progress,
                 pause=waiting.check,
             )
         opened.wait_dispatched()
+
+
+def _with_skip(words: Sequence[str], count: int) -> list[str]:
+    """The command line with ``--skip count``."""
+    left: list[str] = []
+    for word in words:
+        if left[-1:] == ["--skip"]:
+            left.pop()
+        elif not word.startswith("--skip="):
+            left.append(word)
+    return [*left, "--skip", str(count)]
 
 
 def _document(

@@ -36,6 +36,12 @@ def remember_words(ctx: click.Context, words: Sequence[str]) -> None:
     ctx.meta[_WORDS] = list(words)
 
 
+def words(ctx: click.Context) -> list[str]:
+    """The command line of the user; empty if it is not known."""
+    found: list[str] = ctx.meta.get(_WORDS, [])
+    return found
+
+
 def line(*words: str, before: str = "", config: str | None = None) -> str:
     """The line with a command, and with what to do before it."""
     command = options.command_line(*words, config=config)
@@ -68,7 +74,7 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
     """
     from logquarry.log.layout import BrokenLink
 
-    typed: list[str] = ctx.meta.get(_WORDS, [])
+    typed = words(ctx)
     store, config = _store(ctx), ctx.meta.get("logquarry.config")
     if not typed:
         return None

@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
+from logquarry import text
 from logquarry.errors import LogquarryError, MessageRejected, SourceNotReadable, UsageError
 from logquarry.ingest.readers import read_lines, read_parquet
 from logquarry.ingest.rows import Rows, Source, as_stored
@@ -131,10 +132,11 @@ def import_source(
     *,
     checked: Checked | None = None,
     keep_times: bool = False,
+    skip: int = 0,
     progress: Progress | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> None:
-    """Put all messages of a source into a store, in order.
+    """Put the messages of a source into a store, in order.
 
     Args:
         store: the target.
@@ -142,6 +144,7 @@ def import_source(
         imported: receives the counts, even if an exception ends the import.
         checked: the rows that :func:`check_source` returned; None to read the source again.
         keep_times: whether messages keep their store times; see :meth:`ManyWriter.put_stored`.
+        skip: number of messages at the start that are not put.
         progress: called with (bytes done, bytes in total).
         pause: called at safe points; raise to cancel.
 
@@ -149,9 +152,10 @@ def import_source(
         StoreUnavailable: if the store rejects puts, for example because the disk is full.
         BadRow: if the source has changed since the check.
         SourceNotReadable: if a file cannot be read.
+        UsageError: if the source has fewer than ``skip`` messages.
     """
     found = _stored(read_source(source, progress)) if checked is None else iter(checked)
-    for number, rows in enumerate(found, 1):
+    for number, rows in enumerate(_after(source, found, skip), 1):
         pause()
         try:
             result = store.put_stored(rows.batch, keep_times=keep_times)
@@ -172,6 +176,18 @@ def import_source(
 
 def _stored(found: Iterator[Rows]) -> Iterator[Rows]:
     return (replace(rows, batch=as_stored(rows)) for rows in found)
+
+
+def _after(source: Source, found: Iterator[Rows], skip: int) -> Iterator[Rows]:
+    """The rows after the first ``skip`` ones."""
+    left = skip
+    for rows in found:
+        skipped = min(left, rows.batch.num_rows)
+        left -= skipped
+        if skipped < rows.batch.num_rows:
+            yield rows.after(skipped)
+    if left:
+        raise UsageError(f"skip: {source.location} has only {text.plural(skip - left, 'message')}")
 
 
 def _later(batch: Any, result: PutManyResult) -> int:

@@ -11,7 +11,7 @@ import glob
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -182,6 +182,10 @@ class Rows:
     def bad(self, index: int, reason: str) -> BadRow:
         """Return the error for a row that cannot be imported."""
         return BadRow(self.path, self.unit, self.numbers[index], reason)
+
+    def after(self, count: int) -> Rows:
+        """Return the rows after the first ones."""
+        return replace(self, batch=self.batch[count:], numbers=self.numbers[count:])
 
 
 def as_stored(rows: Rows) -> pa.RecordBatch:

@@ -29,7 +29,7 @@ from logquarry.log.store_files import CHECKPOINT, FileSequence
 from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
-from logquarry.read.log_end import known_damage, last_entries
+from logquarry.read.log_end import known_damage, last_entries, log_bound
 from logquarry.read.log_queues import UnitCount, count_units
 from logquarry.read.lost_messages import find_lost_tail, lost_messages
 from logquarry.read.queue import Queue
@@ -266,6 +266,12 @@ def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
             counted.bytes[key] += size
         if progress is not None:
             progress(min(event.end - start, length), length)
+    if store.bound is not None and not store.is_live:
+        queued = log_bound(store.layout)
+        if queued is not None and store.bound < queued:
+            # The log breaks in its last file, before the queues' end: the walk ends there.
+            rest = LogReader(store.layout, bound=queued).events(store.bound, store.bound + 1)
+            counted.damage += [event for event in rest if isinstance(event, DamagedSpan)]
     return counted
 
 

@@ -35,7 +35,7 @@ from logquarry.disk.service import Refusal, RunningFlags, Service
 from logquarry.errors import StoreError, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import properties as props
 from logquarry.log.follow import DispatchRequests
-from logquarry.log.layout import StoreLayout
+from logquarry.log.layout import BrokenLink, StoreLayout
 from logquarry.log.log_place import is_on
 from logquarry.log.store_files import COMMIT_LOG, INDEX
 from logquarry.read.features import PROPERTY_CRC, find_features
@@ -135,6 +135,8 @@ class StoreEngine:
         self._closing = threading.Lock()
         try:
             layout = StoreLayout.open(root, config).by_content()
+        except BrokenLink:
+            raise
         except StoreNotFound:
             # The folder holds no store yet, or other files: check_folder decides.
             unsupported = None
@@ -152,9 +154,7 @@ class StoreEngine:
         if unsupported is not None:
             raise unsupported
         check_folder(root)
-        if not (root / COMMIT_LOG).is_symlink():
-            # If the log is a broken link, the code below that opens it reports the link's target.
-            check_places(root)
+        check_places(root)
         if not is_lockable(root):
             # Taking the lock makes a file. So check first: a refused opening must change nothing.
             check_before_lock(root, config, accept_loss)

@@ -189,8 +189,13 @@ def test_without_a_checkpoint_the_index_shows_that_messages_are_lost(
     assert frames(store) == []
 
 
-def test_a_dangling_link_is_named(store: Path) -> None:
+@pytest.mark.parametrize("has_queues", [True, False])
+def test_a_dangling_link_is_named(store: Path, has_queues: bool) -> None:
     dangling_link(store)
+    if not has_queues:
+        # Without both folders a writer could take this for a new store.
+        shutil.rmtree(store / "consumequeue")
+    (store / "abort").touch()
     before = state(store)
     for call in (
         lambda: lq.recover(store, apply=True),
