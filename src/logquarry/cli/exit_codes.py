@@ -65,11 +65,11 @@ MEANINGS: Final[Mapping[ExitCode, tuple[str, str]]] = {
     ),
     ExitCode.INTERRUPTED: (
         "you pressed Ctrl-C",
-        "type the same command again",
+        "type the same command again; `import` prints which option to add",
     ),
     ExitCode.TERMINATED: (
         "SIGTERM ended the command",
-        "type the same command again",
+        "type the same command again; `import` prints which option to add",
     ),
 }
 """Each code with its meaning and what the user does next."""
