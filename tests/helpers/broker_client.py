@@ -16,6 +16,7 @@ from logquarry.format.frame import Frame
 from logquarry.protocol import remoting
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader
 from logquarry.protocol.remoting_codes import RequestCode
+from logquarry.protocol.remoting_header import VERSION
 from logquarry.stored_message import StoredMessage
 
 PATIENCE_SECONDS = 60.0
@@ -66,6 +67,7 @@ class Client:
         *,
         flag: int = 0,
         is_binary: bool = False,
+        version: int = VERSION,
     ) -> asyncio.Future[RemotingCommand]:
         """Send a request; the future has its answer."""
         self._opaque += 1
@@ -76,6 +78,7 @@ class Client:
             ext_fields={key: str(value) for key, value in (fields or {}).items()},
             body=body,
             is_binary=is_binary,
+            version=version,
         )
         future: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         if self._is_over:

@@ -21,6 +21,9 @@ from logquarry.disk.disk import LocalDisk
 from logquarry.format import fastjson
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 
+_READS_STANDARD_JSON: Final = 401
+"""V4_9_4 in RocketMQ's ``MQVersion``: newer clients get standard JSON without asking for it."""
+
 
 class Names:
     """Answers the requests to the name server.
@@ -67,8 +70,16 @@ class Names:
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"No topic route info in name server for the topic: {name[:200]}",
             )
+        is_strict = (
+            request.fields["acceptStandardJsonOnly"]
+            or request.command.version >= _READS_STANDARD_JSON
+        )
+        broker = self._broker()
+        if is_strict:
+            # The Rust client needs this field of RocketMQ 5.
+            broker["enableActingMaster"] = False
         document = {
-            "brokerDatas": [self._broker()],
+            "brokerDatas": [broker],
             "filterServerTable": {},
             "queueDatas": [
                 {
@@ -81,7 +92,6 @@ class Names:
                 }
             ],
         }
-        is_strict = request.fields["acceptStandardJsonOnly"]
         request.reply(body=fastjson.compact(document, quote_keys=is_strict).encode())
 
     def cluster(self, request: Request) -> None:
