@@ -312,7 +312,13 @@ def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:
             first, end = core.store.queue_offsets(topic.name, queue_id)
             offset = offsets.get(queue_id, 0)
             time_ms = store_time(core, topic.name, queue_id, offset - 1, first)
-            stats = {"brokerOffset": end, "consumerOffset": offset, "lastTimestamp": time_ms}
+            stats = {
+                "brokerOffset": end,
+                "consumerOffset": offset,
+                "lastTimestamp": time_ms,
+                # mqadmin of RocketMQ 5 shows the difference to consumerOffset as inflight.
+                "pullOffset": offset,
+            }
             found.append((core.queue_key(topic.name, queue_id), stats))
     return found
 

@@ -111,7 +111,8 @@ class Queries:
             partial(_entries, core, topic, queue_id, fields["index"], fields["count"])
         )
         document: dict[str, Any] = {"maxQueueIndex": end, "minQueueIndex": first}
-        group = core.clients.consumers.get(fields["consumerGroup"])
+        name = fields["consumerGroup"]
+        group = core.clients.consumers.get(name)
         found = None if group is None else group.filters.get(topic)
         codes: list[Any] = []
         selects_all = False
@@ -120,6 +121,8 @@ class Queries:
             listed = found.document.get("codeSet")
             codes = listed if isinstance(listed, list) else []
             selects_all = found.document.get("subString") == ANY_TAG
+        elif name:
+            document["filterData"] = f"{name}@{topic} is not online!"
         document["queueData"] = [
             {
                 "eval": selects_all or entry.tags_code in codes,

@@ -204,7 +204,9 @@ def test_entries_of_a_queue(tmp_path: Path) -> None:
             (ord("b"), False),
             (ord("a"), True),
         ]
-        assert "subscriptionData" not in document_of(await entries(count=1))
+        assert not {"subscriptionData", "filterData"} & document_of(await entries(count=1)).keys()
+        offline = document_of(await entries(consumerGroup="gone"))
+        assert offline["filterData"] == "gone@t is not online!"
         for fields, reason in (
             ({"index": 3}, "Index 3 of 0@t is not exist!"),
             ({"topic": "other"}, "0@other is not exist!"),
