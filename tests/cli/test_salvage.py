@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+import logquarry as lq
 from logquarry.testing.builder import StoreBuilder
 from tests.helpers.command import jsonl, run
-from tests.helpers.small_store import facts
+from tests.helpers.small_store import facts, opened
 
 
 @pytest.fixture
@@ -45,6 +47,23 @@ def test_a_damaged_store_ends_with_1_and_names_what_is_lost(
         m["body"] for m in jsonl(damaged_store, "--on-damage", "skip")
     ]
     run("verify", tmp_path / "new")
+
+
+def test_lost_messages_that_only_the_index_has_count(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with opened(root) as store:
+        for number in range(120):
+            store.put(lq.Message("t", b"%03d" % number * 200, keys=f"k{number}"))
+    shutil.rmtree(root / ".logquarry")
+    last = max((root / "commitlog").iterdir())
+    last.unlink()
+    line = run("salvage", root, code=1).stdout.splitlines()[-2]
+    lost = 120 - int(line.split()[0])
+    assert lost > 1
+    assert f"lost: {lost} messages; " in line
+    shutil.rmtree(root / "consumequeue")
+    line = run("salvage", root, "--into", tmp_path / "new", code=1).stdout.splitlines()[-2]
+    assert f"lost: {lost} messages ({lost} of them only in the index); " in line
 
 
 def test_the_document(damaged_store: Path, tmp_path: Path) -> None:

@@ -173,9 +173,13 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
         loss = f"{text.plural(len(found.left_behind), 'part')} of the store left behind"
     if plan.lost:
         lost_bytes = text.plural(sum(span.length for span in plan.lost), "byte")
-        known = text.plural(sum(stop - start for *_, start, stop in lost), "message")
+        listed = sum(stop - start for *_, start, stop in lost)
+        count = text.plural(max(listed, plan.lost_messages), "message")
+        if plan.lost_messages > listed:
+            # The index has no queue and no queue offset.
+            count += f" ({plan.lost_messages - listed:,} of them only in the index)"
         # The lost bytes include blanks at the ends of files, which belong to no message.
-        loss = f"lost: {known}; {lost_bytes} of the log in {text.plural(len(plan.lost), 'place')}"
+        loss = f"lost: {count}; {lost_bytes} of the log in {text.plural(len(plan.lost), 'place')}"
     out.line(f"{verdict}; {out.style(loss, 'green' if found.is_whole else 'red')}")
 
 

@@ -107,7 +107,9 @@ class LostMessages(NamedTuple):
         return f"{plural(self.messages, 'message')} lost, {plural(self.bytes, 'byte')}"
 
 
-def lost_messages(layout: StoreLayout, spans: Sequence[Span], log_end: int) -> LostMessages:
+def lost_messages(
+    layout: StoreLayout, spans: Sequence[Span], log_end: int = java.LONG_MAX
+) -> LostMessages:
     """Count the messages of queues and index in damaged parts of the log and after its end.
 
     Reads all queue entries. A message in several queues counts once. Each message of an inner batch
@@ -117,12 +119,12 @@ def lost_messages(layout: StoreLayout, spans: Sequence[Span], log_end: int) -> L
     Args:
         layout: the store's files.
         spans: the damaged parts, in the order of the log.
-        log_end: physical offset of the log's end.
+        log_end: physical offset of the log's end (default: count only messages in ``spans``).
     """
     # An entry that points further beyond the log's end than this is damaged itself.
     log = layout.commit_log
     limit = java.LONG_MAX
-    if log.files:
+    if log.files and log_end < java.LONG_MAX:
         furthest = next(iter(last_entries(layout)), None)
         known = 0 if furthest is None else furthest.end
         limit = max(max(log_end, log.end) + log.file_size, known)

@@ -112,7 +112,7 @@ class BatchFiles:
         queue = self.queues.get(key)
         if queue is None:
             queue = self.queues[key] = BuiltBatchQueue(first, stop)
-        elif first <= queue.first and first < queue.stop:
+        elif first < queue.stop:
             # The topic was deleted and recreated.
             self._remove(key, queue)
             self.queues[key] = queue = BuiltBatchQueue(first, stop, restarts=queue.restarts + 1)

@@ -298,7 +298,8 @@ class _Work:
         plan, root, disk = self._plan, self._root, self._disk
         for step in plan.steps:
             path = root / step.file
-            if step.file == plan.rocksdb:
+            if step.file == plan.rocksdb or step.file in plan.misnamed:
+                # A blank or a renamed file can already have the name of a misnamed file.
                 continue
             if step.kind is StepKind.SET_ASIDE and path.parent == root / CONSUME_QUEUE:
                 # Move the folder itself: a broker does not start if an empty one is left.

@@ -174,6 +174,39 @@ def vouched_end(
     return _Search(layout, end, damage, last_timestamp, {}).vouched_end()
 
 
+def replaced_frames(layout: StoreLayout, *, end: int, damage: Sequence[DamagedSpan]) -> Frames:
+    """The frames of log files that were replaced, for example by files of another store.
+
+    Queues point to these frames, and the log has other frames in their places. The log is sound
+    there. Only a few entries of each queue are checked if no file was replaced.
+
+    Args:
+        layout: the store's files; its log without misnamed files.
+        end: physical offset of the log's end.
+        damage: damage within the log.
+    """
+    return _Search(layout, end, damage, None, None).replaced()
+
+
+def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, int, str]]:
+    """For each replaced log file: its path, the first lost frame, and what happened in words.
+
+    Args:
+        layout: the store's files.
+        frames: the result of :func:`replaced_frames`.
+    """
+    bases = frames[:, 0] // layout.commit_log.file_size
+    for base in np.unique(bases).tolist():
+        inside = frames[bases == base]
+        count = text.plural(int(inside[:, 2].sum()), "message")
+        words = f"the queues point to {count} that this file does not have; it has other messages"
+        yield (
+            layout.log_file(first := int(inside[0, 0])),
+            first,
+            f"{words}: put the right file back",
+        )
+
+
 class _Search:
     def __init__(
         self,
@@ -230,6 +263,14 @@ class _Search:
             needs_consent=is_missing or not (is_one or _is_small(certain, known)),
         )
 
+    def replaced(self) -> Frames:
+        """The frames of replaced files, in the order of the log."""
+        queues = all_queues(self._layout)
+        files = ReplacedFiles(self._layout, queues, self._is_expected, self._known)
+        frames = files.frames(self._dropped)
+        _, first = np.unique(frames[:, 0], return_index=True)
+        return frames[first]
+
     def vouched_end(self) -> int:
         lost = self._lost()
         vouched = lost[self._is_vouched(lost)]
@@ -248,12 +289,10 @@ class _Search:
     def _lost(self) -> Frames:
         """The lost frames, in the order of the log."""
         lowest = min([self._end, *(span.offset for span in self._damage)])
-        queues = all_queues(self._layout)
-        files = ReplacedFiles(self._layout, queues, self._is_expected, self._known)
-        replaced = files.frames(self._dropped)
+        replaced = self.replaced()
         self._replaced_places = replaced[:, 0]
         found = [replaced]
-        for queue in queues:
+        for queue in all_queues(self._layout):
             found += self._lost_of(queue, lowest)
         # Add the index after the queues: only entries of queues have the sizes of the messages.
         found.append(self._lost_of_index(lowest))

@@ -73,13 +73,20 @@ class ReplacedFiles:
         Args:
             dropped: see :func:`logquarry.repair.recover.loss.find_loss`.
         """
-        dropped = self._differing() if dropped is None else dropped
+        found = self._frames_of(self._differing() if dropped is None else dropped)
+        if not len(found):
+            return found
+        # A replaced file is the exception. Check all entries to count all of its messages.
+        return self._frames_of(dict.fromkeys(self._queues, 0))
+
+    def _frames_of(self, starts: Mapping[QueueKey, int]) -> Frames:
+        """See :meth:`frames`; checks some queues, each from a queue offset on."""
         found = [_NONE]
         for queue in self._all:
             key = queue.topic, queue.queue_id
-            if key not in dropped:
+            if key not in starts:
                 continue
-            runs = queue.runs(dropped[key], queue.max_offset)
+            runs = queue.runs(starts[key], queue.max_offset)
             parts = (frames_of(units, is_batch=queue.is_batch) for _, units in runs)
             frames = self._without_frame(in_order(np.concatenate([_NONE, *parts]), None))
             found.append(frames)

@@ -296,6 +296,18 @@ def fill_messages(
             spans[number].messages[key] = ranges_of(offsets[at == number])
 
 
+def queued_at(layout: StoreLayout, places: Int64) -> LostOffsets:
+    """The queue offsets of the entries that point to some physical offsets."""
+    found: LostOffsets = {}
+    for queue in all_queues(layout):
+        for start, units in queue.runs(0, queue.max_offset):
+            inside = np.isin(units["physical_offset"].astype(np.int64), places)
+            which = start + np.flatnonzero(inside & has_message(units))
+            if len(which):
+                found.setdefault((queue.topic, queue.queue_id), []).extend(ranges_of(which))
+    return found
+
+
 Pairs = tuple[list[int], list[int]]
 
 

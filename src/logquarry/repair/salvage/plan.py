@@ -25,14 +25,14 @@ from logquarry.log.kept_settings import unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
 from logquarry.log.store_files import CHECKPOINT
-from logquarry.log.walk import LogReader, Run
+from logquarry.log.walk import MISSING_FILE, LogReader, Run
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.lost_messages import lost_tail
+from logquarry.read.lost_messages import lost_messages, lost_tail
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import Int64
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
-from logquarry.repair.recover.loss import vouched_end
+from logquarry.repair.recover.loss import replaced_files, replaced_frames, vouched_end
 from logquarry.repair.salvage.losses import (
     LostSpan,
     Pairs,
@@ -43,6 +43,7 @@ from logquarry.repair.salvage.losses import (
     lost_by_queue,
     lost_spans,
     misnamed_messages,
+    queued_at,
 )
 from logquarry.repair.salvage.store_times import StoreTimes
 from logquarry.units import Progress
@@ -106,6 +107,7 @@ class SalvagePlan:
         start: physical offset of the new log's first byte.
         pieces: the saved frames, in order.
         lost: the lost spans of the log.
+        lost_messages: number of messages in ``lost`` to which queues or index point.
         queues: the queue offsets of the saved frames, by queue.
         topics: messages by topic.
         stale: frames after the log's end.
@@ -125,6 +127,7 @@ class SalvagePlan:
     start: int = 0
     pieces: list[Piece] = field(default_factory=list)
     lost: list[LostSpan] = field(default_factory=list)
+    lost_messages: int = 0
     queues: dict[QueueKey, QueueStory] = field(default_factory=dict)
     topics: dict[str, TopicCount] = field(default_factory=dict)
     stale: StaleFrames = field(default_factory=StaleFrames)
@@ -247,8 +250,22 @@ class _Planner:
             # No offset in the store shows how many bytes are lost.
             plan.lost.append(LostSpan("checkpoint_ahead", CHECKPOINT, log.end, 0, tail))
         fill_messages(self._layout, plan.lost, self._framed)
+        if plan.lost:
+            plan.lost_messages = lost_messages(self._layout, plan.lost).messages
+        if not self._log.has_heads:
+            self._replaced(log)
         self._finish()
         return plan
+
+    def _replaced(self, log: LogAudit) -> None:
+        """Report the messages of log files that were replaced by other files."""
+        frames = replaced_frames(self._layout, end=log.end, damage=log.damage)
+        self._plan.lost_messages += int(frames[:, 2].sum())
+        for file, first, reason in replaced_files(self._layout, frames):
+            stop = first - first % self._log.file_size + self._log.file_size
+            inside = frames[(frames[:, 0] >= first) & (frames[:, 0] < stop), 0]
+            messages = queued_at(self._layout, inside)
+            self._plan.lost.append(LostSpan(MISSING_FILE, file, first, 0, reason, messages))
 
     def _tell(self, position: int) -> None:
         self._pause()

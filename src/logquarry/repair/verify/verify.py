@@ -38,6 +38,7 @@ from logquarry.repair.audit.rocksdb_queues import StoreQueuesAudit
 from logquarry.repair.audit.runs import AuditedRun, FrameFacts, Parts, audited, runs_ahead
 from logquarry.repair.audit.stale_bytes import are_stale_bytes
 from logquarry.repair.audit.timer_files import timer_faults
+from logquarry.repair.recover.loss import replaced_files, replaced_frames
 from logquarry.repair.verify.findings import VerifyReport
 from logquarry.repair.verify.other_files import (
     check_checkpoint,
@@ -73,6 +74,8 @@ _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahe
 """Findings that are notes after RocketMQ's recovery, which cuts queues and index in memory only."""
 _OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MISSING_FILE})
 """Findings of messages that queues or index have, but that are possibly lost from the log."""
+_OF_REPLACED: Final = frozenset({"queue_entry_dangling", "queue_entry_wrong"})
+"""Findings that a log file of another store causes."""
 _Facts = AuditedRun[FrameFacts]
 
 
@@ -128,6 +131,7 @@ class _Verification:
         self.last_sound = 0
         self.stale = False
         self.recovered: LogAudit | None = None
+        self.replaced = LostMessages(0, 0)
         self.known = known_damage(layout)
         self.log_bytes = layout.commit_log.end - layout.commit_log.start
         self.queue_bytes = sum(file.size for queue in layout.queue_files() for file in queue.files)
@@ -140,6 +144,7 @@ class _Verification:
         self._advance(self.log_bytes)
         lost: list[DamagedSpan | ExpiredSpan] = [*self.damage, *self.expired]
         self.report.add_all(self.queues.finish(end, lost))
+        self._replaced_files(end)
         self._advance(self.log_bytes + self.queue_bytes)
         self._queue_names()
         self.report.add_all(self.index.finish(end, lost, self.last_keyed))
@@ -193,6 +198,15 @@ class _Verification:
         if self.progress is not None:
             self.progress(min(done, self.total_bytes), self.total_bytes)
 
+    def _replaced_files(self, end: int) -> None:
+        """Report log files in whose places queues show other messages."""
+        if self.live or not self.report.by_kind.keys() & _OF_REPLACED:
+            return
+        frames = replaced_frames(self.layout, end=end, damage=self.damage)
+        self.replaced = LostMessages(int(frames[:, 2].sum()), int(frames[:, 1].sum()))
+        for path, first, reason in replaced_files(self.layout, frames):
+            self.report.add(MISSING_FILE, path, first, reason)
+
     def _lost(self, end: int) -> dict[str, int]:
         """Count the messages that queues or index have, but that are lost from the log."""
         has_lost = self.damage or self.report.by_kind.keys() & _OF_LOST
@@ -204,7 +218,10 @@ class _Verification:
             known = [span for span in self.damage if span.offset < self.recovered.start]
             spans = [*known, *self.recovered.damage]
             lost = lost_messages(self.layout, spans, self.recovered.end)
-        return {"lost_messages": lost.messages, "lost_bytes": lost.bytes}
+        return {
+            "lost_messages": lost.messages + self.replaced.messages,
+            "lost_bytes": lost.bytes + self.replaced.bytes,
+        }
 
     # ---------------------------------------------------------------------------------------- log
     def _log(self) -> int:

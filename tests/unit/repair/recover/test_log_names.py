@@ -169,3 +169,21 @@ def test_an_old_copy_of_an_expired_file_is_let_alone(tmp_path: Path) -> None:
     forget_start(root)
     recovered(root)
     assert log_of(root) == before
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+def test_a_copy_has_the_name_of_another_file(tmp_path: Path, has_other: bool) -> None:
+    """A recovery sets the copy aside, and must not set the file aside that then gets the name."""
+    root = tmp_path / "store"
+    names = written(root)
+    folder = root / "commitlog"
+    wanted = log_of(root)
+    if has_other:
+        (folder / names[2]).rename(folder / f"{40 * SIZE:020d}")
+    shutil.copy(folder / names[1], folder / names[2])
+    recovered(root, accept_loss=SIZE)
+    has = log_of(root)
+    assert sorted(has) == names
+    assert (has[names[2]] == wanted[names[2]]) is has_other
+    aside = list((root / ".logquarry/quarantine/commitlog").iterdir())
+    assert [path.read_bytes() for path in aside] == [wanted[names[1]]]

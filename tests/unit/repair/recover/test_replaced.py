@@ -13,6 +13,9 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.recover.plan import RecoveryMode
+from logquarry.repair.salvage.salvage import salvage
+from logquarry.repair.verify.findings import next_step
+from logquarry.repair.verify.verify import verify_store
 from tests.helpers.small_store import config, opened
 
 COUNT = 200
@@ -92,6 +95,34 @@ def test_opening_for_writing_and_consent(store: Path, foreign: Path) -> None:
     assert loss is not None
     lq.recover(store, apply=True, accept_loss=loss.bytes)
     assert lq.recover(store).loss is None
+
+
+def test_verify_and_salvage_report_a_replaced_file(
+    store: Path, foreign: Path, tmp_path: Path
+) -> None:
+    had = places(store)
+    first, last = files(store)[1:3]
+    shutil.copy(foreign / "commitlog" / first.name, first)
+    lost = [place for place in had if int(first.name) <= place < int(last.name)]
+    report = verify_store(StoreLayout.open(store))
+    assert report.counts["lost_messages"] == len(lost)
+    assert report.counts["lost_bytes"] == sum(had[place] for place in lost)
+    assert [f.offset for f in report.findings if f.kind == "missing_file"] == [lost[0]]
+    step = next_step(report)
+    assert step is not None
+    assert step.words == ("recover",)
+    found = salvage(StoreLayout.open(store))
+    assert not found.is_whole
+    assert [span.offset for span in found.plan.lost] == [lost[0]]
+    ranges = [one for some in found.plan.lost[0].messages.values() for one in some]
+    assert sum(stop - start for start, stop in ranges) == len(lost)
+    assert found.plan.lost_messages == len(lost)
+    loss = lq.recover(store).loss
+    assert loss is not None
+    assert (loss.messages, loss.bytes) == (len(lost), sum(had[place] for place in lost))
+    lq.recover(store, apply=True, accept_loss=loss.bytes)
+    assert not verify_store(StoreLayout.open(store)).counts["lost_messages"]
+    assert salvage(StoreLayout.open(store), tmp_path / "new").is_whole
 
 
 @pytest.mark.parametrize("mode", RECOVERIES)
