@@ -139,7 +139,8 @@ def test_a_file_name_of_bytes(tmp_path: Path) -> None:
     """Every call that takes a path takes bytes too."""
     path = tmp_path / "sizes.json"
     path.write_text('{"maxIndexNum": 20}')
-    assert StoreConfig.from_file(os.fsencode(path)).max_index_num == 20
+    config = StoreConfig.from_file(os.fsencode(path))  # type: ignore[arg-type]
+    assert config.max_index_num == 20
 
 
 @pytest.mark.parametrize(("size", "expected"), [(None, None), (20, 20), (21, 40), (1, 20)])
