@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -363,16 +364,16 @@ class StoreConfig(LayoutConfig):
         return cls(**settings)
 
     @classmethod
-    def from_file(cls, path: str | Path) -> StoreConfig:
+    def from_file(cls, path: str | os.PathLike[str]) -> StoreConfig:
         """Settings from a ``broker.conf`` (lines ``name=value``) or a JSON object.
 
         Raises:
             UsageError: if the file cannot be read or parsed.
         """
-        arguments.path(path)
+        path = arguments.path(path)
         try:
             text = Path(path).read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeError) as error:
             raise UsageError(f"{path}: cannot be read: {error}") from error
         if text.lstrip().startswith("{"):
             try:

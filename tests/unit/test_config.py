@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,16 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         StoreConfig.from_file(tmp_path / "none")
     with pytest.raises(UsageError, match="cannot be read"):
         StoreConfig.from_file(tmp_path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        StoreConfig.from_file("\ud800")  # a name that no file can have
+
+
+def test_a_file_name_of_bytes(tmp_path: Path) -> None:
+    """Every call that takes a path takes bytes too."""
+    path = tmp_path / "sizes.json"
+    path.write_text('{"maxIndexNum": 20}')
+    config = StoreConfig.from_file(os.fsencode(path))  # type: ignore[arg-type]
+    assert config.max_index_num == 20
 
 
 @pytest.mark.parametrize(("size", "expected"), [(None, None), (20, 20), (21, 40), (1, 20)])

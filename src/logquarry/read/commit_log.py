@@ -61,6 +61,10 @@ class CommitLog:
     def refresh(self) -> None:
         """Forget the log's end and release the last view. The caller refreshes the layout."""
         self._end = None
+        self.close()
+
+    def close(self) -> None:
+        """Release the last view: it keeps the map of its file."""
         self._hot = (0, 0, _NO_BYTES)
 
     @property

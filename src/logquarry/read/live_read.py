@@ -72,10 +72,6 @@ class LiveLog(CommitLog):
         """Physical offset at which the readable bytes end."""
         return self._queue.max_offset
 
-    def close(self) -> None:
-        """Release the view of a file."""
-        self._hot = (0, 0, _NO_BYTES)
-
     def _log_reader(self, bound: int | None) -> LogReader:
         return LogReader(self._layout_now(), bound=bound, live=True)
 

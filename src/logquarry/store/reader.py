@@ -94,6 +94,7 @@ class BaseReader(StoreReads):
         self._close_consumers()
         self._is_open = False
         self._release_bytes()
+        self._log.close()
         self._files.close()
 
     def refresh(self) -> None:

@@ -69,7 +69,7 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         self._found_time: int | None = None
         # Look these up once, for all puts.
         self._start_puts(engine.writer, engine.recorder, engine.feed, engine.growth)
-        engine.retention.removed = self._release_removed
+        engine.retention.removed = self._release_views
         self._services = Services(engine, _ServedStore(self))
         self._services.start_prepared_checks()
 
@@ -281,8 +281,8 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
             interval_ms=self.config.flush_consumer_offset_interval,
         )
 
-    def _release_removed(self) -> None:
-        # Release the views: a view of a deleted file keeps the file's disk space in use.
+    def _release_views(self) -> None:
+        # A view of a deleted file also keeps the file's disk space in use.
         self._release_bytes()
         self._live_log.close()
 
@@ -302,11 +302,12 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
                 raise UsageError("a listener or callback cannot close the store that calls it")
             self._close_consumers()
             self._services.close()
+        # A view of a file keeps its map: without them the engine can unmap all files.
+        self._release_views()
         self._engine.close()
         was_closed(self)
         self._is_open = False
-        self._release_bytes()
-        self._live_log.close()
+        self._release_views()
 
     def refresh(self) -> None:
         """List the folders again, for ``layout``. Reads find new messages without this."""

@@ -441,3 +441,28 @@ def test_bulk_reads_of_nothing_are_refused(maker: StoreMaker, tmp_path: Path) ->
         with pytest.raises(UsageError, match="later than"):
             store.scan(since=2, until=1)
         assert store.to_arrow(columns=["physical_offset"]).read_all().num_rows == 40
+
+
+# ----------------------------------------------------------------------------------------- close
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the maps of the process in /proc")
+@pytest.mark.parametrize("mode", ["r", "rw"])
+def test_a_closed_store_has_no_file_open_after_any_read(
+    mode: str, maker: StoreMaker, tmp_path: Path
+) -> None:
+    """The caller still has the store object, and can unmount the store's disk."""
+    maker.write(tmp_path)
+    open_store: Callable[..., Any] = MessageStore.open
+    store = open_store(tmp_path, mode=mode)
+    assert len(store.get("orders", 0).messages) == len(store.get("orders", 0, tag="even").messages)
+    assert store.message_at(0).queue_offset == 0
+    assert store.query("orders", "key0")
+    assert len(list(store.scan())) == store.to_arrow().read_all().num_rows == 40
+    assert store.get_data(0, 10)
+    assert store.offset_by_time("orders", 0, FIRST_TIME) == 0
+    with store.consumer("group", "orders", timeout=0) as consumer:
+        assert next(iter(consumer))
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    store.close()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    fds = Path("/proc/self/fd")
+    assert not [fd for fd in fds.iterdir() if str(tmp_path) in os.path.realpath(fd)]
