@@ -24,7 +24,7 @@ cdef class CallCounts:
     cdef public long long get_messages
     cdef public double get_longest
     cdef Recent _recent
-    @cython.locals(found=TopicCount)
+    @cython.locals(found=TopicCount, recent=TopicCount)
     cpdef TopicCount topic(self, topic)
     cpdef whole(self, double seconds)
 

@@ -88,9 +88,9 @@ class CallCounts:
     def topic(self, topic: str) -> TopicCount:
         """The counts of a topic."""
         if cython.compiled:
-            found = cython.cast(TopicCount, self._recent.get(topic))
-            if found is not None:
-                return found
+            recent: TopicCount | None = cython.cast(TopicCount, self._recent.get(topic))
+            if recent is not None:
+                return recent
         found = self.topics.get(topic)
         if found is None:
             found = self.topics[topic] = TopicCount()

@@ -39,6 +39,11 @@ class LogLock:
     waits, which tries once more.
     """
 
+    _gate: Any
+    _is_taken: bool
+    _is_open: bool
+    _waiting: int
+
     def __cinit__(self) -> None:
         """Make the lock; no thread holds it."""
         self._gate = PyThread_allocate_lock()
