@@ -22,6 +22,7 @@ MODULES: Final = (
     "log.lost_pages",
     "read.got_fields",
     "disk.file_place",
+    "write.put_parts",
     "write.frame_append",
     "write.log_appender",
     "write.put_path",

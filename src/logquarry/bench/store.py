@@ -120,27 +120,33 @@ class Bench:
             text = f"UNIQ_KEY\x010A0A0A0A0000000000000000{10_000_000 + number}\x02{text}"
         return f"KEYS\x01key{number}\x02{text}" if self._load.keys else text
 
-    def _messages(self, start: int, stop: int, step: int) -> Iterator[Message]:
+    def _places(self, start: int, step: int) -> Iterator[tuple[str, int]]:
+        """Topic and queue of each message: they repeat after the last queue of the last topic."""
         topics = [f"BenchTopic{topic}" for topic in range(self._load.topics)]
-        count, queues, body = len(topics), self._load.queues, self._body
+        count, queues = len(topics), self._load.queues
+        numbers = range(start, start + count * queues * step, step)
+        return itertools.cycle([(topics[i % count], i // count % queues) for i in numbers])
+
+    def _messages(self, start: int, stop: int, step: int) -> Iterator[Message]:
+        body, numbers = self._body, range(start, stop, step)
         if self._load.keys == 1:
             # Make the message with the same call as a user's program.
-            for i in range(start, stop, step):
+            for i, (topic, queue_id) in zip(numbers, self._places(start, step), strict=False):
                 yield Message(
-                    topics[i % count],
+                    topic,
                     body,
-                    queue_id=i // count % queues,
+                    queue_id=queue_id,
                     keys=f"key{i}",
                     tags="TagA",
                     born_timestamp=FIRST_BORN + i,
                     born_host=BORN_HOST,
                 )
             return
-        for i in range(start, stop, step):
+        for i, (topic, queue_id) in zip(numbers, self._places(start, step), strict=False):
             yield Message(
-                topics[i % count],
+                topic,
                 body,
-                queue_id=i // count % queues,
+                queue_id=queue_id,
                 born_timestamp=FIRST_BORN + i,
                 born_host=BORN_HOST,
                 properties_string=self._properties(i),

@@ -12,4 +12,4 @@ cdef class HealthReason:
     cdef public object reason
 
 cdef class Refusals:
-    cdef public object refusals
+    cdef public frozenset refusals

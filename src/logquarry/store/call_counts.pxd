@@ -1,12 +1,16 @@
 cimport cython
 
+from logquarry.write.put_parts cimport Recent
+
 cdef double _FIRST_BOUND
 cdef long long _SMALL
 
+@cython.final
 cdef class TopicCount:
     cdef public long long messages
     cdef public long long size
 
+@cython.final
 cdef class CallCounts:
     cdef public long long failed
     cdef public long long quick
@@ -19,6 +23,8 @@ cdef class CallCounts:
     cdef public long long get_missed
     cdef public long long get_messages
     cdef public double get_longest
+    cdef Recent _recent
+    @cython.locals(found=TopicCount, recent=TopicCount)
     cpdef TopicCount topic(self, topic)
     cpdef whole(self, double seconds)
 
@@ -30,8 +36,8 @@ cdef class CallCounter:
     cdef CallCounts _last
     cdef long _last_thread
 
-    @cython.locals(counts=CallCounts, found=TopicCount, size="long long", messages="long long",
-                   held_ms=double)
+    @cython.locals(counts=CallCounts, found=TopicCount, fields=tuple, size="long long",
+                   messages="long long", held_ms=double)
     cpdef put(self, topic, result, double seconds)
     @cython.locals(counts=CallCounts)
     cpdef put_failed(self)

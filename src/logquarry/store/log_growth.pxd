@@ -1,3 +1,5 @@
+from logquarry.write.put_parts cimport Wakes
+
 cdef class LogGrowth:
     cdef object _dispatching
     cdef object _flushing
@@ -5,8 +7,7 @@ cdef class LogGrowth:
     cdef object _change
     cdef tuple _followers
     cdef tuple _after_append
-    cdef tuple _after_put
+    cdef readonly Wakes settle_now
 
     cpdef wake(self)
     cpdef settle_later(self, result, wait, done, failed)
-    cpdef settle_now(self, result, wait)

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from logquarry.disk.service import Service
 from logquarry.write.put_future import PutFuture
+from logquarry.write.put_parts import Wakes
 from logquarry.write.put_result import PutResult
 from logquarry.write.settling import FlushWait
 
@@ -37,6 +38,9 @@ class LogGrowth:
         dispatching: dispatches new messages.
         flushing: syncs the messages of puts that do not wait for a sync.
         wait: settles the puts that wait for disk or slave.
+
+    Attributes:
+        settle_now: settles the puts of a store in which no put waits.
     """
 
     def __init__(self, dispatching: Service, flushing: Service, wait: FlushWait) -> None:
@@ -44,6 +48,7 @@ class LogGrowth:
         self._flushing = flushing
         self._wait = wait
         self._change = threading.Lock()
+        self.settle_now = Wakes()
         self._set(())
 
     def follow(self, flag: Wakeable) -> None:
@@ -62,8 +67,7 @@ class LogGrowth:
         # The flags to set for each message, and the flags to set for a put that does not wait.
         self._after_append = followers if dispatch is None else (dispatch, *followers)
         after_put = self._after_append if flush is None else (*self._after_append, flush)
-        # Looked up once: each put calls these.
-        self._after_put = tuple((flag.is_unset, flag) for flag in after_put)
+        self.settle_now.use(after_put)
 
     def wake(self) -> None:
         """Wake the dispatcher and the followers: the log has grown."""
@@ -87,13 +91,6 @@ class LogGrowth:
         asked = self._wait.asked(result, wait)
         self.wake()
         return self._wait.settle(result, wait, asked)
-
-    def settle_now(self, result: PutResult, wait: bool) -> PutResult:
-        """Settle a put in a store in which no put waits."""
-        for is_unset, flag in self._after_put:
-            if is_unset():
-                flag.set()
-        return result
 
     def settle_later(
         self,

@@ -2,6 +2,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from logquarry.disk.file_place cimport FilePlace, HealthReason, LastFile, Refusals
+from logquarry.write.put_parts cimport LogLock, Recent, Wakes
 
 cdef extern from *:
     """
@@ -57,14 +58,19 @@ cdef extern from *:
             PyTuple_SET_ITEM(made, i, Py_NewRef(fields[i]));
         return made;
     }
-    /* Interruptible, with the GIL released while it waits. 0 if a signal came first. */
-    static inline int logquarry_acquire(PyThread_type_lock lock) {
-        int status;
-        if (PyThread_acquire_lock_timed(lock, 0, 0) == PY_LOCK_ACQUIRED) return 1;
-        Py_BEGIN_ALLOW_THREADS
-        status = PyThread_acquire_lock_timed(lock, -1, 1);
-        Py_END_ALLOW_THREADS
-        return status == PY_LOCK_ACQUIRED;
+    /* Lookups of a key whose hash is known; get returns None without the key. */
+    static inline PyObject *logquarry_get(PyObject *dict, PyObject *key, Py_hash_t hash) {
+        PyObject *found = _PyDict_GetItem_KnownHash(dict, key, hash);
+        if (found == NULL && PyErr_Occurred()) return NULL;
+        return Py_NewRef(found == NULL ? Py_None : found);
+    }
+    static inline int logquarry_set(PyObject *dict, PyObject *key, PyObject *value,
+                                    Py_hash_t hash) {
+    #if PY_VERSION_HEX < 0x030D0000
+        return _PyDict_SetItem_KnownHash(dict, key, value, hash);
+    #else
+        return PyDict_SetItem(dict, key, value);
+    #endif
     }
     """
     long long ticks_ns "logquarry_ticks_ns"() nogil
@@ -77,7 +83,8 @@ cdef extern from *:
     object result_of "logquarry_result"(
         object type, object status, object appended, object host, object physical, object queue,
         object size, object count, object now, object held, object starts)
-    bint acquire_lock "logquarry_acquire"(void *lock)
+    object get_known "logquarry_get"(object dict, object key, Py_hash_t hash)
+    int set_known "logquarry_set"(object dict, object key, object value, Py_hash_t hash) except -1
 
 ctypedef uint32_t (*crc32_function)(uint32_t, const char*, size_t) noexcept nogil
 
@@ -85,6 +92,7 @@ cdef int _BLANK, _SIZE_AT, _CRC_AT, _QUEUE_ID_AT, _FLAG_AT, _QUEUE_OFFSET_AT, _P
 cdef int _BORN_AT, _RECONSUMED_BACK, _PREPARED_BACK, _BODY_LENGTH_BACK
 cdef int _NAME_SIZE, _SEPARATOR_BYTE, _LONGEST, _KEPT_KEYS
 cdef long long _INT_MAX
+cdef object _PUT_OK, _APPENDED, _ONE_FRAME, _NO_TIME, _Result
 cdef bytes _KEYS_BYTES, _TAGS_BYTES
 
 cdef struct Item:
@@ -107,15 +115,19 @@ cdef struct Item:
 
 ctypedef Item *item_pointer
 
-cdef class LogLock:
-    cdef void *_lock
+@cython.final
+cdef class Key:
+    cdef tuple key
+    cdef Py_hash_t hash
 
+@cython.final
 cdef class Topic:
     cdef str name
     cdef bytes data
     cdef list keys
-    cdef tuple key(self, int queue_id)
+    cdef Key key(self, int queue_id)
 
+@cython.final
 cdef class FrameHead:
     cdef object born_host
     cdef object store_host
@@ -143,6 +155,7 @@ cdef class FrameAppend:
     cdef public object _lock
     cdef public double _held_since
     cdef public object settle
+    cdef Wakes _wakes
     cdef public LastFile _files
     cdef public Refusals _flags
     cdef public HealthReason _health
@@ -152,6 +165,7 @@ cdef class FrameAppend:
     cdef bint _is_wall_clock
     cdef object _batch_topics
     cdef dict _topics
+    cdef Recent _recent
     cdef FrameHead _head
     cdef dict _heads
     cdef crc32_function _crc32
@@ -168,7 +182,8 @@ cdef class FrameAppend:
         item="Item *",
         lock=LogLock,
         file=FilePlace,
-        key=tuple,
+        key=Key,
+        data=bytes,
         place="char *",
         number=Py_ssize_t,
         whole="long long",

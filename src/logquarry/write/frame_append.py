@@ -22,6 +22,7 @@ from logquarry.format.sys_flag import transaction_type as sys_flag_type
 from logquarry.units import Clock, now_ms
 from logquarry.write.host_fields import host_fields
 from logquarry.write.message_rules import LONGEST_PROPERTIES, topic_bytes
+from logquarry.write.put_parts import LogLock, Recent, Wakes
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 
 if TYPE_CHECKING:
@@ -36,13 +37,7 @@ except ImportError:
 
 if cython.compiled:
     from cython.cimports.cpython.bytes import PyBytes_AS_STRING
-    from cython.cimports.cpython.exc import PyErr_CheckSignals
     from cython.cimports.cpython.memoryview import PyMemoryView_GET_BUFFER
-    from cython.cimports.cpython.pythread import (
-        PyThread_allocate_lock,
-        PyThread_free_lock,
-        PyThread_release_lock,
-    )
     from cython.cimports.libc.string import memcpy
 
 logger = logging.getLogger(__name__)
@@ -74,8 +69,10 @@ _NAME_SIZE = len(_KEYS_BYTES)
 _SEPARATOR_BYTE = ord(props.PROPERTY_SEPARATOR)
 assert len(_TAGS_BYTES) == _NAME_SIZE and frame.PROPERTIES_LENGTH.size == 2
 _PUT_OK, _APPENDED = PutStatus.PUT_OK, AppendStatus.PUT_OK
-_ONE_FRAME: Final = (0,)
-_NO_TIME: Final = 0.0
+# These have no "Final": the .pxd declares them, so that they are variables of C.
+_ONE_FRAME = (0,)
+_NO_TIME = 0.0
+_Result = PutResult
 _CACHED: Final = 4_096
 _KEPT_KEYS = 64
 _new = tuple.__new__
@@ -117,29 +114,12 @@ def put_result(
     )
 
 
-class LogLock:
-    """Compiled: a lock of the log. Taking it costs a tenth of taking a ``threading.Lock``.
+class Key:
+    """Compiled: a queue's key, and its hash, which a tuple computes for each lookup."""
 
-    Like that lock, it lets Ctrl-C interrupt a thread that waits for it.
-    """
-
-    def __cinit__(self) -> None:
-        """Make the lock; no thread holds it."""
-        self._lock = PyThread_allocate_lock()
-        if self._lock == cython.NULL:
-            raise MemoryError
-
-    def __dealloc__(self) -> None:
-        if self._lock != cython.NULL:
-            PyThread_free_lock(self._lock)
-
-    def __enter__(self) -> None:
-        while not acquire_lock(self._lock):
-            # A signal interrupted the wait for the lock: its handler may raise.
-            PyErr_CheckSignals()
-
-    def __exit__(self, *error: object) -> None:
-        PyThread_release_lock(self._lock)
+    def __init__(self, key: QueueKey) -> None:
+        self.key = key
+        self.hash = hash(key)
 
 
 class Topic:
@@ -148,16 +128,16 @@ class Topic:
     def __init__(self, name: str, data: bytes) -> None:
         self.name = name
         self.data = data
-        self.keys: list[QueueKey | None] = [None] * _KEPT_KEYS
+        self.keys: list[Key | None] = [None] * _KEPT_KEYS
 
-    def key(self, queue_id: int) -> QueueKey:
+    def key(self, queue_id: int) -> Key:
         """The key of a queue."""
         if not 0 <= queue_id < _KEPT_KEYS:
-            return self.name, queue_id
+            return Key((self.name, queue_id))
         # Reuse the key object: a dictionary finds the same object faster than an equal one.
         found = self.keys[queue_id]
         if found is None:
-            found = self.keys[queue_id] = (self.name, queue_id)
+            found = self.keys[queue_id] = Key((self.name, queue_id))
         return found
 
 
@@ -279,6 +259,7 @@ class FrameAppend:
         self._health = health
         self.takes_kernels = takes_kernels
         self.settle = settle
+        self._wakes = settle if type(settle) is Wakes else None
         self.bar: str | None = None
         self._held_since = 0.0
         self._topic_check = config.topic_check
@@ -288,6 +269,7 @@ class FrameAppend:
         if cython.compiled:
             self._lock: Any = LogLock()
             self._topics: dict[str, Topic] = {}
+            self._recent = Recent()
             self._head: FrameHead | None = None
             self._heads: dict[tuple[str | bytes, str | bytes, int], FrameHead] = {}
             self._is_wall_clock = clock is now_ms
@@ -326,12 +308,16 @@ class FrameAppend:
         Raises:
             MessageRejected: if the name cannot be a topic's.
         """
-        found: Topic | None = cython.cast(Topic, self._topics.get(name))
+        found: Topic | None = cython.cast(Topic, self._recent.get(name))
+        if found is not None:
+            return found
+        found = cython.cast(Topic, self._topics.get(name))
         if found is None:
             found = Topic(name, topic_bytes(name, self._topic_check))
             if len(self._topics) >= _CACHED:
                 self._topics.clear()
             self._topics[name] = found
+        self._recent.put(name, found)
         return found
 
     def body_crc(self, body: Any, length: int) -> int:
@@ -374,6 +360,7 @@ class FrameAppend:
         elif not self._is_wall_clock:
             born_time = self.clock()
         whole = 0
+        data = topic.data
         for number in range(count):
             item = cython.address(items[number])
             item.queue_id = queue_number
@@ -381,16 +368,14 @@ class FrameAppend:
             item.reconsumed = reconsumed
             item.prepared = prepared
             item.start = whole
-            whole += measured(item, head, topic.data)
+            whole += measured(item, head, data)
             if item.properties_length > _LONGEST or whole > self._largest:
                 return None
         key = topic.key(queue_number)
 
         # Under the lock: physical offset, queue offset and store time; then the bytes.
         lock = self._lock
-        while not acquire_lock(lock._lock):
-            # A signal interrupted the wait for the lock: its handler may raise.
-            PyErr_CheckSignals()
+        lock.take()
         try:
             began = ticks_ns()
             file = self._files.last
@@ -407,7 +392,7 @@ class FrameAppend:
                     # The reference refuses it.
                     return None
                 now = stamp
-            known = self.queue_offsets.get(key)
+            known = get_known(self.queue_offsets, key.key, key.hash)
             queue_offset = known if head.advances and known is not None else 0
             physical_offset = file.base + at
             view = None
@@ -425,7 +410,7 @@ class FrameAppend:
                 place = write_frame(
                     place,
                     head,
-                    topic.data,
+                    data,
                     item,
                     queue_offset + number,
                     physical_offset + item.start,
@@ -435,15 +420,15 @@ class FrameAppend:
                 file.keep(at, at + whole)
             # The bytes belong to the log only after the last of these lines. They cannot fail.
             if head.advances:
-                self.queue_offsets[key] = queue_offset + count
+                set_known(self.queue_offsets, key.key, queue_offset + count, key.hash)
             elif known is None:
                 # A message that takes no queue offset adds its queue to the table too.
-                self.queue_offsets[key] = 0
+                self.queue_offsets[key.key] = 0
             file.store_timestamp = now
             file.wrote = at + whole
             held = (ticks_ns() - began) / 1e6
         finally:
-            PyThread_release_lock(lock._lock)
+            lock.release()
         starts = _ONE_FRAME
         if count != 1:
             starts = tuple([items[number].start for number in range(count)])
@@ -455,7 +440,7 @@ class FrameAppend:
         # Most puts end within one tick.
         held_ms = held if held else _NO_TIME
         made: PutResult = result_of(
-            PutResult,
+            _Result,
             _PUT_OK,
             _APPENDED,
             head.store_bytes,

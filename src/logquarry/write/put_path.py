@@ -103,11 +103,18 @@ class PutPath(LogAppender):
             MessageRejected: if the store does not accept this message.
             UsageError: if a number does not fit its field.
         """
+        return self.put_typed(message)
+
+    def put_typed(self, message: Message) -> PutResult:
+        """As :meth:`put`, for compiled callers: a call of a C method takes no lookup."""
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
         result, wait = self.put_common(message), True
         if result is None:
             result, wait = self.append_reference(message)
+        if self._wakes is not None:
+            self._wakes.wake()
+            return result
         return self.settle(result, wait)
 
     def append_message(self, message: Message) -> tuple[PutResult, bool]:
@@ -269,8 +276,10 @@ class PutPath(LogAppender):
         except (OverflowError, UnicodeEncodeError):
             # The reference raises the right error, or replaces half a surrogate pair.
             return None
-        if result is not None and cython.cast(tuple, result)[_HELD] > _SLOW_MS:
-            log_held(len(body), result)
+        if result is not None:
+            held = cython.cast(tuple, result)[_HELD]
+            if held > _SLOW_MS:
+                log_held(len(body), result)
         return result
 
     def _fill(

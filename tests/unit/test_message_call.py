@@ -1,0 +1,77 @@
+"""Compiled, a C function releases messages and results of puts; it releases all that they hold."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections import UserDict
+from typing import Any
+
+from logquarry.message import Message
+from logquarry.write.frame_append import put_result
+from logquarry.write.put_result import PutResult
+
+COUNT = 1_000
+
+
+class Properties(UserDict[str, str]):
+    """A mapping that can have a weak reference."""
+
+
+def result(host: bytes = b"host") -> PutResult:
+    return put_result(host, 2**40, 2**41, 10, 2**42, 0.0, 1, (0,))
+
+
+def test_a_message_releases_its_fields() -> None:
+    body, properties = bytes(1_000), Properties(a="b")
+    held, gone = sys.getrefcount(body), weakref.ref(properties)
+    messages = [Message("t", body, properties=properties) for _ in range(COUNT)]
+    assert sys.getrefcount(body) == held + COUNT
+    del messages, properties
+    gc.collect()
+    assert sys.getrefcount(body) == held and gone() is None
+
+
+def test_a_result_releases_its_fields() -> None:
+    host = bytes(1_000)
+    held = sys.getrefcount(host)
+    results = [result(host) for _ in range(COUNT)]
+    assert sys.getrefcount(host) == held + COUNT
+    del results
+    assert sys.getrefcount(host) == held
+
+
+def test_released_objects_keep_no_reference_to_their_class() -> None:
+    before = sys.getrefcount(Message), sys.getrefcount(PutResult)
+    for _ in range(COUNT):
+        Message("t")
+        result()._replace(size=1)
+    assert (sys.getrefcount(Message), sys.getrefcount(PutResult)) == before
+
+
+def test_a_subclass_has_attributes_a_finalizer_and_cycles() -> None:
+    ended: list[Any] = []
+
+    class Own(Message):
+        def __del__(self) -> None:
+            ended.append(self.topic)
+
+    held = sys.getrefcount(Own)
+    for number in range(COUNT):
+        made = Own(f"t{number}")
+        if number % 2:
+            made.own = made  # type: ignore[attr-defined]
+        del made
+    gc.collect()
+    assert sorted(ended) == sorted(f"t{number}" for number in range(COUNT))
+    assert sys.getrefcount(Own) == held
+
+
+def test_a_cycle_through_a_message_is_collected() -> None:
+    properties = Properties(a="b")
+    properties.message = Message("t", properties=properties)  # type: ignore[attr-defined]
+    gone = weakref.ref(properties)
+    del properties
+    gc.collect()
+    assert gone() is None
