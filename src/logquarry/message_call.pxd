@@ -81,25 +81,6 @@ cdef extern from *:
         return made;
     }
 
-    /* Does what CPython's subtype_dealloc and tupledealloc do for a class without slots, weak
-       references and finalizer. A subclass may have them: subtype_dealloc releases its objects, and
-       calls this function at the end. This function does not limit the depth of the C stack
-       (Py_TRASHCAN_BEGIN), because no field is an object of the same class: the containers between
-       two nested objects limit the depth. */
-    static void logquarry_release(PyObject *self) {
-        PyTypeObject *type = Py_TYPE(self);
-        Py_ssize_t i = PyTuple_GET_SIZE(self);
-        PyObject_GC_UnTrack(self);
-        while (--i >= 0)
-            Py_XDECREF(PyTuple_GET_ITEM(self, i));
-        type->tp_free(self);
-        Py_DECREF(type);
-    }
-
-    static void logquarry_install_release(PyObject *kind) {
-        ((PyTypeObject *)kind)->tp_dealloc = logquarry_release;
-    }
-
     static void logquarry_install(PyObject *kind, PyObject *n, PyObject *d, PyObject *t,
                                   PyObject *r) {
         if (PyTuple_GET_SIZE(n) > LOGQUARRY_MOST_FIELDS) return;
@@ -108,5 +89,4 @@ cdef extern from *:
         ((PyTypeObject *)kind)->tp_vectorcall = logquarry_call;
     }
     """
-    void install_release "logquarry_install_release"(object kind)
     void install "logquarry_install"(object kind, object names, object defaults, object types, object reference)

@@ -1,5 +1,5 @@
-"""C functions that make and release a :class:`~logquarry.message.Message` without calling Python
-functions. Work only if this module is compiled.
+"""A C function that makes a :class:`~logquarry.message.Message` without calling a Python function.
+Works only if this module is compiled.
 
 :func:`speed_up` installs the C function before ``Message.__new__``, the readable reference. The C
 function makes the message if the arguments have usual types, and passes every other call to the
@@ -30,15 +30,3 @@ def speed_up(kind: type, usual: Mapping[str, tuple[object, type | None]]) -> Non
         names = tuple(map(sys.intern, usual))
         defaults, types = zip(*usual.values(), strict=True)
         install(kind, names, defaults, types, kind.__new__)
-        speed_up_release(kind)
-
-
-def speed_up_release(kind: type) -> None:
-    """Release the objects of a class with fewer instructions, if this module is compiled.
-
-    Args:
-        kind: a subclass of tuple without slots, weak references and finalizer. No field of it has
-            an object of the same class.
-    """
-    if cython.compiled:
-        install_release(kind)

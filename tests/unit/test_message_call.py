@@ -1,4 +1,4 @@
-"""Compiled, a C function releases messages and results of puts; it releases all that they hold."""
+"""Messages and results of puts release all that they hold, also when a C function made them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 from logquarry.errors import MessageRejected, StoreError, StoreUnavailable
 from logquarry.format import message_id
-from logquarry.message_call import speed_up_release
 
 
 class PutStatus(Enum):
@@ -124,9 +123,6 @@ class PutResult(NamedTuple):
         """The result with the status of the replica wait, or if that is PUT_OK, the flush wait."""
         status = flush if replica is PutStatus.PUT_OK else replica
         return self if status is self.status else self._replace(status=status)
-
-
-speed_up_release(PutResult)
 
 
 def refusal(status: PutStatus, message: str, *, reason: str = "") -> StoreError:
