@@ -309,7 +309,10 @@ def path(value: object, field: str = "path") -> str:
         raise UsageError(f"{field}: a path cannot have a null character")
     if not found:
         raise UsageError(f"{field}: it is empty")
-    is_long = any(len(os.fsencode(name)) > _LONGEST_FILE_NAME for name in found.split("/"))
+    try:
+        is_long = any(len(os.fsencode(name)) > _LONGEST_FILE_NAME for name in found.split("/"))
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{field}: {found!r} cannot be read: {error.reason}") from error
     if is_long and "://" not in found:
         raise UsageError(f"{field}: a name in it has more than {_LONGEST_FILE_NAME} bytes")
     return found

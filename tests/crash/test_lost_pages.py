@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.disk.queue_folders import NameGuard
 from tests.crash.lost_pages import COUNT, FILE, MODES, START, handled, make_store, run, use
 from tests.helpers import python_process
 
@@ -263,20 +264,16 @@ def test_a_writer_never_ends_a_scan_at_a_file_that_was_cut(
         assert sum(span.length for span in damage.spans) > 1_000 * 300 - size
 
 
-@pytest.mark.parametrize("size", [0, 5_001, 100_003, None])
+@pytest.mark.parametrize("size", [0, 5_001, 100_003, None, -1])
 @pytest.mark.parametrize("read", ["scan", "to_arrow"])
 def test_a_reader_beside_a_writer_never_ends_at_a_file_that_was_cut(
-    tmp_path: Path, size: int | None, read: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int | None, read: str
 ) -> None:
     """The durable offset shows that the log went on."""
     root = tmp_path / "store"
-    # A flush would restore a deleted file from its link.
-    config = lq.StoreConfig(
-        mapped_file_size_commit_log=FILE,
-        max_hash_slot_num=100,
-        flush_interval_commit_log=600_000,
-        flush_commit_log_timed=True,
-    )
+    # The writer's next flush would restore a deleted file from its link.
+    monkeypatch.setattr(NameGuard, "check", lambda _: [])
+    config = lq.StoreConfig(mapped_file_size_commit_log=FILE, max_hash_slot_num=100)
     path = root / "commitlog" / str(FILE).zfill(20)
     with lq.MessageStore.open(root, mode="rw", config=config) as store:
         for _ in range(COUNT):
@@ -285,6 +282,10 @@ def test_a_reader_beside_a_writer_never_ends_at_a_file_that_was_cut(
         assert FILE + 100_003 < store.max_offset < 2 * FILE
         with lq.MessageStore.open(root) as reader:
             assert sum(1 for _ in reader.scan()) == COUNT
+        if size == -1:
+            # The file that was made in advance is gone too, so that no file follows.
+            (root / "commitlog" / str(2 * FILE).zfill(20)).unlink(missing_ok=True)
+            size = None
         if size is None:
             path.unlink()
         else:

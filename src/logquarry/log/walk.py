@@ -420,7 +420,8 @@ class LogReader:
                 event, after = self._step(position, None)
                 if event is not None:
                     return event, after
-            length = min(position + lost, here) - position
+            # No boundary follows if the last file is gone.
+            length = min(lost, here - position) if here > position else lost
             return DamagedSpan(position, length, kind, reason, path), position + length
         if self._log.data_end(position) <= position:
             # Only zeros follow: there is no frame that a writer may still finish.

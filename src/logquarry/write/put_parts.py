@@ -95,7 +95,7 @@ class Wakes:
         self._tests_and_flags = tuple(itertools.chain(*pairs))
 
     def __call__(self, result: PutResult, wait: bool) -> PutResult:
-        """See :data:`Settle`."""
+        """See :data:`~logquarry.write.frame_append.Settle`."""
         self.wake()
         return result
 
