@@ -321,7 +321,7 @@ FOUND = (
     *(15, 20, 40, 49, 61, 82, 155, 172, 240, 280, 473, 487),
     *(216, 309, 549, 555, 612, 880, 1307, 1317, 1550, 1797, 1811, 1965),
     *(20052, 30076, 50339, 61196, 61409, 71103, 71957, 72281, 80287, 90079, 90145, 200258, 210549),
-    *(211709, 211981, 220951, 230802, 231015),
+    *(211709, 211981, 220951, 230802, 231015, 251860),
 )
 """Seeds that found faults: queues, a log's end or files in unreadable blocks; an empty index
 file; offset 0 of a DLedger log; a lost tail that salvage did not report; a file for a folder; lost
@@ -334,7 +334,8 @@ queues that ended the log at its first damage; a log without files; a file in pl
 queue's folder, in mode rocketmq; a topic that rotted; an index that was rebuilt alone; a circle of
 links in a queue's folder; a queue entry that ended the log exabytes later;
 a log, queues and checkpoint of which only a folder in place of an index file was left;
-a link of the log to nothing, without queues; damage in the last file that no exact count told."""
+a link of the log to nothing, without queues; damage in the last file that no exact count told;
+a salvage of a log without files, of which only checkpoint and index were left."""
 
 
 @pytest.mark.timeout(120)

@@ -249,6 +249,9 @@ class _Planner:
         if tail is not None and self._known_end <= log.end:
             # No offset in the store shows how many bytes are lost.
             plan.lost.append(LostSpan("checkpoint_ahead", CHECKPOINT, log.end, 0, tail))
+        missing = None if self._log.files or plan.lost else self._layout.missing_log
+        if missing is not None:
+            plan.lost.append(LostSpan(MISSING_FILE, missing.evidence[0], 0, 0, missing.reason))
         fill_messages(self._layout, plan.lost, self._framed)
         if plan.lost:
             plan.lost_messages = lost_messages(self._layout, plan.lost).messages

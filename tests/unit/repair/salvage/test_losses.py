@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from pathlib import Path
 
@@ -123,3 +124,25 @@ def test_entries_of_messages_that_a_recovery_cut_off_are_no_loss(two_queues: Pat
         place = store.get("orders", 0, 19, 1).messages[0]
     overwrite(path, 20 * 20, struct.pack(">qiq", place.physical_offset, place.size, 0))
     assert lost_in(two_queues) == {}
+
+
+@pytest.mark.parametrize("gone", [[], ["checkpoint"]])
+def test_a_log_of_which_only_checkpoint_and_index_are_left(gone: list[str], tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as writer:
+        writer.put(lq.Message("orders", b"body", keys="k"))
+    for name in ("commitlog", "consumequeue", ".logquarry"):
+        shutil.rmtree(tmp_path / "store" / name)
+    # A broker makes these folders again.
+    (tmp_path / "store" / "commitlog").mkdir()
+    for name in gone:
+        (tmp_path / "store" / name).unlink()
+    found = lq.salvage(tmp_path / "store")
+    (span,) = found.plan.lost
+    known = "index/" if gone else "checkpoint"
+    assert span.kind == "missing_file" and span.file.startswith(known)
+    assert not found.is_whole
+
+
+def test_an_empty_store_has_no_loss(tmp_path: Path) -> None:
+    opened(tmp_path / "store").close()
+    assert lq.salvage(tmp_path / "store").is_whole
