@@ -77,12 +77,14 @@ def import_(
             # Print it even with --quiet: the user must know how many messages are in the store.
             done = skip + imported.messages
             count = text.plural(done, "message")
-            which = f"the first {count}"
-            others = f", the others are not: put only those with --skip {done}"
-            next_step.remember_words(ctx, _with_skip(next_step.words(ctx), done))
             if imported.is_complete:
                 which, others = f"all {count}", ""
-                next_step.remember_words(ctx, ["verify", store])
+                again = ["verify", store]
+            else:
+                which = f"the first {count}"
+                others = f", the others are not: put only those with --skip {done}"
+                again = _with_skip(next_step.words(ctx), done)
+            next_step.remember_words(ctx, again)
             output.error(
                 f"{which} of {text.printable(found.location)} are in "
                 f"{text.printable(store)}{others}"

@@ -47,13 +47,6 @@ class LogBytes:
             return file.base == offset
         return self._files.at(offset - 1) is not None
 
-    def next_boundary(self, position: int) -> int:
-        """The end of the file, or of the gap between files, that contains a physical offset."""
-        file = self._files.at(position)
-        if file is not None:
-            return file.base + self._files.file_size
-        return next((f.base for f in self._files.files if f.base > position), self._files.end)
-
     def path_at(self, position: int) -> str:
         """Full path of the file that contains a physical offset; of the log's folder if none."""
         file = self._files.at(position)

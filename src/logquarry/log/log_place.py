@@ -25,6 +25,7 @@ from logquarry.log.store_files import (
     COMMIT_LOG,
     CONSUME_QUEUE,
     INDEX,
+    is_index_name,
     is_offset_name,
 )
 
@@ -349,7 +350,7 @@ def _known_entry(filesystem: FileSystem) -> str | None:
     """
     for entry in filesystem.list(INDEX):
         path = f"{INDEX}/{entry.name}"
-        if not (entry.name.isascii() and entry.name.isdigit()):
+        if not is_index_name(entry.name):
             continue
         size = index.HEADER.size
         head = b"" if entry.is_dir else bytes(filesystem.open(path).window(0, size))

@@ -138,14 +138,14 @@ def plan_splits(
         size = max(1, min(split_size, -(-(body_end - first) // min_splits)))
         position = first
         while position < body_end:
-            cut = min(position + size, body_end)
-            snapped = _last_file_start(files.start, files.file_size, position, cut)
-            if snapped is not None and cut != body_end:
-                cut = snapped
             if files.at(position) is None:
                 # No bytes up to the next file. A wrong queue entry can make this gap look huge.
-                following = (file.base for file in files.files if file.base > position)
-                cut = min(body_end, next(following, body_end))
+                cut = min(files.next_boundary(position), body_end)
+            else:
+                cut = min(position + size, body_end)
+                snapped = _last_file_start(files.start, files.file_size, position, cut)
+                if snapped is not None and cut != body_end:
+                    cut = snapped
             splits.append(LogSplit(position, cut))
             position = cut
     if extent.tail is not None and end > extent.tail:

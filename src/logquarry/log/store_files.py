@@ -69,6 +69,11 @@ def is_offset_name(name: str) -> bool:
     return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
 
 
+def is_index_name(name: str) -> bool:
+    """Whether a name has the form of an index file's name: the time when it was made."""
+    return name.isascii() and name.isdigit()
+
+
 def quarantine(root: Path, *parts: str) -> Path:
     """The folder for quarantined files of a store; ``parts`` name the part of the store."""
     return root.joinpath(SIDECAR, "quarantine", *parts)
@@ -150,6 +155,16 @@ class FileSequence:
         """The file with room for ``offset``, None if there is none."""
         index = self.index_of(offset)
         return None if index is None else self.files[index]
+
+    def next_boundary(self, offset: int) -> int:
+        """The end of the file, or of the gap between files, that contains an offset.
+
+        After the last file the gap has no end: the result is the largest offset.
+        """
+        file = self.at(offset)
+        if file is not None:
+            return file.base + self.file_size
+        return next((file.base for file in self.files if file.base > offset), java.LONG_MAX)
 
     @property
     def start(self) -> int:
@@ -236,7 +251,7 @@ class StoreFolders:
         """The index files by name, oldest first."""
         found: list[Entry] = []
         for entry in self.filesystem.list(INDEX):
-            if not entry.is_dir and entry.name.isascii() and entry.name.isdigit():
+            if not entry.is_dir and is_index_name(entry.name):
                 found.append(entry)
             else:
                 self.ignore(f"{INDEX}/{entry.name}")

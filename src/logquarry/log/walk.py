@@ -199,7 +199,7 @@ class LogReader:
         position = self.files.start if start is None else max(start, self.files.start)
         if resync and not self._log.is_boundary(position):
             limit = self.files.end if stop is None else stop
-            here = min(self._log.next_boundary(position), limit)
+            here = min(self.files.next_boundary(position), limit)
             found = self._log.find(position, here)
             if found is None and here >= limit:
                 return
@@ -404,7 +404,7 @@ class LogReader:
             event, after = self._step(position, None)
             if event is not None:
                 return event, after
-        here = self._log.next_boundary(position)
+        here = self.files.next_boundary(position)
         if found is not None:
             after = min(found, here)
             return DamagedSpan(position, after - position, kind, reason, path), after
@@ -420,8 +420,7 @@ class LogReader:
                 event, after = self._step(position, None)
                 if event is not None:
                     return event, after
-            # No boundary follows if the last file is gone.
-            length = min(lost, here - position) if here > position else lost
+            length = min(position + lost, here) - position
             return DamagedSpan(position, length, kind, reason, path), position + length
         if self._log.data_end(position) <= position:
             # Only zeros follow: there is no frame that a writer may still finish.

@@ -6,7 +6,7 @@ cdef class LogGrowth:
     cdef public object _wait
     cdef object _change
     cdef tuple _followers
-    cdef tuple _after_append
+    cdef Wakes _wake_followers
     cdef readonly Wakes settle_now
 
     cpdef wake(self)

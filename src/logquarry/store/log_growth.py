@@ -49,6 +49,7 @@ class LogGrowth:
         self._wait = wait
         self._change = threading.Lock()
         self.settle_now = Wakes()
+        self._wake_followers = Wakes()
         self._set(())
 
     def follow(self, flag: Wakeable) -> None:
@@ -65,16 +66,13 @@ class LogGrowth:
         self._followers = followers
         dispatch, flush = self._dispatching.flag, self._flushing.flag
         # The flags to set for each message, and the flags to set for a put that does not wait.
-        self._after_append = followers if dispatch is None else (dispatch, *followers)
-        after_put = self._after_append if flush is None else (*self._after_append, flush)
-        self.settle_now.use(after_put)
+        after_append = followers if dispatch is None else (dispatch, *followers)
+        self._wake_followers.use(after_append)
+        self.settle_now.use(after_append if flush is None else (*after_append, flush))
 
     def wake(self) -> None:
         """Wake the dispatcher and the followers: the log has grown."""
-        # Usually the flag is set already; checking it costs less than setting it.
-        for flag in self._after_append:
-            if flag.is_unset():
-                flag.set()
+        self._wake_followers.wake()
 
     def wake_all(self) -> None:
         """Wake the flush service too: no put waits for the new bytes."""

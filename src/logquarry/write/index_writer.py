@@ -27,7 +27,7 @@ from logquarry.format import index, java
 from logquarry.format.fields import PAGE_SIZE
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.log import codec
-from logquarry.log.store_files import INDEX
+from logquarry.log.store_files import INDEX, is_index_name
 
 Int64 = npt.NDArray[np.int64]
 
@@ -250,7 +250,7 @@ class IndexWriter:
         self._shape = shape
         self._clock = clock
         self._filled = filled
-        names = [name for name in disk.names_in(folder) if name.isascii() and name.isdigit()]
+        names = [name for name in disk.names_in(folder) if is_index_name(name)]
         self._last_name = max(names, default="")
         self.last: IndexFileWriter | None = None
         if self._last_name:

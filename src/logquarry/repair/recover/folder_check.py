@@ -39,6 +39,7 @@ from logquarry.log.store_files import (
     TRANSACTION,
     FileSequence,
     StoreFile,
+    is_index_name,
     is_offset_name,
     quarantine,
 )
@@ -102,7 +103,7 @@ def check_entries(root: Path, config: StoreConfig) -> None:
                 _check_numbered(path, places)
     for path in _entries(root / INDEX):
         # Readers ignore a folder there.
-        if path.name.isascii() and path.name.isdigit() and not _is_folder(path):
+        if is_index_name(path.name) and not _is_folder(path):
             _check_once(path, _check(path), places)
 
 

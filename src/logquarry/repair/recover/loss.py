@@ -185,11 +185,11 @@ def replaced_frames(layout: StoreLayout, *, end: int, damage: Sequence[DamagedSp
         end: physical offset of the log's end.
         damage: damage within the log.
     """
-    return _Search(layout, end, damage, None, None).replaced()
+    return _Search(layout, end, damage, None, None).replaced(all_queues(layout))
 
 
-def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, int, str]]:
-    """For each replaced log file: its path, the first lost frame, and what happened in words.
+def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, Frames, str]]:
+    """For each replaced log file: its path, where its frames were, and what happened in words.
 
     Args:
         layout: the store's files.
@@ -200,11 +200,8 @@ def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, i
         inside = frames[bases == base]
         count = text.plural(int(inside[:, 2].sum()), "message")
         words = f"the queues point to {count} that this file does not have; it has other messages"
-        yield (
-            layout.log_file(first := int(inside[0, 0])),
-            first,
-            f"{words}: put the right file back",
-        )
+        places = inside[:, 0]
+        yield layout.log_file(int(places[0])), places, f"{words}: put the right file back"
 
 
 class _Search:
@@ -235,7 +232,6 @@ class _Search:
         self._durable = layout.durable_end
         self._is_closed = not layout.has_abort
         self._flushed = checkpoint_times(layout).physic_timestamp
-        self._missing = layout.missing_log
 
     def loss(self) -> Loss | None:
         lost = self._lost()
@@ -246,9 +242,10 @@ class _Search:
         count, size = int(lost[:, 2].sum()), max(int(lost[:, 1].sum()), gone)
         kept = self._end - self._log.start
         if not count and not gone:
-            if kept or self._missing is None:
+            missing_log = None if kept else self._layout.missing_log
+            if missing_log is None:
                 return None
-            reason = f"the log has no files, but {self._missing.evidence[0]} knows of messages"
+            reason = f"the log has no files, but {missing_log.evidence[0]} knows of messages"
             return Loss(0, 0, 0, f"{reason}: {_IS_MOUNTED}", needs_consent=True)
         missing = vouched[self._is_missing(vouched)]
         is_missing = len(missing) > 0 or self._lacks_file
@@ -263,9 +260,8 @@ class _Search:
             needs_consent=is_missing or not (is_one or _is_small(certain, known)),
         )
 
-    def replaced(self) -> Frames:
+    def replaced(self, queues: Sequence[Queue]) -> Frames:
         """The frames of replaced files, in the order of the log."""
-        queues = all_queues(self._layout)
         files = ReplacedFiles(self._layout, queues, self._is_expected, self._known)
         frames = files.frames(self._dropped)
         _, first = np.unique(frames[:, 0], return_index=True)
@@ -289,10 +285,11 @@ class _Search:
     def _lost(self) -> Frames:
         """The lost frames, in the order of the log."""
         lowest = min([self._end, *(span.offset for span in self._damage)])
-        replaced = self.replaced()
+        queues = all_queues(self._layout)
+        replaced = self.replaced(queues)
         self._replaced_places = replaced[:, 0]
         found = [replaced]
-        for queue in all_queues(self._layout):
+        for queue in queues:
             found += self._lost_of(queue, lowest)
         # Add the index after the queues: only entries of queues have the sizes of the messages.
         found.append(self._lost_of_index(lowest))

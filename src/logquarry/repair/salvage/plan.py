@@ -264,11 +264,10 @@ class _Planner:
         """Report the messages of log files that were replaced by other files."""
         frames = replaced_frames(self._layout, end=log.end, damage=log.damage)
         self._plan.lost_messages += int(frames[:, 2].sum())
-        for file, first, reason in replaced_files(self._layout, frames):
-            stop = first - first % self._log.file_size + self._log.file_size
-            inside = frames[(frames[:, 0] >= first) & (frames[:, 0] < stop), 0]
-            messages = queued_at(self._layout, inside)
-            self._plan.lost.append(LostSpan(MISSING_FILE, file, first, 0, reason, messages))
+        for file, places, reason in replaced_files(self._layout, frames):
+            messages = queued_at(self._layout, places)
+            lost = LostSpan(MISSING_FILE, file, int(places[0]), 0, reason, messages)
+            self._plan.lost.append(lost)
 
     def _tell(self, position: int) -> None:
         self._pause()

@@ -204,8 +204,8 @@ class _Verification:
             return
         frames = replaced_frames(self.layout, end=end, damage=self.damage)
         self.replaced = LostMessages(int(frames[:, 2].sum()), int(frames[:, 1].sum()))
-        for path, first, reason in replaced_files(self.layout, frames):
-            self.report.add(MISSING_FILE, path, first, reason)
+        for path, places, reason in replaced_files(self.layout, frames):
+            self.report.add(MISSING_FILE, path, int(places[0]), reason)
 
     def _lost(self, end: int) -> dict[str, int]:
         """Count the messages that queues or index have, but that are lost from the log."""
