@@ -1,4 +1,4 @@
-"""The clients that are connected: producers and consumers of each group, by their heartbeats.
+"""The connected clients: producers, and consumers with their subscriptions, by their heartbeats.
 
 Follows ``ProducerManager`` and ``ConsumerManager``: a client stays in the groups of its heartbeats
 until it unregisters or its connection ends. If the consumers of a group change, the broker asks all

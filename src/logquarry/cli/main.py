@@ -1,4 +1,4 @@
-"""The entry point of ``logquarry``: finds a command, runs it, and turns exceptions into exit codes.
+"""The entry point of ``logquarry``: runs a command, maps errors to exit codes and next steps.
 
 :mod:`logquarry.cli.exit_codes` has the table of the codes.
 

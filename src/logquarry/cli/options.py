@@ -165,7 +165,7 @@ class Filters(NamedTuple):
 
 
 def filters(command: _Command) -> Callable[..., Any]:
-    """Add the options that filter messages to a command, as its argument ``filters``."""
+    """Give a command the options that filter messages; it gets them as its argument ``filters``."""
 
     @functools.wraps(command)
     def bundled(**arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Files of one page that are overwritten in place: the checkpoint and the durable offset."""
+"""The files of the checkpoint and of the durable offset: one page, overwritten in place."""
 
 from __future__ import annotations
 

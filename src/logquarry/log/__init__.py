@@ -1,1 +1,1 @@
-"""The commit log in bulk: the files of a store, the walk over frames, filters, Arrow columns."""
+"""Reads the commit log in bulk: lists files, goes through frames, filters and decodes them."""

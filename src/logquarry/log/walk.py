@@ -1,8 +1,8 @@
 """The walk over the log: frames, blanks, damage and the log's end, as values.
 
-Reads, splits, verify and export all follow the log through :class:`LogReader`. It never raises on
-damage: it reports the damage, finds the next sound frame (resync: a frame has its own offset in it)
-and continues. The caller decides how to handle damage.
+Most code that goes through the log uses :class:`LogReader`: reads, ``verify``, export. It never
+raises on damage: it reports the damage, finds the next sound frame (resync: a frame has its own
+offset in it) and continues. The caller decides how to handle damage.
 
 The log ends at the end of the unbroken chain, or at ``bound`` if that is larger and the store was
 shut down cleanly. Sound frames after the end are stale: an earlier recovery truncated the log.

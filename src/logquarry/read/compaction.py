@@ -139,7 +139,7 @@ class CompactedGets:
         return low, max(high, compacted.max_offset)
 
     def queue_at(self, queue: Queue, offset: int) -> Queue:
-        """The queue whose entries point to the messages that a get at an offset returns."""
+        """The queue that a get from this offset reads: the compacted one, or the queue after it."""
         compacted, _ = self._opened(queue)
         return compacted if offset < compacted.max_offset else queue
 

@@ -1,4 +1,4 @@
-"""Finds where the log of a store ends, and which of its damage a recovery has noted.
+"""Finds for readers where a log ends, and which of its damage a recovery has noted.
 
 A store that this library wrote has a durable offset (:mod:`logquarry.format.checkpoint`). The log
 reaches at least up to it, even after a crash. A break in the chain of frames before it is damage.

@@ -55,7 +55,7 @@ _MOST_QUEUES: Final = 256
 
 
 def with_entry_rules(layout: StoreLayout) -> StoreLayout:
-    """Add to the layout the settings that decide which entries queues and index have.
+    """Return the layout with the settings that decide the contents of queues and index.
 
     These are the dialect, index tags, batch queues, multi-dispatch and LMQ.
     ``enable_multi_dispatch`` stays None if only the messages themselves can show it.

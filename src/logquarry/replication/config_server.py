@@ -237,7 +237,8 @@ class _Asking(Peer):
 class ConfigServer(Server[_Asking]):
     """Serves the tables of a store's ``config/`` to slaves of RocketMQ or logquarry.
 
-    The server listens once it is made, and serves from :meth:`start` (or the ``with`` block) on.
+    The constructor opens the port, so clients can connect at once. The server answers them after
+    :meth:`start` is called or the ``with`` block is entered.
 
     Args:
         root: the store's folder. The store need not be open: the server reads the files.

@@ -1,4 +1,4 @@
-"""The destination folder of an export, and how an export or a compaction commits its files.
+"""The destination folder of an export; commits the files of an export or a compaction exactly once.
 
 An export puts each of its files in place exactly once, even after a crash::
 

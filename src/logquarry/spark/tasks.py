@@ -1,4 +1,4 @@
-"""The read tasks of a job: planned on the driver, read in the workers.
+"""The read tasks of a job (Spark's partitions): planned on the driver, read in the workers.
 
 `plan_tasks` makes small, picklable `ReadTask`s; `read_batches` reads one. The source, the exports
 and the summary share both. Needs no PySpark.

@@ -1,4 +1,4 @@
-"""How an open store reads: a reader reads the store's files, a writer the files that it writes.
+"""How messages of an open store are read, by a reader or by a writer.
 
 The reader makes, locks and changes nothing, so it can run beside a live broker. It lists the
 folders when it opens the store, and again on :meth:`BaseReader.refresh` or when you request an

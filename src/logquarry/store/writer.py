@@ -297,7 +297,8 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
             UsageError: if a listener of the store or a callback of a put calls it.
         """
         if not self._health.is_forked:
-            # Raise before any part has ended, and before any thread waits for the caller.
+            # Check this before anything is closed. Closing waits for the store's threads, and a
+            # caller that is one of them would wait for itself.
             if self._services.is_current or self._engine.is_current:
                 raise UsageError("a listener or callback cannot close the store that calls it")
             self._close_consumers()

@@ -44,10 +44,11 @@ def put_again(
     """A message with body, flags, born time and hosts of a frame.
 
     Args:
-        frame: the frame.
+        frame: the frame of the old message.
         topic: topic of the new message.
         queue_id: its queue.
-        values: its properties in the parser's order, with those that are added.
+        values: properties of the new message: first those of the old message in the order in which
+            they were parsed, then those that the caller adds.
         sys_flag: SYSFLAG, if it changes.
         prepared_transaction_offset: for a COMMIT: the physical offset of its half message.
         delays: whether the store acts on DELAY and on the properties of the timer wheel.

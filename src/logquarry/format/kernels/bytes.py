@@ -1,4 +1,4 @@
-"""What all kernels share: their compilation, machine instructions, and operations on bytes.
+"""What all kernels share: compilation, machine instructions, copies, CRC-32, UTF-8, Java's hash.
 
 Numba has no unaligned big-endian load and no memcpy; these intrinsics do both, over addresses. An
 address keeps no buffer alive and is not bounds-checked: callers hold the buffer and check every

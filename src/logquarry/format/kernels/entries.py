@@ -45,10 +45,16 @@ def index_keys(
 ) -> int:
     """Hash the keys of some frames over valid UTF-8: UNIQ_KEY, KEYS split at spaces, TAGS.
 
-    ``starts`` and ``lengths`` int32 (4, n) are the results of :func:`parse_properties`;
-    ``prefixes`` int64 has the hash of each frame's ``topic#``; ``tag_prefixes`` has that of
-    ``topic#T#``, or is empty. ``hashes`` and ``numbers`` int64 get the hash of each key (with its
-    sign if ``raw``) and the number of its frame; returns the number of keys.
+    Args:
+        starts, lengths: int32 (4, n), as :func:`parse_properties` fills them.
+        prefixes: int64; for each frame, the hash of the text ``<topic>#``.
+        tag_prefixes: int64; for each frame, the hash of the text ``<topic>#T#``. Empty if tags are
+            not hashed.
+        hashes, numbers: int64; get the hash of each key (with its sign if ``raw``) and the number
+            of its frame.
+
+    Returns:
+        The number of keys.
     """
     used = 0
     for i in range(count):

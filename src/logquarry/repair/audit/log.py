@@ -1,4 +1,4 @@
-"""Audit of the log: where it ends, and which parts of it are damaged.
+"""Audit of the log for a repair: decides whether a break is its end (torn by a crash) or damage.
 
 Recover, rebuild and salvage read a log with :class:`LogAudit`. A break in the chain of frames is
 either the end of the log (a torn tail, or stale frames after it) or damage within the log (changed
@@ -223,7 +223,8 @@ class LogAudit:
                 assert not isinstance(event, BlankSpan)
                 stale = self._why_stale(event)
                 if stale is not None:
-                    # An earlier recovery left the queue entries of these frames too.
+                    # An earlier recovery cut off these frames. Queue entries that still point to
+                    # them do not prove that the log continues.
                     self.words.append(stale)
                     return
                 yield from self._confirmed(broken)

@@ -205,7 +205,8 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
     """The files that do not belong to the log, each with its reason.
 
     Args:
-        layout: the store's files, by content.
+        layout: the store's files, from :meth:`StoreLayout.by_content`: the offset of each log file
+            comes from its frames, not from its name.
 
     Raises:
         StoreUnavailable: if a file belongs to a log with files of another size, or its frames do

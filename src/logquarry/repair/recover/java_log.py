@@ -355,8 +355,8 @@ class _Runs:
             at: the position.
 
         Returns:
-            The run (None if no frame begins there), its bytes, and the window that begins at the
-            position.
+            Three values: the run of frames (None if no frame begins at the position), its length in
+            bytes, and the window that begins at the position.
         """
         asked = file.path, at, len(data)
         if self._ahead is not None and self._ahead[0] == asked:

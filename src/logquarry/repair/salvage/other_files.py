@@ -208,7 +208,8 @@ def make_timer_files(
 
     Args:
         layout: the damaged store.
-        config: settings of the new store. It may have its log elsewhere than the damaged one.
+        config: settings of the new store. Its log is in ``commitlog/``; the damaged store may have
+            its log in other folders.
         disk: disk of the new store.
         root: its folder; log and queues are complete.
         now: the time in milliseconds.

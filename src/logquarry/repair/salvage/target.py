@@ -431,7 +431,7 @@ def _replaced(places: Int64, values: Mapping[int, int]) -> tuple[Int64, Int64]:
 
 
 def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64, wrong: list[int]) -> None:
-    """Write the property CRCs of changed frames again, computed from their bytes.
+    """Compute the property CRC of each changed frame again, and write it into the frame.
 
     A CRC that was wrong stays wrong: a right CRC would hide the damage from verify and the broker.
     """

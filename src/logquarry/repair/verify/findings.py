@@ -187,7 +187,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "state_table_stale": Kind(
         "note",
         "the state table has errors that RocketMQ 3.x itself makes: missing entries, ended "
-        "transactions that are still open in the table, or numbers that restart",
+        "transactions that are still open in the table, or entries that are numbered from 0 again",
         Action.NOTHING,
     ),
     "redo_log_wrong": Kind("damage", "the redo log of 3.x does not match the log", Action.RECOVER),

@@ -1,4 +1,4 @@
-"""Advances a table step by step: plan a batch, write its files, commit them.
+"""Advances a table step by step, exactly once: plan a batch, write its files, commit them.
 
 A step needs only the state in the table, so any process can make the next step. This module needs
 no PySpark: the caller passes a function that runs the tasks.

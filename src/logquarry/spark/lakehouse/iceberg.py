@@ -1,4 +1,4 @@
-"""An Iceberg table, with the package `pyiceberg`.
+"""An Iceberg table, with the package `pyiceberg`: appends files exactly once, by marks.
 
 The marks (see :mod:`.table`) are a property of each snapshot. A commit writes all marks, even
 unchanged ones, so a rollback to an earlier snapshot restores its marks. They are also a property of

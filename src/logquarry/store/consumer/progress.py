@@ -146,7 +146,7 @@ class Progress:
                 *(group, topic, start.at),
             )
         if topic == retry_topic(group):
-            # All messages that were sent back are for the group, so it starts at the first one.
+            # The retry topic has only messages that this group sent back, so begin at the first.
             return _Beginning(queue_ids)
         return _Beginning(queue_ids, start)
 

@@ -117,7 +117,7 @@ class CheckReport:
 
 
 class HalfLog(Protocol):
-    """The reading side of the checks: queues of half and op messages, and the log."""
+    """What the checks read: the log, and the queues of half messages and of op messages."""
 
     def queue_ids(self, topic: str) -> Iterable[int]:
         """The queues of a topic."""
