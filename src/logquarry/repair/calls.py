@@ -108,7 +108,8 @@ def salvage(
         path: folder or URL of the damaged store.
         into: the folder of the new store, empty or missing; None to write nothing, and report what
             can be saved and what is lost.
-        include_stale: whether to save also sound frames after the log's end, after all others.
+        include_stale: whether to also save sound frames after the log's end; they become the last
+            messages of the new log.
         config: settings of the store; missing sizes are inferred from the files.
         storage_options: options of the file system, for a URL.
         bars: called with the name of each part of the work; returns a context with its progress.
@@ -120,7 +121,7 @@ def salvage(
         StoreNotFound: if there is no store.
         UnsupportedStore: if the new store cannot hold the store's queues.
         StoreUnavailable: if a process has the store open, or the disk fails or is full.
-        CorruptStore: if queue offsets are invalid, or the store is changed meanwhile.
+        CorruptStore: if queue offsets are invalid, or the store changes during the call.
         UsageError: if an argument is invalid, or the folder is not empty or lies within the store.
     """
     from logquarry.repair.salvage.salvage import salvage as salvage_layout

@@ -1,14 +1,15 @@
 """Audit of the batch queues of RocketMQ 5: finds all differences from the log, or only the first.
 
 :class:`BatchQueuesAudit` looks up the entry of each dispatched frame by the frame's first queue
-offset, and compares all its fields. An entry is spare if no frame of the log has its queue offset:
-its messages are expired or lost, or it is misplaced. A run is a series of frames without a gap.
+offset, and compares all its fields. An entry is spare if no frame of the log has its queue offset.
+The messages of a spare entry are expired or lost, or the entry is misplaced. A run is a series of
+frames without a gap.
 
 Memory does not grow with the log.
 
 A recovery needs only the first difference of each queue: :class:`BatchQueueAudit` finds it. The
 entries of a batch queue follow each other in the log's order, so this audit compares them by their
-position in the files. It has the same methods as
+position in the files. The class has the same methods as
 :class:`~logquarry.repair.audit.first_difference.QueueAudit`, with positions instead of queue
 offsets.
 """
@@ -83,12 +84,12 @@ class BatchQueuesAudit:
         self._seen: dict[QueueKey, _Seen] = {}
         self._names = set(layout.batch_queue_names)
         files = layout.commit_log.files
-        # Retention can delete the log's first file during the audit, and with the file the entries
-        # of its messages.
+        # Retention can delete the log's first file during the audit, and then also the entries of
+        # the messages in that file.
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
     def add(self, key: QueueKey, entries: BatchEntries) -> None:
-        """Compare the entries of a queue with those that the frames of a run need."""
+        """Compare the entries of a queue with the entries that the frames of a run should have."""
         starts = entries["base"].astype(np.int64)
         entries = entries[starts >= 0]
         starts = starts[starts >= 0]
@@ -142,7 +143,7 @@ class BatchQueuesAudit:
 
     # --------------------------------------------------------------------------------- the result
     def finish(self, log_end: int, lost: LostSpans, *, is_crash: bool) -> Iterator[Difference]:
-        """All differences, queue by queue, after the whole log is read.
+        """Yield all differences, queue by queue. Call this after the whole log is read.
 
         Args:
             log_end: physical offset of the log's end.
@@ -202,7 +203,7 @@ class _Spare:
         self._groups: dict[str, tuple[Difference, int]] = {}
 
     def differences(self) -> Iterator[Difference]:
-        """One difference for each kind."""
+        """Yield one difference for each kind of spare entry."""
         last = 0
         for file, stored in self._queue.batches():
             written, entries = is_batch_written(stored), own_messages(stored)
@@ -312,7 +313,7 @@ class BatchQueueAudit:
 
     Args:
         key: topic and queue id.
-        disk: the queue's files, None if there are none or they cannot be used.
+        disk: the queue's files; None if the queue has no files, or if they cannot be used.
         damage: the damage of the part of the log that was read.
     """
 
@@ -405,7 +406,7 @@ class BatchQueueAudit:
         return self._had
 
     def _pass_lost(self, place: int) -> None:
-        """Skip entries before a physical offset whose messages are lost."""
+        """Skip the entries of lost messages that point before a physical offset."""
         assert self._at is not None
         while self._at < self._had:
             entry = self._read(self._at, self._at + 1)[0]
@@ -428,11 +429,11 @@ class BatchQueueAudit:
     # -------------------------------------------------------------------------------- result
     @property
     def difference(self) -> FirstDifference | None:
-        """The first difference from the part of the log that was read; None if there is none."""
+        """The first difference from the log, as far as the log was read; None if there is none."""
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
-        """The result, after the whole log is read.
+        """Return the result. Call this after the whole log is read.
 
         Args:
             log_start: physical offset of the log's first byte.

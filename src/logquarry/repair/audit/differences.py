@@ -1,7 +1,7 @@
 """Typed differences between log, queues and index, with the rules and limits that decide them.
 
-Every audit of a store uses these functions, so that verify, recover, rebuild and salvage use one
-definition of a wrong file and of a wrong entry.
+Every audit of a store uses these functions. So verify, recover, rebuild and salvage agree on which
+files and entries are wrong.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ LostSpans = Sequence[DamagedSpan | ExpiredSpan]
 
 # MOST_GAP and MOST_OFFSET, which limit the writer too, are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""Maximum number of messages that can be missing in a gap of the queue offsets, in addition to
-those for which the damaged bytes of the log had room."""
+"""Damaged bytes of the log had room for a certain number of messages. A gap in the queue offsets
+may be larger than this number by at most ``GAP_SLACK`` messages.
+"""
 MOST_MOVED: Final = 1 << 20
 """Maximum number of harmed queue offsets that a recovery corrects in one queue."""
 MOST_GAPS: Final = 1 << 12
-"""Maximum number of gaps of one queue that are recorded separately; later gaps are joined."""
+"""Maximum number of gaps of one queue that are recorded separately; all later gaps are joined to
+one.
+"""
 MOST_STRETCHES: Final = 16
 """Maximum number of stretches of misplaced entries that are reported separately for one queue."""
 _CLOCK_MS: Final = 1_000
@@ -53,7 +56,7 @@ class Difference:
         file: path below the store's folder.
         offset: in the log a physical offset, elsewhere a position in the file.
         reason: the difference in words.
-        length: bytes concerned, 0 if unknown.
+        length: number of bytes that are affected, 0 if unknown.
         is_explained: whether a crash explains the difference, so that it is not damage.
     """
 
@@ -72,7 +75,7 @@ class EntryGroup:
     Attributes:
         kind: kind of the finding.
         number: number of the first entry; in a queue, its queue offset.
-        reason: the difference of the first entry in words.
+        reason: how the first entry differs, in words.
         count: number of entries.
     """
 
@@ -98,7 +101,8 @@ _Queue = TypeVar("_Queue", bound=Queue)
 
 @dataclass(slots=True)
 class SeenMessages(Generic[_Queue]):
-    """The messages of one queue in the log so far, since its topic was last recreated.
+    """The messages of one queue that were read from the log so far, since the topic was last
+    recreated.
 
     Attributes:
         queue: the queue; None if it has no files.
@@ -119,7 +123,7 @@ class SeenMessages(Generic[_Queue]):
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
     def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
-        """Note the entries that differ in one way; ``reason`` is that of the first such entry."""
+        """Note entries that all differ in the same way; ``reason`` describes the first of them."""
         if which.any():
             first = int(offsets[int(which.argmax())])
             group = self.groups.setdefault(kind, EntryGroup(kind, first, reason))
@@ -149,7 +153,7 @@ class SeenMessages(Generic[_Queue]):
 
 
 def and_more(count: int) -> str:
-    """The end of a text that mentions only the first of several items."""
+    """The words that end a text which mentions only the first of several items."""
     return f", and {count - 1} more" if count > 1 else ""
 
 
@@ -174,14 +178,15 @@ class AuditedQueue:
 
     Attributes:
         key: topic and queue id.
-        first_entry: queue offset at which its first file begins, None if it has no file.
-        had_until: queue offset at which it ends on the disk.
+        first_entry: queue offset at which the queue's first file begins, None if the queue has no
+            file.
+        had_until: queue offset at which the queue ends on the disk.
         ends_empty: whether its last file has no entry.
         end: one past the queue offset of the last message; None if the log has no message of it.
-        difference: its first difference, None if it has all messages.
-        kept_until: if there is no difference, the queue offset before which each entry is right:
-            its message is in the log, or was lost or deleted.
-        moved: for messages with a harmed queue offset: physical offset -> right queue offset.
+        difference: the queue's first difference, None if the queue has all messages.
+        kept_until: if there is no difference, the queue offset before which each entry is right.
+            The message of a right entry is in the log, or was lost or deleted.
+        moved: the right queue offset of each message with a harmed one, by physical offset.
         largest_gap: maximum number of messages that are missing at one place.
     """
 
@@ -202,9 +207,11 @@ class FileFault(Enum):
 
     SIZE = "size"
     EMPTY_LAST = "empty last"
-    """The last file is empty: a crash happened between its creation and its allocation."""
+    """The last file is empty: the writer crashed after it created the file, and before it gave the
+    file its size.
+    """
     PLACE = "place"
-    """The name is not a multiple of the file size."""
+    """The offset in the file's name is not a multiple of the file size."""
     GAP = "gap"
     """Files are missing between this file and the previous one."""
 
@@ -217,7 +224,7 @@ class FileDifference:
         fault: the kind of the fault.
         file: the file.
         before: the previous file; None for the first file.
-        size: bytes that each file of the sequence has.
+        size: number of bytes that each file of the sequence should have.
     """
 
     fault: FileFault
@@ -296,7 +303,7 @@ def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Differe
 
 
 def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
-    """Why the files of a queue cannot be used, None if they can."""
+    """The reason why the files of a queue cannot be used, None if they can be used."""
     for found in file_differences(files, size):
         # An empty file after other files has not been written yet.
         if found.fault is not FileFault.EMPTY_LAST or found.before is None:
@@ -309,11 +316,12 @@ def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
 class TagsRule:
     """Tags codes of an entry that are accepted in addition to the code of the message.
 
-    An address into ConsumeQueueExt, below ``INT_MIN``, replaces the code and is always accepted.
+    A broker can store an address into ConsumeQueueExt instead of a tags code. These addresses are
+    below ``INT_MIN``, and are always accepted.
 
     Attributes:
-        any_time: accept every positive number. Entries of the schedule topic hold a delivery time,
-            and a reader possibly does not know the delay levels that determine it.
+        any_time: accept every positive number. Entries of the schedule topic hold a delivery time.
+            The delay levels determine this time, and a reader may not know them.
         slack_ms: accept a delivery time that is wrong by at most this many milliseconds.
     """
 
@@ -339,7 +347,8 @@ class TagsRule:
 
 
 def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
-    """Which entries have the physical offset, the size and a right tags code of their message.
+    """Mark the entries that have the physical offset, the size and an accepted tags code of their
+    message.
 
     ``wanted`` may also be the entries of another store's queue.
     """
@@ -369,7 +378,7 @@ def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
 
 # ------------------------------------------------------------------------- messages that are lost
 def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
-    """For each physical offset the number of the span that contains it; -1 if there is none.
+    """Return, for each physical offset, the number of the span that contains it, or -1.
 
     Args:
         places: physical offsets.
@@ -407,10 +416,10 @@ def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
 
 
 def names_ends(header: IndexHeader, first: int, last: int) -> bool:
-    """Whether an index header has the physical offsets of its first and its last entry."""
+    """Whether an index header has the physical offsets of the file's first and last entry."""
     return (header.begin_offset, header.end_offset) == (first, last)
 
 
 def queue_name(key: QueueKey) -> str:
-    """The name of a queue in texts."""
+    """The name of a queue, as it appears in reasons and findings."""
     return f"queue {key[1]} of {key[0]}"

@@ -4,10 +4,11 @@ A recovery cuts a queue at its first difference and writes it again from there, 
 do not matter. :class:`QueueAudit` compares one queue run by run; :class:`QueueAudits` compares all
 queues of a store. Memory does not grow with the log.
 
-No CRC covers a frame's queue offset, so damage can change it unnoticed ("harm" it). If one offset
-does not fit, the audit treats it as harmed if the queue has the message elsewhere, or if the
-offsets of the neighbouring messages show it. Otherwise an offset that falls back means that the
-topic was recreated, and a gap means that messages are lost. A run: frames without a gap.
+No CRC covers the queue offset in a frame, so damage can change it unnoticed. Such an offset is
+called harmed. If an offset does not fit, the audit treats it as harmed in two cases: the queue has
+the message at another queue offset, or the offsets of the neighbouring messages show the right one.
+In all other cases, an offset that falls back means that the topic was recreated, and a gap means
+that messages are lost. A run is a series of frames without a gap.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class QueueAudit:
 
     Args:
         key: topic and queue id.
-        disk: the queue's files, None if there are none or they cannot be used.
+        disk: the queue's files; None if the queue has no files, or if they cannot be used.
         damage: the damage of the part of the log that was read.
         tags: which tags codes count as right.
         mends: whether to correct harmed queue offsets.
@@ -74,7 +75,8 @@ class QueueAudit:
         self._known_until = 0
         self._next: int | None = None
         self._found: FirstDifference | None = None
-        # The last message, if its offset does not fit; the next message shows if that is harmed.
+        # The last message, if its offset does not fit; the next message shows whether that offset
+        # is harmed.
         self._odd: tuple[int, Units] | None = None
         self._moved: dict[int, int] = {}
         self._largest_gap = 0
@@ -97,7 +99,9 @@ class QueueAudit:
 
     # ------------------------------------------------------------------ harmed queue offsets
     def _settle(self, following: int | None) -> None:
-        """Place the last message, whose offset did not fit; ``following``: the next offset."""
+        """Decide the queue offset of the last message, whose offset did not fit; ``following`` is
+        the queue offset of the next message.
+        """
         odd, self._odd = self._odd, None
         if odd is None:
             return
@@ -116,8 +120,9 @@ class QueueAudit:
             self._take_run(offset, entries)
 
     def _take_first(self, offset: int, entries: Units, following: int | None) -> None:
-        """Place the first message; the next message or the queue shows whether its offset is
-        harmed."""
+        """Decide the queue offset of the first message: the next message, or the queue, shows
+        whether the offset in its frame is harmed.
+        """
         if following == offset + 1 or (offset >= 0 and self._has(offset, entries)):
             self._take_run(offset, entries)
             return
@@ -132,7 +137,9 @@ class QueueAudit:
             self._move(entries, self._had)
 
     def _place_in_queue(self, entries: Units) -> int | None:
-        """Queue offset at which the queue has the entry of a message, None if it has none."""
+        """Queue offset at which the queue has the entry of a message, None if the queue has no such
+        entry.
+        """
         if self._disk is None:
             return None
         place = entries["physical_offset"][0]
@@ -157,8 +164,8 @@ class QueueAudit:
             offset = expected
         is_far = expected is not None and offset - expected > max(MOST_GAP, self._room(entries))
         if is_far or not 0 <= offset <= MOST_OFFSET:
-            # Several messages have offsets that no queue reaches: count on from the queue's last
-            # good offset.
+            # Several messages have offsets that no queue reaches: continue to count from the
+            # queue's last good offset.
             right = self._place_in_queue(entries[:1]) if expected is None else expected
             entries = entries[: MOST_MOVED - len(self._moved)]
             if not len(entries):
@@ -186,7 +193,7 @@ class QueueAudit:
         return lost // FIXED_SIZE_V1 + GAP_SLACK
 
     def _begin_again(self, offset: int) -> None:
-        """The topic was recreated: forget the log's messages from an offset on."""
+        """Forget the messages from an offset on, because the topic was recreated."""
         assert self._first is not None
         self._first = min(self._first, offset)
         if self._found is not None and self._found.offset >= offset:
@@ -278,12 +285,12 @@ class QueueAudit:
     # -------------------------------------------------------------------------------- result
     @property
     def difference(self) -> FirstDifference | None:
-        """The first difference from the part of the log that was read, None if there is none."""
+        """The first difference from the log, as far as the log was read; None if there is none."""
         self._settle(None)
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
-        """The result, after the whole log is read.
+        """Return the result. Call this after the whole log is read.
 
         Args:
             log_start: physical offset of the log's first byte.
@@ -324,13 +331,13 @@ class QueueAudits:
     Args:
         queues: the queues by key; None for a queue whose files cannot be used.
         config: settings of the store.
-        damage: the damage of the log up to where it is read.
+        damage: the damage in the part of the log that was read so far.
         transactions: state table and redo log of 3.x, if the store has them.
         mends: whether to correct harmed queue offsets.
 
     Attributes:
         has_keys: whether any message so far has keys for the index.
-        transactions: as above.
+        transactions: the argument of this name.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Audit of the index: compares headers, chains and entries of its files with the log.
 
 :class:`IndexAudit` finds every difference, for verify. :func:`index_fault` and :func:`file_fault`
-find the first fault of a file, to open or recover a store. An index file costs little to build, so
-a recovery replaces a wrong file and never repairs it.
+find the first fault of a file, to open or recover a store. An index file is quick to build, so a
+recovery replaces a wrong file and never repairs it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class IndexAudit:
         self.entries = 0
         self._files = OpenFiles(layout)
         self._index = Index(layout, files=self._files)
-        # Read them before the walk over the log, because a live writer extends the index.
+        # Read the headers before the log, because a live writer extends the index.
         headers = [file.header for file in self._index.files]
         self._ranges = [(header.begin_offset, header.end_offset) for header in headers]
         self._numbers = {file.path: number for number, file in enumerate(self._index.files)}
@@ -112,7 +112,7 @@ class IndexAudit:
         return self._stream.is_through and not self._all.has_odd_header
 
     def count(self, run: Run, has_key: Bools) -> None:
-        """Count the keys of a run, to find out how many the index lacks.
+        """Count the keys of a run, to find out how many keys the index lacks.
 
         Args:
             run: the run.
@@ -121,7 +121,7 @@ class IndexAudit:
         self._keys.add(run, has_key)
 
     def finish(self, log_end: int, lost: LostSpans, last_keyed: int | None) -> Iterator[Difference]:
-        """All differences, file by file, after the whole log is read.
+        """Yield all differences, file by file. Call this after the whole log is read.
 
         Args:
             log_end: physical offset of the log's end.
@@ -297,7 +297,9 @@ class IndexAudit:
 
 
 def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
-    """The parts of a log before and between index files; empty if a header is invalid."""
+    """The ranges of the log before the first index file and between index files; empty if a header
+    is invalid.
+    """
     spans = [(one.begin_offset, one.end_offset) for one in headers if one.entry_count > 1]
     ends = [log_start - 1, *(end for _, end in spans)]
     gaps = [(end, begin) for end, (begin, _) in zip(ends, spans, strict=False)]
@@ -311,7 +313,7 @@ class _Chains(NamedTuple):
     Attributes:
         wrong: number of entries that do not lead to the previous entry of their slot.
         first: position of the first such entry, from 0.
-        expected: number of the entry to which it should lead.
+        expected: number of the entry to which that entry should lead.
         wrong_slots: number of slots that do not lead to their newest entry.
         first_slot: the first such slot.
     """
@@ -363,7 +365,7 @@ def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str 
 
 
 def file_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
-    """The fault of an index file, None if it has none. Reads its header and its entries.
+    """The fault of an index file, None if it has none. Reads the file's header and its entries.
 
     Args:
         data: the file's bytes.
@@ -412,9 +414,10 @@ def sequence_fault(
 
 
 def _is_of(log: CommitLog, log_start: int, header: IndexHeader) -> bool:
-    """Whether the log has the message of a file's last key, unless retention deleted it.
+    """Whether the log has the message of an index file's last key, or retention has deleted that
+    message.
 
-    An index of another store points into the middle of messages.
+    The entries of another store's index point into the middle of messages.
     """
     if header.end_offset < log_start:
         return True

@@ -1,9 +1,9 @@
 """Audit of index entries against the keys of the messages to which they point.
 
-:class:`EntryStream` compares the entries in order with the log's keys as a walk reads them. If they
-differ, :class:`EntryAudit` checks each entry of a file against its message. The chains alone do not
-show a wrong hash: a hash that is off by a multiple of the slot count is in the right chain. But a
-query never finds the entry of a wrong hash, or finds it for another key.
+While the log is read, :class:`EntryStream` compares the entries with the keys of the messages, both
+in order. If they differ, :class:`EntryAudit` checks each entry of a file against its message. The
+chains alone do not show a wrong hash: a hash that is off by a multiple of the slot count is in the
+right chain. But a query never finds an entry with a wrong hash, or finds it for another key.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class EntryAudit:
         while start < len(entries):
             some = entries[start : start + 2 * _CHUNK]
             offsets = some["physical_offset"].astype(np.int64)
-            # The entries of one message stay together, so that none of its keys counts twice.
+            # Check all entries of a message in one chunk, so that none of its keys counts twice.
             count = min(_CHUNK, len(offsets))
             count += int(np.argmax(np.append(offsets[count:] != offsets[count - 1], True)))
             offsets = offsets[:count]
@@ -120,7 +120,9 @@ class EntryAudit:
                 wrong.count += int(entries.sum())
 
     def _has_keys(self, run: Run, places: Int64, numbers: Int64, hashes: Int64) -> Bools:
-        """Which entries have the hash of a key of their frame; ``numbers``: the frame of each."""
+        """Mark the entries whose hash belongs to a key of their frame; ``numbers`` has the number
+        of each entry's frame.
+        """
         # If the index has tags, entries of tags are accepted. A missing tag is not a fault, because
         # an older version of the broker indexed no tags.
         if self._layout.config.index_tags:
@@ -211,8 +213,9 @@ def _is_commit(run: Run) -> Bools:
 
 # ------------------------------------------------------- the entries of all files, in their order
 Place = tuple[int, int]
-"""An entry: the number of its file among the files with entries, and its number in the file, from
-0. The place after the last entry is the number of files, and 0."""
+"""The place of an entry: the number of its file, and its number in the file, both from 0. Only
+files with entries are counted. The place after the last entry is (number of files, 0).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,5 +367,5 @@ class EntryStream:
 
     @property
     def is_through(self) -> bool:
-        """Whether the compared entries are exactly one for each key, in order, and none is left."""
+        """Whether each key had exactly one entry, in the keys' order, and no entry is left."""
         return not self.is_broken and self.is_at_end

@@ -54,14 +54,14 @@ from logquarry.read.queue import Queue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBounds:
-    """What queues, checkpoint and durable offset show about the end of a log.
+    """The evidence for a log's end: from the queues, the checkpoint and the durable offset.
 
     Attributes:
         durable: the durable offset, None if it is unknown.
         queued: physical offset after the last message in a queue, None if there is none.
         is_closed: whether the store was shut down cleanly.
-        dispatched_timestamp: store time of the last dispatched message, by the checkpoint; None if
-            unknown, or if the store is possibly of RocketMQ 5.5.
+        dispatched_timestamp: store time of the last dispatched message, from the checkpoint; None
+            if unknown, or if the store is possibly of RocketMQ 5.5.
     """
 
     durable: int | None
@@ -89,7 +89,7 @@ def find_bounds(
     Args:
         layout: the store's files.
         queues: the queues whose files can be used.
-        ignores_cut: whether to count also the messages that a recovery has cut off.
+        ignores_cut: whether the entries of messages that a recovery has cut off are evidence too.
     """
     entries = last_entries(layout, queues)
     # RocketMQ 5.5 notes the time of a message when it syncs the queues, and not at the shutdown.
@@ -105,7 +105,7 @@ def find_bounds(
 
 
 def audit_around(layout: StoreLayout, place: int) -> LogAudit:
-    """Audit the log from the file of a sound frame on, and return the finished audit.
+    """Audit the log from the start of the file with a sound frame; return the finished audit.
 
     Args:
         layout: the store's files.
@@ -120,7 +120,7 @@ def audit_around(layout: StoreLayout, place: int) -> LogAudit:
 
 
 class TimedRun(Guess, Protocol):
-    """Sound frames without a gap, read by a thread or a task (:class:`AuditedRun`)."""
+    """Sound frames without a gap, read by a thread or a Spark task (:class:`AuditedRun`)."""
 
     @property
     def count(self) -> int:
@@ -190,7 +190,7 @@ class LogAudit:
         return self._runs(self._reader().events(self.start, self._stop))
 
     def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
-        """The frames of the log in order, with the runs that threads or tasks have read.
+        """The frames of the log in order; uses the runs that threads or Spark tasks have read.
 
         Not allowed while a writer has the store open.
         """
@@ -243,7 +243,7 @@ class LogAudit:
         yield from self._rest(broken)
 
     def _replaces_file(self, blank: BlankSpan) -> bool:
-        """Whether a blank replaces a lost file: a writer never leaves a file without a message."""
+        """Whether a blank replaces a lost file: a writer fills no file with only a blank."""
         file = self._layout.commit_log.at(blank.offset)
         return file is not None and file.base == blank.offset
 
@@ -262,7 +262,7 @@ class LogAudit:
         return least is not None and offset >= least
 
     def _why_stale(self, event: Run | TimedRun) -> str | None:
-        """Why the frames after a break are stale, None if they belong to the log."""
+        """The reason why the frames after a break are stale, None if they belong to the log."""
         bounds = self._bounds
         if event.start < (bounds.durable or 0):
             return None
@@ -318,7 +318,7 @@ class LogAudit:
             )
 
     def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:
-        """The damaged spans, with the zeros between and after them that were frames once.
+        """The damaged spans, extended by the zeros between and after them that replaced frames.
 
         Without a durable offset, only zeros in files with damage count.
         """
@@ -373,7 +373,7 @@ def never_written(layout: StoreLayout) -> set[int]:
 
 
 def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
-    """The frames at the start of a damaged span that have damage only in the body."""
+    """The frames at the start of a damaged span whose only damage is in the body."""
     files = layout.commit_log
     file = files.at(span.offset)
     if file is None or not file.size:
@@ -395,7 +395,7 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
 
     No CRC covers topic and properties. A replica that crashed while it received a message may have
     lost their end, and the zeros of the file make the frame look whole. A message before the
-    durable offset or in a queue was whole once, so it is not such a message.
+    durable offset, or with an entry in a queue, was received whole; it is never returned.
 
     Args:
         layout: the store's files.
@@ -423,9 +423,10 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
 
 
 def made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
-    """The message that a short file of the log cuts off, if appended zeros make it look whole.
+    """Find the message that a too short log file cuts off, if zeros after its bytes make it look
+    whole.
 
-    No CRC covers properties, so readers would get the message with its properties cut short.
+    No CRC covers properties, so readers would return the message with incomplete properties.
 
     Args:
         layout: the store's files.
@@ -455,7 +456,7 @@ def made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | Non
 
 
 def damage_json(spans: Iterable[DamagedSpan]) -> list[dict[str, object]]:
-    """Damage as objects of docs/json.md."""
+    """The damage as JSON objects, in the form that docs/json.md describes."""
     return [
         {
             "kind": span.kind,

@@ -3,8 +3,9 @@
 :class:`QueuesAudit` compares each dispatched frame with its entry, run by run (a run: frames
 without a gap). It keeps the differences of each queue until the whole log is read, because a queue
 holds only the newest messages if its topic was recreated. :class:`SpareEntries` then checks the
-entries at queue offsets that no message of the log has in this queue. They are expired, lost,
-misplaced, or copies by multi-dispatch. All entries of a queue file with a wrong name are misplaced.
+spare entries: no message of the log has their queue offset in this queue. The message of a spare
+entry is expired or lost, or the entry is misplaced or a copy by multi-dispatch. All entries of a
+queue file with a wrong name are misplaced.
 
 Memory does not grow with the log.
 """
@@ -253,8 +254,7 @@ class QueuesAudit:
             seen = self._of(key, int(part.offsets[0]))
             if not self._is_next_part(seen, part):
                 values = {name: getattr(requests, name)[part.rows] for name in _COLUMNS}
-                # In an additional queue, a message has another queue offset than in its topic's
-                # queue.
+                # In a further queue, a message has another queue offset than in its own queue.
                 values["queue_offset"] = part.offsets
                 self._compare(key, values)
 
@@ -348,7 +348,7 @@ class QueuesAudit:
 
     # --------------------------------------------------------------------------------- the result
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
-        """All differences, queue by queue, after the whole log is read.
+        """Yield all differences, queue by queue. Call this after the whole log is read.
 
         Args:
             log_end: physical offset of the log's end.
@@ -377,10 +377,11 @@ class QueuesAudit:
     def _is_crash(self, log_end: int) -> bool:
         """Whether a crash explains the messages that the queues lack at their ends.
 
-        That is so if every queue has the messages before the place that the dispatcher had reached,
-        and no missing message is older than the checkpoint, which covers only messages that were in
-        the queues once. RocketMQ dispatches message by message. This library writes a run queue by
-        queue, so after a crash some queues can lack a run that other queues have.
+        A crash explains them if both conditions hold: every queue has the messages before the place
+        that the dispatcher had reached, and no missing message is older than the checkpoint. (The
+        checkpoint covers only messages that were in the queues once.) RocketMQ dispatches message
+        by message. logquarry dispatches a run of messages at once, and writes their entries queue
+        by queue. So after a crash some queues can lack a run that other queues have.
         """
         if not self.layout.has_abort:
             return False
@@ -397,7 +398,7 @@ class QueuesAudit:
         return self._is_dispatched(dispatched, known)
 
     def _is_dispatched(self, dispatched: int, known: int) -> bool:
-        """Whether the queues have all messages before a place of the log or up to a time."""
+        """Whether the queues have all messages before a physical offset, or up to a store time."""
         behind = [seen for seen in self._seen.values() if seen.missing_from is not None]
         return all(
             seen.missing_since > known and (seen.missing_from or 0) >= dispatched for seen in behind

@@ -1,7 +1,7 @@
 """Audit of all queues of a store: those in files, and those in RocksDB (RocketMQ 5).
 
-:class:`StoreQueuesAudit` compares both with the log. A store can have a queue in files and in
-RocksDB (``rocksdbCQDoubleWriteEnable``).
+:class:`StoreQueuesAudit` compares both kinds with the log. A store can have the same queue in files
+and in RocksDB (``rocksdbCQDoubleWriteEnable``).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StoreQueuesAudit:
                 self._drop(audit, error)
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether the work of a Spark task can be accepted: tasks compare only queues in files."""
+        """Whether a Spark task's result can be accepted; tasks compare only queues in files."""
         return not self._databases and self._files.is_next(queues)
 
     def add_sound(self, queues: Mapping[QueueKey, tuple[int, int]]) -> None:
@@ -136,9 +136,10 @@ class RocksQueuesAudit(QueuesAudit):
                 seen.note("queue_entry_wrong", offsets, differs, "has another store time")
 
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
-        """All differences, queue by queue, after the whole log is read."""
+        """Yield all differences, queue by queue. Call this after the whole log is read."""
         dispatched, crashed = self._db.dispatched_end, self.layout.has_abort
-        # The broker keeps its newest entries in memory, and makes them again after a crash.
+        # The broker holds its newest entries only in memory; after a crash it makes them again from
+        # the log.
         is_explained = crashed and self._is_dispatched(dispatched, -1)
         if dispatched > log_end:
             reason = f"it has the messages up to {dispatched}, but the log ends at {log_end}"

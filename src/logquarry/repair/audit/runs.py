@@ -1,7 +1,8 @@
 """Runs (sound frames without a gap between them), with the facts that an audit needs.
 
-A long log is cut into stretches that threads read ahead (:func:`runs_ahead`). The walk over the log
-takes a run from a thread if it fits, and reads the rest (:func:`logquarry.log.places.guided`).
+A long log is cut into stretches that threads read ahead (:func:`runs_ahead`). The audit goes
+through the log in order. If a thread's run begins where the audit is, the audit uses this run; it
+reads all other parts itself (:func:`logquarry.log.places.guided`).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def runs_ahead(
 
 
 def audited(follower: Follower, run: Run, facts: F) -> AuditedRun[F]:
-    """A run of the walk with its facts."""
+    """A run that the audit read itself, with its facts."""
     for window, followed in follow_run(follower, run):
         facts(window, followed)
     return AuditedRun(run.start, run.end, len(run.rows), facts)

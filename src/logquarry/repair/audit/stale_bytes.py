@@ -1,14 +1,16 @@
-"""Stale bytes: a broker without maps writes bytes of earlier messages after the log's end.
+"""Recognizes stale bytes: a broker that does not map its files can write bytes of earlier messages
+after the log's end.
 
 With ``writeWithoutMmap``, RocketMQ 5.5.0 copies an append into one of 16 buffers that all appends
 share, and writes the buffer up to the next page of the file (``DefaultMappedFile``). Nothing clears
-the buffer. So the rest of the page gets what earlier, longer appends left there::
+the buffer. So the rest of the page receives bytes of earlier, longer appends::
 
     buffer   | last append | older append | append before that, longer | zeros
     file     | last frame  | stale bytes up to the end of the page     | next page
 
 Byte k of the buffer is byte k of the latest append of more than k bytes. The next append overwrites
-the stale bytes. They are never a frame, because PHYSICALOFFSET is that of the earlier message.
+the stale bytes. Stale bytes are never a valid frame, because their PHYSICALOFFSET is that of the
+earlier message.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
         layout: the store's files.
         end: physical offset of the log's end; the last frame must end there.
         is_closed: whether the store was shut down cleanly, and its queues have all messages before
-            ``end``. Then it suffices if the first bytes match: the messages of all other bytes may
-            have expired.
+            ``end``. Then it suffices if the first bytes match: the messages from which the other
+            bytes come may have expired.
     """
     file = layout.commit_log.at(end)
     reader = LogReader(layout, check_crc=False)

@@ -1,8 +1,9 @@
 """Compares the timer wheel of RocketMQ 5 with the log and the queue of ``rmq_sys_wheel_timer``.
 
-The wheel is checked as the broker will have it after its start (``TimerMessageStore.recover``). The
-broker reads the end of the timer log again, and continues in the queue after the message of the
-last entry. So a wheel that is older than the timer log, as after a crash, is sound.
+The check uses the wheel in the state that it will have after the broker's start
+(``TimerMessageStore.recover``). The broker reads the end of the timer log again, and continues in
+the queue after the message of the last entry. After a crash, the wheel is older than the timer log;
+such a wheel is sound.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ class _Wheel:
             try:
                 view = self._layout.open_file(f"{timer.LOG}/{entry.name}")
             except FileNotFoundError:
-                # The broker deleted it, or it is not a file: slots that need it are reported
-                # later.
+                # The broker deleted the file, or this is not a file: slots that need it are
+                # reported later.
                 continue
             count = view.size // _ENTRY.itemsize
             data = view.window(0, count * _ENTRY.itemsize)[: count * _ENTRY.itemsize]
@@ -161,7 +162,7 @@ class _Wheel:
             yield TimerFault("timer_missing", timer.WHEEL, 0, reason)
 
     def _chain(self, time: int, place: int, reached: set[int]) -> Iterator[TimerFault]:
-        """Follow the entries of a slot from its last one back."""
+        """Follow the entries of a slot backwards, from the last one."""
         while place != timer.NONE:
             base = place - place % self._size
             path = f"{timer.LOG}/{base:020d}"

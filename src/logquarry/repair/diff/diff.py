@@ -248,7 +248,8 @@ class Common:
     Attributes:
         start: physical offset of its first byte.
         end: physical offset after its last byte.
-        is_live: whether a writer has one of the stores open: its queues are then a moment behind.
+        is_live: whether a writer has one of the stores open; then its queues can be slightly behind
+            its log.
     """
 
     start: int
@@ -343,7 +344,7 @@ def _first_relevant(queue: ConsumeQueue, start: int, common: Common) -> tuple[in
 
 
 class _Store:
-    """One of the two stores, as it was when it was opened: a writer can append to it later."""
+    """One of the two stores, as it was when it was opened: a writer may append to it afterwards."""
 
     def __init__(self, layout: StoreLayout) -> None:
         require_log(layout)
@@ -365,7 +366,7 @@ class _Store:
         """Physical offset up to which to compare: the log's end, or the end of frames after it.
 
         Such frames are stale, or damage in the last file precedes them. Then it is unclear where
-        the log ends, and the other store decides.
+        this log ends, and the end of the other log decides.
         """
         end = self.log.max_offset
         reader = LogReader(self.layout)

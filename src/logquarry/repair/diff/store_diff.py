@@ -109,7 +109,7 @@ class QueueDiff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreDiff:
-    """Two stores, compared.
+    """The result of the comparison of two stores.
 
     Attributes:
         a: folder of the first store.

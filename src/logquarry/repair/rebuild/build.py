@@ -1,8 +1,8 @@
 """Builds consume queues and index in one walk over the log, and reports the result.
 
-A note next to the target folder records the store and the settings of the built files, so that they
-are not mistaken for files of another store. The rebuild holds the folder's lock, and writes the
-note before it puts the first folder in place.
+A note next to the target folder records from which store, and with which settings, the files were
+built. So a later rebuild does not mistake them for files of another store. The rebuild holds the
+folder's lock, and writes the note before it moves the first folder into place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WRITTEN_BY: Final = "logquarry"
 
 
 def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, Any]:
-    """The note of a rebuild.
+    """Return the contents of a rebuild's note.
 
     Args:
         store: absolute path of the store.
@@ -79,7 +79,7 @@ def read_note(note: Path) -> dict[str, Any]:
 
 
 def write_note(note: Path, folders: dict[str, Any], disk: Disk) -> None:
-    """Add folders to a note, durably.
+    """Add folders to a note, and sync it.
 
     Raises:
         StoreUnavailable: if it cannot be written.
@@ -92,7 +92,7 @@ def write_note(note: Path, folders: dict[str, Any], disk: Disk) -> None:
 
 
 def check_made_of(target: Path, note: Path, wanted: dict[str, Any]) -> None:
-    """Check that existing folders belong to a store and its settings.
+    """Check that existing folders were built from a store with its settings.
 
     Args:
         target: the folder that holds them.
@@ -103,7 +103,7 @@ def check_made_of(target: Path, note: Path, wanted: dict[str, Any]) -> None:
         UsageError: if they belong to another store or to other settings; nothing is changed.
     """
     known = read_note(note)
-    # JSON turns tuples into lists, for example.
+    # The note was read from JSON, which turns tuples into lists, for example.
     wanted = json.loads(json.dumps(wanted))
     for name, expected in wanted.items():
         place = target / name
@@ -146,8 +146,8 @@ class QueueReport:
         max_offset: one past the queue offset of its last message.
         fillers: number of fillers, for messages that the log has lost.
         restarts: number of times that its topic was recreated.
-        is_taken_over: whether its files were copied, because the log has no message of it. New
-            messages continue where it ended.
+        is_taken_over: whether its files were copied, because the log has no message of it. The
+            queue offsets of new messages continue after its last entry.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-"""Builds queues of other forms: batch queues, and queues in RocksDB (RocketMQ 5).
+"""Builds the two kinds of queues that only RocketMQ 5 has: batch queues, and queues in RocksDB.
 
 The entries of a batch queue are written one after the other from the first file on, even if queue
 offsets are missing, because the broker searches the entries for an offset. If the log has lost
@@ -261,7 +261,7 @@ class RocksFiles(QueueFiles):
             del self._db[table.entry_key(*key, at)]
 
     def take_over(self, layout: StoreLayout) -> dict[QueueKey, int]:
-        """Keep the ends of queues of which retention has deleted all messages, and close RocksDB.
+        """Copy the ends of queues whose messages retention has all deleted, and close RocksDB.
 
         A broker continues at these ends.
 
@@ -298,7 +298,7 @@ class RocksFiles(QueueFiles):
             self._offsets[table.DISPATCHED] = table.DISPATCHED_END.struct.pack(self._end)
 
     def _close(self) -> None:
-        """Flush and close RocksDB, and remove the files that no broker writes."""
+        """Flush and close RocksDB, and remove the files that a broker would not write."""
         try:
             self._offsets.flush()
             self._db.flush()
@@ -333,7 +333,7 @@ def require_dispatched(layout: StoreLayout, log_end: int) -> None:
 def not_in_tasks(
     store: str, what: str, feature: str, evidence: tuple[str, ...]
 ) -> UnsupportedStore:
-    """The error of a rebuild by Spark: its tasks build only queue files."""
+    """Return the error for a rebuild by Spark, whose tasks build only queue files."""
     return UnsupportedStore(
         f"{store}: {what}, which Spark does not build. Nothing was changed. "
         "Type `logquarry rebuild` without Spark",

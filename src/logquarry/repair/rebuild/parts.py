@@ -1,12 +1,13 @@
-"""Builds consume queues and index from parts of the log, by tasks of Spark.
+"""Builds consume queues and index with Spark: each task reads a part of the log.
 
 1. Tasks read the parts of the log. For each run (frames without a gap) they report the offsets of
    each queue, and the number of keys (:class:`FoundRun`).
-2. The driver walks over the log with these runs. It finds out for each queue whether its offsets
-   only increase, and how many keys come before each run.
+2. The driver goes through the log in order. It takes what the tasks have found, and reads the rest
+   itself. It finds out for each queue whether its offsets only increase, and counts the keys before
+   each run.
 3. Tasks read their parts again. They write the entries of queues whose offsets only increase
    (:func:`write_entries`), and each index file from its range of keys (:func:`write_index_file`).
-   The driver writes the other ("odd") queues, and the runs that only the walk could read.
+   The driver writes all other queues, which the code calls odd, and the runs that no task has read.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class RunSummary:
                 known.append((first, last))
 
     def run(self, found: Stretch) -> FoundRun:
-        """The run with all facts."""
+        """Return the run with all facts."""
         return FoundRun(
             start=found.start,
             end=found.end,
@@ -176,7 +177,8 @@ def _again(
     Args:
         layout: the store's files.
         spans: physical offsets of start and end of each run.
-        take: returns the wanted facts of some frames; their arrays are valid during the call.
+        take: returns the wanted facts of some frames; the arrays that it gets are valid only during
+            the call.
 
     Raises:
         CorruptFrame: if the log has changed.
@@ -212,7 +214,7 @@ def write_entries(
     folder: Path,
     odd: frozenset[QueueKey],
 ) -> None:
-    """Write the entries of some runs at their queue offsets, durably.
+    """Write the entries of some runs at their queue offsets, and sync the files.
 
     Args:
         layout: the store's files.
@@ -241,7 +243,7 @@ def read_entries(
     """The entries of some runs by queue, some frames at a time.
 
     Raises:
-        CorruptFrame: if the log has changed since they were found.
+        CorruptFrame: if the log has changed since the runs were found.
     """
     return _again(layout, spans, lambda window, found: parts_with_copies(window, found, config))
 
@@ -249,13 +251,13 @@ def read_entries(
 # --------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """A range of the index's keys: of a run, or given as arrays.
+    """A range of the index's keys: either keys of a run, or arrays of keys.
 
     Attributes:
         start: physical offset of the run's start.
         end: physical offset of the run's end.
         skip: number of the run's first keys that are skipped.
-        take: number of keys after them.
+        take: number of keys to use after the skipped ones.
         keys: physical offsets, store times and hashes; None to read the run.
     """
 
@@ -275,12 +277,12 @@ def write_index_file(
     *,
     is_first: bool,
 ) -> None:
-    """Write one index file, durably.
+    """Write one index file, and sync it.
 
     Args:
         layout: the store's files.
-        sources: its keys in order. In every file but the first one, these begin with the previous
-            file's last key, because the header of a file begins with that key's message.
+        sources: the file's keys in order. In every file but the first one, the first key is the
+            previous file's last key, because the header of a file begins with that key's message.
         disk: disk of the file.
         path: path of the file.
         shape: its slots and entries.
@@ -318,7 +320,7 @@ def _keys(
             yield offsets, times, hashes
             continue
         span = source.start, source.end
-        # How many keys of the run must still be skipped, and how many taken after them.
+        # Number of keys of the run to skip, and number of keys to write after them.
         skip, take = source.skip, source.take
         for found in _again(layout, [span], lambda _, followed: keys_of(followed)):
             offsets, times, hashes = (values[skip : skip + take] for values in found)
@@ -369,7 +371,7 @@ class KeyCount:
         self._is_last_keyed = ends_with_key
 
     def files(self) -> list[list[KeySource]]:
-        """The keys of each index file, after the last key of the previous file."""
+        """Return the keys of each index file; they begin with the last key of the previous file."""
         if not self._has_messages:
             return []
         count = max(1, -(-self.keys // self._room))

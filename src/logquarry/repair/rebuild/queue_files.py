@@ -1,8 +1,8 @@
 """Writes consume queues and index files in bulk, into a folder that no other process uses.
 
 Entries are collected in memory and written many at a time, so that thousands of queues need neither
-maps nor open files. The files are those that the dispatcher would write
-(:mod:`logquarry.write.queue_writer`): an entry is at its queue offset, or missing.
+maps nor open files. The dispatcher would write the same files
+(:mod:`logquarry.write.queue_writer`): each entry is at its queue offset.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LeftOut:
         queue_id: its queue.
         queue_offset: its queue offset.
         physical_offset: its physical offset.
-        reason: why, in words.
+        reason: why the message has no place, in words.
     """
 
     topic: str
@@ -168,7 +168,8 @@ class QueueFiles:
         return self._why_not(key, 0, None) is None
 
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:
-        """Leave room after the queue's entries so far, for entries that tasks write.
+        """Reserve room in a queue's files, after its present entries, for entries that Spark tasks
+        write.
 
         Raises:
             StoreUnavailable: if the disk fails, or is full.
@@ -313,9 +314,10 @@ _MOST_WAITING: Final = 8
 
 
 class IndexFiles:
-    """Builds the index of a store, in a thread, because random access to memory is slow.
+    """Builds the index of a store. This runs in a separate thread, because random access to memory
+    is slow.
 
-    Two threads must not use it at once.
+    Two threads must not call an object's methods at the same time.
 
     Args:
         disk: disk of the folder.
@@ -351,7 +353,8 @@ class IndexFiles:
         """Add the keys of the next frames.
 
         Raises:
-            StoreUnavailable: if the disk fails or is full, for these or for earlier keys.
+            StoreUnavailable: if the disk fails or is full, while these keys or earlier ones are
+                written.
         """
         if len(self._waiting) >= _MOST_WAITING:
             self._waiting.popleft().result()

@@ -1,7 +1,8 @@
 """Rebuild: makes new consume queues and a new index from the log, in place or in another folder.
 
 The new files are built in ``.logquarry/rebuild/``, synced, and moved to their places by renames.
-Old files of the store go to quarantine just before. You can run an interrupted rebuild again:
+Just before these renames, the old files of the store are moved to quarantine. You can run an
+interrupted rebuild again:
 
 - During the build the store is unchanged; the next rebuild deletes the unfinished files.
 - During the renames the new files are complete (the file ``complete`` exists); the next rebuild
@@ -102,10 +103,10 @@ def rebuild(
 
     Args:
         path: the store's folder.
-        into: a folder without queues and index that gets the new ones. The store is only read, up
-            to the end that its log has at the start; a writer may have it open.
-        apply: without ``into``: replace the store's own files, which are moved to quarantine. Takes
-            the store's lock.
+        into: a folder for the new queues and index, which has none yet. The store is only read, up
+            to the present end of its log; a writer may have the store open.
+        apply: without ``into``: replace the store's own files, and move the old ones to quarantine.
+            The rebuild then holds the store's lock.
         queues: whether to build the queues.
         index: whether to build the index.
         config: settings of the store; missing sizes are inferred from the files.
@@ -125,8 +126,8 @@ def rebuild(
         StoreUnavailable: if a process has the store open (in place), if another process uses
             ``into``, if the log's files have another size than ``config`` gives, or if the disk
             fails or is full; the store is unchanged.
-        LossRefused: without ``into`` (even for a preview), if the old queues point to messages that
-            the log has lost, and these are more than a small share: recover the store first.
+        LossRefused: without ``into``, if the old queues point to more than a small share of
+            messages that the log has lost. This holds for a preview too. Recover the store first.
         UsageError: if a folder is invalid, or the settings belong to another store.
     """
     root = local_store(path)
@@ -182,7 +183,7 @@ def rebuild(
                 raise
     lock = StoreLock(disk, root)
     try:
-        # After a crash, only the spare hard link of a file is possibly left: give it its name back.
+        # A crash can leave only the spare hard link of a file: give the file its name back.
         NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
         return work.run(progress)
     finally:
@@ -191,7 +192,7 @@ def rebuild(
 
 @contextlib.contextmanager
 def _store_lock(disk: Disk, target: Path) -> Iterator[None]:
-    """Hold the store's lock, if the folder has a log: then it is a store without queues."""
+    """Hold the store's lock, if the target folder has a log and so is a store."""
     lock = StoreLock(disk, target) if (target / COMMIT_LOG).is_dir() else None
     try:
         yield
@@ -203,7 +204,7 @@ def _store_lock(disk: Disk, target: Path) -> Iterator[None]:
 def _report(
     layout: StoreLayout, into: Path | None, names: list[str], *, is_live: bool
 ) -> RebuildReport:
-    """The report before anything is done."""
+    """Return the report as it is before the build."""
     old = {}
     for name in names:
         found = _files_below(Path(layout.root) / name)
@@ -235,7 +236,7 @@ class _Rebuild:
         disk: disk of both folders.
         clock: the time in milliseconds, for the names of index files and the quarantine.
         builder: builds the files.
-        note: file that records the store and its settings; None to write none.
+        note: file that records the store and its settings; None to write no such file.
     """
 
     def __init__(
@@ -332,7 +333,7 @@ class _Rebuild:
         built = self._builder(job, progress)
         queues = built.queues
         if self._target == self._root and queues is not None:
-            # The new queues would no longer show what the log has lost.
+            # The old queues show which messages the log has lost; the new queues would not.
             lost = find_loss(
                 layout, end=log.end, damage=log.damage, last_timestamp=log.last_timestamp
             )
@@ -400,7 +401,7 @@ class _Rebuild:
     def _take_over(
         self, layout: StoreLayout, queues: QueueFiles, file_size: int
     ) -> list[QueueReport]:
-        """Copy queues of which retention has deleted all messages.
+        """Copy the queues whose messages retention has all deleted.
 
         A broker continues where such a queue ends. Without the copy, new queue offsets would begin
         at 0, and consumers that have read the queue further would not get the new messages.

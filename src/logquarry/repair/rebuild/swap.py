@@ -1,4 +1,5 @@
-"""Puts rebuilt folders in place, by renames that can be finished after an interruption.
+"""Moves rebuilt folders into place. If an interruption stops it, the next call finishes the
+renames.
 
 A build is complete when its file ``complete`` exists: see :mod:`logquarry.repair.rebuild.rebuild`.
 
@@ -58,7 +59,7 @@ def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
     if (target / SALVAGE).exists():
         raise UsageError(f"{target}: a salvage into it was interrupted")
     if (target / REBUILD / COMPLETE).is_file():
-        # An interrupted rebuild may have put only some folders in place.
+        # An interrupted rebuild may have moved only some folders into place.
         return target
     for name in names:
         if (target / name).exists():
@@ -74,7 +75,8 @@ def finish_into(
     note: Path,
     config: StoreConfig | None = None,
 ) -> bool:
-    """Put the files of an interrupted, complete rebuild in place; return whether all are there.
+    """If an interrupted rebuild had built all files, move them into place. Return whether all are
+    there.
 
     Args:
         path: the store's folder.
@@ -101,10 +103,11 @@ def finish_into(
 
 
 def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
-    """Finish an interrupted rebuild that has put some folders in place.
+    """Finish an interrupted rebuild that has already moved some folders into place.
 
     Raises:
-        UsageError: if there was such a rebuild, because nothing is left to build.
+        UsageError: if there was such a rebuild: all files are now in place, and nothing is left to
+            build.
     """
     is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
     if is_begun and bring_out_cut_off(target, disk):
@@ -117,7 +120,8 @@ def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
 
 
 def bring_out_cut_off(target: Path, disk: Disk) -> bool:
-    """Put the folders of an interrupted, complete rebuild in place; return whether there was one.
+    """If an interrupted rebuild had built all files, move its folders into place; return whether it
+    had.
 
     Raises:
         StoreUnavailable: if the disk fails or is full.

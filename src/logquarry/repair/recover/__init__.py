@@ -1,1 +1,3 @@
-"""Recovers a store after a crash, by safe rules or by RocketMQ's: checks, plans and applies."""
+"""Recovers a store after a crash: checks it, makes a plan, and applies the plan. The recovery mode
+decides whether this follows logquarry's safe rules or RocketMQ's own rules.
+"""

@@ -1,10 +1,14 @@
 """Applies the plan of a safe recovery, with the store's lock held.
 
-You can run a recovery again after an interruption, with the same result. To allow that, it creates
-``abort`` before any change. A store with ``abort`` no longer shows where its log ended at a clean
-shutdown, so the durable offset is written before ``abort``. Then the recovery repairs the log, then
-queues and index. When these are on the disk, it writes the durable offset with the times of the
-next checkpoint, and then the checkpoint itself.
+You can run a recovery again after an interruption, with the same result. To make this possible, the
+recovery changes the store in this order:
+
+1. It writes the durable offset. A store with the file ``abort`` no longer shows where its log ended
+   at a clean shutdown, so this comes first.
+2. It creates ``abort``.
+3. It repairs the log, then the queues and the index, and syncs them.
+4. It writes the durable offset again, with the times of the next checkpoint, and then the
+   checkpoint itself.
 """
 
 from __future__ import annotations
@@ -82,7 +86,8 @@ def apply_safe(
 
     Raises:
         StoreUnavailable: if the disk fails; the store can be recovered again.
-        UnreadableFile: if the disk no longer delivers bytes that were read; likewise.
+        UnreadableFile: if the disk no longer delivers bytes that it delivered before; the store can
+            be recovered again.
     """
     with none_lost(str(plan.root)):
         _Work(plan, disk, clock, progress).run()
@@ -179,7 +184,7 @@ class _Work:
     def _mend_timers(self) -> None:
         """Write a new timer wheel if entries of the old one point to messages that were lost.
 
-        The broker would take the next message at such a physical offset for the lost one.
+        The broker would mistake the next message at such a physical offset for the lost one.
         """
         layout = StoreLayout.open(self._root, self._config)
         aside = quarantine(self._root)
@@ -237,9 +242,11 @@ class _Work:
             self._disk.allocate(descriptor, size)
 
     def _shorten(self, path: Path, size: int, excess: int) -> None:
-        """Replace a file that is too long by a shorter copy; quarantine gets the rest.
+        """Replace a file that is too long by a shorter copy; the bytes after that are copied to
+        quarantine.
 
-        A complete file exists at every moment. If it were missing, the log would end before it.
+        A complete file exists at every moment: if the file were missing, the log would end before
+        it.
         """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
@@ -404,9 +411,9 @@ class _Work:
 
 
 def disk_json(disk: Disk, path: Path, document: object) -> None:
-    """Replace a JSON file, durably."""
+    """Replace a JSON file, and sync it."""
     text = json.dumps(document, ensure_ascii=False, indent=1)
-    # A folder's name need not be UTF-8: surrogates are escaped.
+    # The name of a folder may not be valid UTF-8: surrogates are escaped.
     disk.replace(path, text.encode(errors="backslashreplace") + b"\n")
 
 
@@ -449,7 +456,7 @@ class _IndexRest:
         """Wait until the index has all keys.
 
         Raises:
-            StoreUnavailable: if a file could not be made.
+            StoreUnavailable: if a file could not be created.
         """
         running, self._running = self._running, None
         if running is not None:
@@ -463,7 +470,7 @@ class _IndexRest:
 def _ranges(
     start: int, stop: int, queues_from: int | None, index_from: int | None
 ) -> list[tuple[int, int, bool]]:
-    """The parts of a stretch to dispatch: (start, end, whether the index needs the part's keys)."""
+    """Cut the bytes to dispatch into parts: (start, end, whether the index needs the keys)."""
     queues_at = stop if queues_from is None else min(max(start, queues_from), stop)
     index_at = stop if index_from is None else min(max(start, index_from), stop)
     found = []

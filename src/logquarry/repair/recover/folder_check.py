@@ -1,7 +1,7 @@
 """Checks the names in a store's folders before a recovery or a retention changes anything.
 
-A folder or a link in the place of a file would stop a recovery half way. If one file had two names,
-the recovery could overwrite bytes under one name that the other name needs.
+A folder or a link at the path of a file would stop a recovery half way. If one file had two names,
+the recovery could overwrite its bytes under one name although they are needed under the other.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _FOLDERS: Final = (
 
 
 class WrongEntry(StoreUnavailable):
-    """In place of a store's file is a folder, a pipe, a broken link, or a link to another file.
+    """A path where a file of the store belongs has a folder, a pipe, a broken link, or a link to
+    another file.
 
     Attributes:
         path: the wrong entry.
@@ -96,7 +97,7 @@ def check_entries(root: Path, config: StoreConfig) -> None:
         _found(topic)
         for queue in _entries(topic):
             found = _found(queue)
-            # Readers ignore a file in the place of a queue's folder.
+            # Readers ignore a file at the path of a queue's folder.
             if found is not None and stat.S_ISDIR(found.st_mode):
                 _check_once(queue, found, places)
             for path in _entries(queue):
@@ -111,7 +112,7 @@ def check_places(root: Path) -> None:
     """Check the store's folders, and its files that are not in a sequence of files.
 
     Raises:
-        WrongEntry: if something else is in place of one of them, such as a broken link or a pipe.
+        WrongEntry: if one of these paths has something else, such as a broken link or a pipe.
     """
     for name in _FOLDERS:
         _check(root / name, is_folder=True)
@@ -120,10 +121,12 @@ def check_places(root: Path) -> None:
 
 
 def check_queue_folder(folder: Path) -> None:
-    """Check that the files of a queue can be made. Readers ignore a file in place of its folder.
+    """Check that the files of a queue can be created. Readers ignore a file at the path of its
+    folder.
 
     Raises:
-        StoreUnavailable: if a file is in place of the folder of the topic or of the queue.
+        StoreUnavailable: if there is a file at the path of the topic's folder or of the queue's
+            folder.
     """
     for path in (folder.parent, folder):
         _check(path, is_folder=True)
@@ -185,7 +188,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """The paths in a folder, by name; none if it is unreadable: later steps report that."""
+    """The paths in a folder, by name; none if it is unreadable, which later steps report."""
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in os.scandir(folder))
@@ -195,7 +198,8 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 # ---------------------------------------------------------------------- wrong names of log files
 # :mod:`logquarry.log.log_names` identifies the files by their frames, and a recovery renames them.
-# A file whose frames do not show its place does not belong to the log, and goes to quarantine.
+# If the frames do not show the place of a file, the file does not belong to the log; it is moved to
+# quarantine.
 
 _MOST_BLANKS: Final = 1 << 12
 """Maximum number of consecutive log files that can be missing: 4 TiB with files of 1 GiB."""
@@ -226,7 +230,8 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         for path, reason in layout.log_names.strangers
     ]
     names = Counter(file.base % size for file in files.files)
-    # In RocketMQ's logs all names are multiples of the file size; in other logs most names decide.
+    # In RocketMQ's logs, all names are multiples of the file size. In other logs, the remainder
+    # that most names have is the right one.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     last: StoreFile | None = None
     for file in files.files:
@@ -248,7 +253,8 @@ def check_file_size(layout: StoreLayout) -> None:
 
     Raises:
         StoreUnavailable: if a file has a message after that size, or where another file begins.
-            Then the settings belong to another store, and most of the log would seem damaged.
+            Then the settings belong to another store, and with them most of the log would seem
+            damaged.
         UsageError: if the configuration gives that size, but the files have another one.
     """
     require_stated_size(layout)
@@ -333,7 +339,7 @@ def refuse_wrong_names(layout: StoreLayout) -> None:
 
 
 def leave_out(layout: StoreLayout, misnamed: list[tuple[StoreFile, str]]) -> None:
-    """Remove some files from a layout's log."""
+    """Remove some files from the log of a layout."""
     gone = {file for file, _ in misnamed}
     files = layout.commit_log
     left = tuple(file for file in files.files if file not in gone)

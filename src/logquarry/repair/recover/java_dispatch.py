@@ -42,13 +42,13 @@ class JavaRules:
 
     Attributes:
         name: the version, in words.
-        is_5: whether the rules of all versions of 5.x hold.
+        is_5: whether the rules apply that all versions of 5.x share.
         most_files: a recovery begins at most this many files before the end; None for no limit.
         starts_by_frame: the first frame of the file where a recovery begins must be sound, and a
             normal recovery compares its PHYSICALOFFSET with the end of the queues. Before 5.4, a
             normal recovery compares the file's name.
-        starts_by_offset: a recovery after a crash begins at the file with the checkpoint's offset
-            of the queues, if there is such an offset. Otherwise it compares store times.
+        starts_by_offset: the checkpoint can have a physical offset for the queues. A recovery after
+            a crash begins at the file with this offset. Without an offset, it compares store times.
     """
 
     name: str
@@ -65,7 +65,7 @@ V5_5: Final = JavaRules("5.5.0", True, _MOST_FILES, True, True)
 
 
 def rules_for(writer: Writer) -> JavaRules:
-    """The rules of the version that wrote a store, as far as its files show it."""
+    """The rules of the version that wrote a store, as far as the store's files show the version."""
     if not writer.is_5:
         return V4_9
     assert writer.at_least is not None
@@ -92,7 +92,7 @@ class JavaDispatch:
 
     Attributes:
         queues: the queues (``consumeQueueTable``).
-        messages: number of dispatched messages.
+        messages: number of messages that were dispatched.
         keys: number of their keys.
         store_timestamp: store time of the last message that a queue got, None if there is none.
         physical_offset: physical offset of that message.
@@ -124,7 +124,7 @@ class JavaDispatch:
         """Dispatch a run of frames."""
         requests = run.requests
         if self._config.enable_multi_dispatch:
-            # Copies are added to queues that also get other messages of the run: keep the log's
+            # Copies are added to queues that get other messages of the run too: keep the log's
             # order.
             data = window.data.data
             for position in run.rows[:, POSITION].tolist():
@@ -204,7 +204,7 @@ class JavaDispatch:
         return queue
 
     def _copies(self, request: JavaRequest) -> Iterator[tuple[QueueKey, int]]:
-        """The additional queues in a message's properties (``multiDispatchLmqQueue``)."""
+        """The further queues that a message's properties name (``multiDispatchLmqQueue``)."""
         if not self._config.enable_multi_dispatch:
             return
         if self._rules.is_5 and (not request.properties or request.topic.startswith(_NEVER_COPIED)):

@@ -1,11 +1,11 @@
 """Reads the log as RocketMQ does when it starts, quirks included.
 
 Java's recovery reads the log from one file on. The log ends at the first place without a message.
-Then ``ReputMessageService`` dispatches the messages that are in no queue. It has other rules: it
-checks no CRC, and skips bytes that it cannot read.
+Then ``ReputMessageService`` dispatches the messages that are in no queue. This service has other
+rules: it checks no CRC, and skips bytes that it cannot read.
 
-A frame that logquarry's kernels accept is sound for Java too. Where they stop, the reference codec
-(:mod:`logquarry.format.java_frame`) decides whether Java accepts the frame.
+Java accepts every frame that logquarry's kernels accept. For a frame that the kernels reject, the
+reference codec (:mod:`logquarry.format.java_frame`) decides whether Java accepts the frame.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class JavaLog:
                 elif dispatch is not None and known < self.last_message:
                     for position in run.rows[:, POSITION].tolist():
                         found = self._ask(file, data, at + position, levels, check_crc=False)
-                        # QUIRK: the message that begins at the queues' end is not dispatched.
+                        # QUIRK: the message that begins exactly at ``known`` is not dispatched.
                         if found.request is not None and window.base + position > known:
                             dispatch.one(found.request)
                 at += count
@@ -261,7 +261,7 @@ class JavaLog:
             ) from error
 
     def cut(self, offset: int) -> list[JavaFile]:
-        """Cut the log at an offset, and return the files that Java would destroy."""
+        """Cut the log at a physical offset, and return the files that Java would destroy."""
         kept, dropped = [], []
         for file in self.files:
             if file.base > offset:
@@ -324,7 +324,7 @@ class JavaLog:
 
 
 class _Runs:
-    """Reads the runs of frames of a log; a thread reads the next run while one is dispatched.
+    """Reads a log run by run; while one run is dispatched, a thread reads the next run.
 
     Args:
         levels_ms: delay of each level in milliseconds.

@@ -1,8 +1,8 @@
 """Consume queues as RocketMQ 4.9.3 recovers and fills them (``ConsumeQueue``), quirks included.
 
 The same code makes a plan and applies it: with :class:`Noted` it writes to memory, with
-:class:`Applied` to the files. A queue's end is only a position: the bytes after it stay. Like Java,
-this code leaves gaps, which the queue writer of logquarry refuses.
+:class:`Applied` to the files. A queue's end is only a number in memory: the bytes after it stay in
+the files. Like Java, this code leaves gaps in a queue; logquarry's queue writer would refuse them.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class WrittenFiles:
         self._flushing = threading.Lock()
 
     def flush(self, least_pages: int = 0) -> None:
-        """Sync all files if the argument is 0.
+        """Sync all files if ``least_pages`` is 0.
 
         Raises:
             StoreUnavailable: if a sync failed, now or before.
@@ -203,7 +203,7 @@ class WrittenFiles:
         try:
             descriptor = self._disk.open(path)
         except FileNotFoundError:
-            # Retention deleted it.
+            # Retention deleted the file.
             yield None
             return
         except OSError as error:
@@ -241,7 +241,7 @@ _CHUNK: Final = 1 << 12
 
 
 class JavaRefusal(Exception):
-    """RocketMQ would not start; the text gives the reason."""
+    """RocketMQ would not start on this store; the text gives the reason."""
 
 
 @dataclass(slots=True)
@@ -320,7 +320,8 @@ class JavaQueue:
     def _leading(self, file: JavaFile, start: int, limit: int) -> tuple[int, QueueEntry | None]:
         """Number of sound entries from number ``start`` on, and the last of them.
 
-        An entry is sound if its physical offset is from 0 to below ``limit`` and its size positive.
+        An entry is sound if its size is positive, and its physical offset is at least 0 and below
+        ``limit``.
         """
         units = np.frombuffer(
             self._target.view(file.path), UNIT_DTYPE, self._file_size // UNIT_SIZE
@@ -350,8 +351,8 @@ class JavaQueue:
     def truncate_dirty(self, physical: int) -> None:
         """Remove the entries after the log's end (``truncateDirtyLogicFiles``).
 
-        QUIRK: the first entry of a file always counts, even if it is all zeros. (If the files hold
-        only one entry each, Java loops for ever.)
+        QUIRK: Java accepts the first entry of a file even if it is all zeros. (If each file holds
+        only one entry, Java loops for ever.)
         """
         self.max_physical = physical
         while self.files:
@@ -384,9 +385,10 @@ class JavaQueue:
     def put(self, offsets: Offsets, units: Units) -> None:
         """Append entries as RocketMQ's dispatcher does (``putMessagePositionInfo``).
 
-        QUIRK: it skips a message that ends before ``max_physical``, and a queue offset that the
-        queue has already, except 0, which it appends to any queue. If an entry's queue offset is
-        too large, it appends the entry at the queue's end, which is the wrong position.
+        QUIRK: the dispatcher skips a message that ends before ``max_physical``. It also skips an
+        entry if the queue has its queue offset already, unless that offset is 0: it appends such an
+        entry to any queue. If the queue offset of an entry is too large, it appends the entry at
+        the queue's end, which is the wrong position.
 
         Args:
             offsets: queue offset of each entry.

@@ -4,9 +4,10 @@ A rename never replaces a file, so no bytes can be lost. After an interruption a
 frames of each file still show its place, so the next plan can continue
 (:mod:`logquarry.log.log_names`).
 
-The data that a recovery relies on is synced: entries of lost messages, and unchanged files. The
-entry of a lost message exists only in its queue. A recovery records these entries before it cuts a
-queue. Otherwise an interruption would leave fillers in their place.
+A recovery syncs the data on which it relies: entries of lost messages, and files that it does not
+change. The entry of a lost message exists only in its queue, so a recovery saves these entries in a
+file before it cuts the queue. Otherwise, after an interruption, the queue would have fillers in
+their place.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from logquarry.systems import folders_below, read_file
 
 
 def rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
-    """Rename files durably.
+    """Rename files, and sync their folders.
 
     If another file still has a file's new name, that other file is renamed first. In a circle, one
     file gets a temporary name, which contains its new name.
@@ -71,7 +72,9 @@ Kept = Mapping[QueueKey, Mapping[int, bytes]]
 
 
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
-    """Entries noted by an interrupted recovery; empty if there is no note or it is unreadable."""
+    """The entries that an interrupted recovery saved; empty if there is no such file, or if it is
+    unreadable.
+    """
     found: dict[QueueKey, dict[int, QueueEntry]] = {}
     try:
         for queue in json.loads(read_file(path)):
@@ -87,7 +90,8 @@ def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
 
 
 def save_kept(disk: Disk, path: Path, kept: Kept) -> None:
-    """Note entries for the next recovery, durably; if there are none, delete an old note.
+    """Save entries in a file for the next recovery, and sync it. If there are none, delete an old
+    file.
 
     Raises:
         StoreUnavailable: if the disk cannot store them.
@@ -153,7 +157,7 @@ def _sync_file(disk: Disk, path: Path, start: int, stop: int) -> None:
 
 
 def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
-    """Write a range of a file again, with its own bytes, except unreadable blocks."""
+    """Read a range of a file and write the same bytes again, except unreadable blocks."""
     position, stop = max(0, start), min(disk.size(descriptor), stop)
     count = _COPY_BYTES
     while position < stop:
@@ -164,7 +168,7 @@ def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
             if count > block_end - position:
                 count = block_end - position
                 continue
-            # No map has changed this block, so the disk has its final content.
+            # No mapped page has changed this block, so the disk has its final content.
             position = block_end
             continue
         if not data:

@@ -5,16 +5,19 @@ and the recovered log does not have it, or has other messages in its place
 (:mod:`logquarry.repair.recover.replaced`). Messages before the log's first offset are expired, not
 lost. Damage that an earlier recovery recorded does not count: its loss was accepted then.
 
-A crash normally loses the newest messages. That is a fault only if a message was on the disk
-already. A message is vouched for (was certainly on the disk) in these cases:
+A crash normally loses the newest messages. This is a fault only if they were on the disk already. A
+message was certainly on the disk (the code calls it vouched for) in these cases:
 
-- There is a durable offset, and the message lies before it. No other message is vouched for then.
-- There is none, the store was shut down cleanly, and a queue points to the message.
-- There is none, the store crashed, and sound frames follow the message, or a whole file of zeros is
-  in its place, or the checkpoint is later than the last message of the log.
+- There is a durable offset, and the message lies before it. With a durable offset, no other message
+  is vouched for.
+- There is no durable offset, the store was shut down cleanly, and a queue points to the message.
+- There is no durable offset, the store crashed, and one of these is true: sound frames follow the
+  message, a whole file of zeros is in its place, or the checkpoint is later than the log's last
+  message.
 
 The loss of such messages needs the user's consent (``accept_loss``) if it exceeds the limits of
-:func:`_is_small`, or if files of the log that had them are missing. docs/recovery.md has a table.
+:func:`_is_small`, or if the log files with these messages are missing. docs/recovery.md has a table
+of all cases.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ _MOST_COUNTED: Final = 20_000_000
 _MOST_NAMED: Final = 2
 """Maximum number of missing parts of the log that a reason lists."""
 _LEAST_APART: Final = 2
-"""Minimum number of entries far after the log that count as a loss: a single one may be damaged."""
+"""Minimum number of entries far after the log's end that prove a loss: a single one may be damaged.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,8 @@ class Loss:
     Attributes:
         messages: number of lost messages in the queues. A message that multi-dispatch put into
             several queues counts once, unless more than 20 million are lost.
-        bytes: their bytes; if there is a durable offset, at least the bytes missing before it.
+        bytes: number of bytes of these messages; if there is a durable offset, at least the number
+            of bytes that are missing before it.
         known_bytes: the bytes of the log that are known in total, lost ones included.
         reason: where the messages were, in words.
         needs_consent: whether the recovery needs ``accept_loss``.
@@ -75,7 +80,7 @@ class Loss:
     needs_consent: bool
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of docs/json.md."""
+        """The loss as a JSON object, in the form that docs/json.md describes."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -90,7 +95,7 @@ class Loss:
         return f"{count} {verb}, {text.plural(self.bytes, 'byte')}: {self.reason}"
 
     def refusal(self, accept_loss: int | None) -> str | None:
-        """Why the recovery is refused; None if it may continue.
+        """The reason to refuse the recovery; None if it may continue.
 
         Args:
             accept_loss: the bytes whose loss the user accepts, None without consent.
