@@ -1,11 +1,11 @@
-"""Open transactions of 3.x, from the log's frames or from the entries of state table and redo log.
+"""Finds the open transactions of 3.x, in the log's frames or in the state table and the redo log.
 
-The QUEUEOFFSET of a PREPARED message is the number of its state table entry, if that number is
-plausible: producers send the number when they end the transaction. A COMMIT or ROLLBACK has the
-physical offset of a PREPARED message, and ends its transaction if the producer group is the same;
-only the first COMMIT or ROLLBACK counts. (RocketMQ checks only the entry with the number in the
-COMMIT or ROLLBACK. If RocketMQ has renumbered the entry of a transaction, it ignores the end of
-that transaction.)
+If the QUEUEOFFSET of a PREPARED message is plausible, it is the number of the message's entry in
+the state table. Producers send this number when they end the transaction. A COMMIT or ROLLBACK has
+the physical offset of a PREPARED message. It ends the transaction of this message if both have the
+same producer group. Only the first COMMIT or ROLLBACK of a transaction counts. (RocketMQ finds the
+entry only by the number in the COMMIT or ROLLBACK. If RocketMQ has renumbered the entry of a
+transaction, it ignores the end of that transaction.)
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ REDO_DTYPE: Final = queue_entry.LAYOUT.dtype()
 
 @dataclass(frozen=True, slots=True)
 class UnitFiles:
-    """A sequence of entries.
+    """The entries in the files of a state table or redo log.
 
     Attributes:
         units: the entries before the first invalid one.
         first: number of the first entry.
-        fault: the first fault of the files, None if they have none.
+        fault: the first fault in the files, None if there is none.
     """
 
     units: Units
@@ -134,7 +134,7 @@ class TransactionFrame(NamedTuple):
         physical_offset: its physical offset.
         size: bytes of the frame.
         number: its QUEUEOFFSET.
-        prepared_offset: physical offset of the PREPARED message that it ends.
+        prepared_offset: for a COMMIT or ROLLBACK, physical offset of the PREPARED message.
         store_timestamp: in milliseconds.
         group_hash: hash of its producer group; 0 if it has none.
     """
@@ -210,8 +210,10 @@ def frames_between(reader: LogReader, start: int, stop: int) -> Iterator[Transac
 
 
 MOST_LOST: Final = 1 << 20
-"""Maximum number of PREPARED messages that may be missing before one message. There is a limit
-because the number may be wrong (no CRC covers it), and each missing message takes an entry."""
+"""Maximum number of PREPARED messages that may be missing before one message. The limit exists
+because each missing message takes an entry, and the number in a frame may be wrong (no CRC covers
+it).
+"""
 
 
 class OpenTransaction(NamedTuple):
@@ -233,7 +235,7 @@ class OpenTransaction(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The change that a frame makes to the state table.
+    """The change to the state table that a transaction frame causes.
 
     Attributes:
         number: number of the entry to write; missing entries before it become fillers.
@@ -247,7 +249,7 @@ class Change(NamedTuple):
 
 
 class TransactionBook:
-    """Tracks the open transactions during a walk over the log.
+    """Tracks the open transactions while the log is read.
 
     Args:
         next_number: the number of the next entry; None if any number is valid.
@@ -267,7 +269,9 @@ class TransactionBook:
         return iter(sorted(self.open.values()))
 
     def take(self, frame: TransactionFrame) -> Change | None:
-        """Take the next frame of the log; return the change that it makes to the table, or None."""
+        """Take the next frame of the log; return the change to the table that it causes, or
+        None.
+        """
         if not frame.is_prepared:
             return self._end(frame)
         number = self._number_of(frame)
@@ -314,8 +318,8 @@ def filler(before: StateUnit) -> StateUnit:
 # --------------------------------------------------------------------------------------------------
 # State table and redo log of a store that was shut down cleanly
 #
-# Table and redo log are compared with the last files of the log, and with each other. If they
-# differ, the store needs a recovery, which reads the whole log.
+# The code compares state table and redo log with the last files of the log, and with each other. If
+# they differ, the store needs a recovery, which reads the whole log.
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,11 +359,11 @@ def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
 
 
 def find_transactions(layout: StoreLayout, start: int, stop: int) -> TransactionsFound | str:
-    """Read state table and redo log; returns their content, or why they need a recovery.
+    """Read state table and redo log; return their content, or the reason why they need a recovery.
 
     Args:
         layout: the store's files.
-        start: physical offset from which to compare the log with them.
+        start: physical offset; the log from here on is compared with table and redo log.
         stop: the log's end.
     """
     table, redo = read_table(layout), read_redo(layout)
@@ -411,7 +415,7 @@ def _differs_from_redo(
 
 
 def _foreign_unit(table: UnitFiles, frames: list[TransactionFrame], start: int) -> str | None:
-    """The first entry that fits no PREPARED message, or is missing; None if all entries fit."""
+    """The first entry that is missing or fits no PREPARED message; None if all entries fit."""
     units = table.units
     mine = {frame.unit()[:4] for frame in frames if frame.is_prepared}
     for at in np.flatnonzero(units["physical_offset"] >= start).tolist():
@@ -438,7 +442,7 @@ def _differs_from_log(
     if [tuple(unit) for unit in units.tolist()] != [tuple(unit) for unit in wanted]:
         return f"{REDO_LOG}: it differs from the log from {start} on"
     book = TransactionBook(0)
-    # The transactions that were open before this part of the log; its frames may end them.
+    # The transactions that began before this part of the log, and that its frames may end.
     before = {offset: one for offset, one in opened.items() if offset < start}
     book.open.update(before)
     for frame in frames:

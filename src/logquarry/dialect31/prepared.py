@@ -1,7 +1,8 @@
 """The user's side of transactions in dialect 3.1: begin, commit, roll back, and check.
 
-A COMMIT or ROLLBACK is a copy of the PREPARED message, as the broker of 3.x makes it. It contains
-that message's physical offset; a ROLLBACK also contains the number in the state table.
+To end a transaction, the broker of 3.x puts a copy of the PREPARED message, a COMMIT or a ROLLBACK,
+and so does this module. The copy contains the physical offset of the PREPARED message. A ROLLBACK
+also contains the number of the transaction's entry in the state table.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ Listener = Callable[[PreparedTransaction], TransactionEnd | None]
 
 
 class PreparedTransactions:
-    """The transactions of a store in dialect 3.1. Any thread may use it.
+    """The transactions of a store in dialect 3.1. Any thread may use an object.
 
     Args:
         table: has the open transactions.
@@ -73,7 +74,7 @@ class PreparedTransactions:
         wait_dispatched: waits until the table covers the log.
         stored: wraps a frame for users.
         clock: the store's clock, in milliseconds.
-        least_age_ms: age from which on a transaction is checked.
+        least_age_ms: minimum age, in milliseconds, at which a transaction is checked.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class PreparedTransactions:
         self._ending: set[int] = set()
 
     def begin(self, message: Message, group: str | None = None) -> PutResult:
-        """Put a PREPARED message; it is not consumed until it is committed.
+        """Put a PREPARED message; consumers do not get it until it is committed.
 
         Args:
             message: the message.
@@ -193,7 +194,7 @@ class PreparedTransactions:
 
     # ----------------------------------------------------------------------------------- check
     def set_listener(self, listener: Listener | None) -> None:
-        """Set the function that checks call for open transactions (``gotoCheck``).
+        """Set the function that each check calls for open transactions (``gotoCheck``).
 
         The function returns how the transaction ends, or None if that is not known yet; the next
         check then calls it again. It may also end the transaction itself. Its errors are logged.
@@ -232,8 +233,8 @@ def _end_of(frame: Frame, number: int, end: TransactionEnd) -> Message:
     values = props.decode_bytes(frame.properties)
     order = java.hash_map_order(values, _FRESH_TABLE)
     string = props.encode({name: values[name] for name in order}, is_closed=True)
-    # The property string keeps DELAY and WAIT, but here they have no effect: a COMMIT is not
-    # delayed, and its put waits like any other.
+    # DELAY and WAIT stay in the property string, but they have no effect here: a COMMIT is not
+    # delayed, and its put waits like any other put.
     values.pop(props.DELAY, None)
     values.pop(props.WAIT, None)
     is_commit = end is TransactionEnd.COMMIT

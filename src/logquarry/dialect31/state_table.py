@@ -1,8 +1,9 @@
-"""The state table and redo log of 3.x: written for dispatched transactions, and recovered.
+"""Writes the state table and redo log of 3.x for dispatched transactions, and recovers both.
 
 A recovery compares both with the log. If the table or the redo log differs from the log, it is
-moved to quarantine and rebuilt. The new table has the numbers of the PREPARED messages, so that
-producers can end these transactions. It also has the ended ones, so that no number is used twice.
+moved to quarantine and rebuilt. In the new table, each transaction has the number from its PREPARED
+message, so that producers can end it. The table also has the ended transactions, so that no number
+is used twice.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class StateTableKeeper:
         root: the store's folder.
         table_size: bytes of a state table file.
         redo_size: bytes of a redo log file.
-        found: their content, up to the log's end.
-        log_end: the log's end; frames before it are already in both.
+        found: the content of table and redo log, up to the log's end.
+        log_end: the log's end; the transaction frames before it are already in both.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class StateTableKeeper:
 
     # -------------------------------------------------------------------------------- dispatch
     def follow(self, window: Window, run: Followed) -> None:
-        """Take further frames of the log. Known frames are skipped.
+        """Take further frames of the log. Frames that were taken before are skipped.
 
         Raises:
             StoreUnavailable: if a file cannot be created.
@@ -166,7 +167,7 @@ class StateTableKeeper:
 
     # ----------------------------------------------------------------------------------- files
     def flush(self, least_pages: int = 0) -> None:
-        """Sync the appended entries. If ``least_pages`` is 0, also sync changed states.
+        """Sync the appended entries. If ``least_pages`` is 0, sync changed states too.
 
         Raises:
             StoreUnavailable: if this or an earlier sync failed.
@@ -296,7 +297,7 @@ class UnitsPlan:
     Attributes:
         folder: folder of its files, below the store's folder.
         reason: why it is rebuilt; None if it is kept.
-        had: whether there are old files.
+        had: whether the store has old files of it.
         start: byte offset of its first entry.
         units: its entries as bytes.
         file_size: bytes of each file.
@@ -346,9 +347,10 @@ class TransactionCheck:
             self.units += state_table.encode(change.unit)
 
     def table_faults(self, layout: StoreLayout) -> Iterator[tuple[str, bool]]:
-        """Differences of the table from the log; for each also whether RocketMQ itself causes it.
+        """Yield the differences between table and log; for each one, whether RocketMQ itself causes
+        it.
 
-        Entries of ended transactions may be missing: RocketMQ omits them from a new table.
+        The table may lack entries of ended transactions: RocketMQ omits them from a new table.
         """
         table = read_table(layout)
         if table.fault is not None:
@@ -401,7 +403,7 @@ class TransactionCheck:
             same &= there[name] == wanted[name]
         for number in ended[known][~same].tolist():
             yield f"its entry {table.first + number} differs from its message", False
-        # If the numbers are wrong, RocketMQ possibly records another transaction's outcome here.
+        # If the numbers are wrong, RocketMQ may have recorded another transaction's outcome here.
         other = same & (there["state"] != wanted["state"])
         other &= wanted["state"] != TRANSACTION_PREPARED
         for number in ended[known][other].tolist():
@@ -431,7 +433,7 @@ class TransactionCheck:
         return f"it lacks the message at {int(wanted['physical_offset'][same])}"
 
     def plan(self, layout: StoreLayout, config: StoreConfig) -> tuple[UnitsPlan, UnitsPlan]:
-        """The plans for table and redo log, after the whole log is read."""
+        """Return the plans for table and redo log. Call this after the whole log is read."""
         table_size, redo_size = config.state_table_file_size, config.redo_log_file_size
         assert table_size is not None and redo_size is not None
         before = b""
@@ -460,7 +462,7 @@ class TransactionCheck:
 
 
 def make_units(disk: Disk, root: Path, plan: UnitsPlan) -> None:
-    """Rebuild the table or the redo log, durably. The caller has set the old files aside.
+    """Rebuild and sync the table or the redo log. The caller has moved the old files to quarantine.
 
     Raises:
         StoreUnavailable: if the disk fails, or is full.

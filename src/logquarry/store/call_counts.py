@@ -1,7 +1,7 @@
-"""Counts puts and gets. Each thread has its own object for the counts, so a call takes no lock.
+"""Counts puts and gets. Each thread counts in a separate object, so a call takes no lock.
 
-A put's duration is the time from the call to its settled result: it includes the waits for flush
-and replica. This module is compiled if possible, because each put calls it.
+The duration of a put is the time from the call to its final result, so it includes the flush wait
+and the replica wait. This module is compiled if possible, because each put calls it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ BUCKETS: Final = (
     ("5-10s", 10.0),
     (">10s", float("inf")),
 )
-"""Classes of the durations of puts, as in RocketMQ, and the upper bound of each in seconds."""
+"""Classes of put durations, as in RocketMQ, and the upper bound of each class in seconds."""
 SIZES: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
-"""Upper bounds of the classes of message sizes, in bytes, as in RocketMQ 5. Larger messages are
-in one more class."""
+"""Upper bounds of the classes of message sizes, in bytes, as in RocketMQ 5. There is one more
+class, for all larger messages.
+"""
 
 _BOUNDS: Final = tuple(bound for _, bound in BUCKETS)
 _FIRST_BOUND = _BOUNDS[0]
@@ -63,9 +64,9 @@ class CallCounts:
         quick: number of puts whose duration is in the first class of :data:`BUCKETS`.
         longest: the longest duration of a put, in seconds.
         lock_longest_ms: the longest time that a put held the lock.
-        times: number of puts in each class of :data:`BUCKETS` except the first.
-        sizes: number of messages in each class of :data:`SIZES`. The first class is not counted:
-            it is computed as the number of all messages minus the other classes.
+        times: number of puts in each class of :data:`BUCKETS` except the first class.
+        sizes: number of messages in each class of :data:`SIZES` except the first class. The number
+            of the first class is computed: all messages minus those in the other classes.
         topics: number of messages and of bytes for each topic.
         get_found, get_missed, get_messages: number of gets that returned messages, number of gets
             that returned none, and number of messages that gets returned.
@@ -145,7 +146,8 @@ class CallCounter:
 
     def put(self, topic: str, result: PutResult, seconds: float) -> None:
         """Count a put whose message is in the log."""
-        # Compiled, a call through the class takes no lookup of an override.
+        # Compiled code calls this directly, because a call through the class needs no search for an
+        # override.
         counts = CallCounter.counts(self)
         if cython.compiled:
             fields = cython.cast(tuple, result)

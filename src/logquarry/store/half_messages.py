@@ -1,11 +1,12 @@
 """Lists the transactions of a store (``info --transactions``): committed, rolled back, open.
 
-In a store of 4.x, a half message waits in RMQ_SYS_TRANS_HALF_TOPIC. An op message
-(RMQ_SYS_TRANS_OP_HALF_TOPIC, tag ``d``, the half's queue offset as its body) marks it as ended. A
-commit also leaves a frame of type COMMIT with the half's physical offset; a rollback leaves no
-other frame. The broker's checker puts an open half message back at the queue's end, counts that in
-TRANSACTION_CHECK_TIMES, and advances its group's offset. So a half message below that offset
-without an op message was put back.
+In a store of 4.x, a half message waits in RMQ_SYS_TRANS_HALF_TOPIC. An op message marks it as
+ended: the op message is in RMQ_SYS_TRANS_OP_HALF_TOPIC, has the tag ``d``, and its body is the
+queue offset of the half message. A commit also leaves a frame of type COMMIT with the physical
+offset of the half message; a rollback leaves no other frame. The broker's checker puts an open half
+message again at the queue's end, and counts this in TRANSACTION_CHECK_TIMES. Then the checker
+advances the offset of its own consumer group. So a half message below this offset that has no op
+message was put again.
 
 In a store of 3.x, a PREPARED message waits outside all queues, and a COMMIT or ROLLBACK contains
 its physical offset (docs/dialect-3.1.md).
@@ -50,9 +51,9 @@ class Transactions:
     """The outcomes of the half messages of a store.
 
     Attributes:
-        committed: number of half messages that a committed message followed.
-        rolled_back: number that ended without a committed message.
-        put_back: number that the checker put back as new half messages, or gave up.
+        committed: number of half messages for which the log has a committed message.
+        rolled_back: number of half messages that ended without a committed message.
+        put_back: number of half messages that the checker put again as new ones, or gave up.
         open: the half messages that have not ended.
         unreadable: number of entries of the half topic whose message is damaged or deleted.
     """
@@ -125,7 +126,9 @@ def _prepared(store: StoreReads) -> Transactions:
 
 
 def _checked(layout: StoreLayout) -> dict[int, int]:
-    """Queue id -> queue offset of the half topic up to which the checker has advanced."""
+    """For each queue id of the half topic, the queue offset up to which the checker has
+    advanced.
+    """
     return consumer_offsets(layout).get((HALF_TOPIC, GROUP), {})
 
 

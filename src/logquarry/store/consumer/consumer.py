@@ -1,8 +1,8 @@
 """One consumer of a group: reads messages from its queues and commits the handled messages.
 
-A message counts as handled when the caller requests the next one. So a message that was returned
-and not handled is returned again (at least once). After a crash the messages handled since the last
-write of the offsets are returned again too.
+A message counts as handled when the caller requests the next message. A message that was returned
+but not handled is returned again, so each message is delivered at least once. After a crash, the
+consumer also returns the messages again that were handled since the offsets were last written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from logquarry.write.put_result import PutResult
 logger = logging.getLogger(__name__)
 
 _NEW_QUEUES_SECONDS = 1.0
-"""Interval in which a consumer that always finds messages checks for new queues."""
+"""A consumer that never runs out of messages checks for new queues at this interval."""
 _MOST_READS = 64
 """After this many reads of a queue without a matching message, the next queue gets its turn."""
 
@@ -41,7 +41,7 @@ class ConsumerParts(NamedTuple):
         arrivals: signals new messages.
         progress: the offsets.
         put: puts messages that the consumer sends back.
-        save: writes the offsets durably, after syncing the messages before them.
+        save: syncs the messages before the offsets, then writes and syncs the offsets.
         closed: called after the consumer was closed.
     """
 
@@ -82,8 +82,8 @@ class _Found(NamedTuple):
 class Consumer:
     """Consumes messages for a group, in the order of each queue. Made by ``store.consumer(...)``.
 
-    Iterate over it, iterate asynchronously, or call :meth:`poll`; use only one of them at a time.
-    One object serves one thread. Several consumers of a group divide the queues among them.
+    Use a plain iteration, an asynchronous iteration or :meth:`poll`, but only one of them at a
+    time. Only one thread may use an object. Several consumers of a group share the group's queues.
 
     Args:
         subscription: the group, the topics and the filter.
@@ -91,7 +91,7 @@ class Consumer:
         parts: the parts of the store that the consumer uses.
         auto_commit: whether handled messages are committed automatically.
         timeout: seconds without a message after which an iteration ends; None: it never ends.
-        max_reconsume_times: how often a message that is sent back is returned again.
+        max_reconsume_times: how often a message can be sent back; then it becomes a dead letter.
     """
 
     def __init__(
@@ -115,16 +115,18 @@ class Consumer:
         self._max_reconsume_times = max_reconsume_times
         self._slots: dict[QueueKey, _Slot] = {}
         self._turns: list[_Slot] = []
-        """The queues in the order of their turns; the next queue is last."""
+        """The queues in the order of their turns; the queue whose turn is next is the last one."""
         self._is_closed = False
         self._is_disturbed = False
         self._has_more = False
-        """Whether the last search stopped before it had read all queues to their ends."""
+        """Whether the last search for messages stopped before it had read all queues to their
+        ends.
+        """
         self._shared_version = -1
         self._look_again_at = 0.0
         self._messages: Iterator[StoredMessage] | None = None
         self._lock = threading.Lock()
-        """The lock for changes of the assignment: other threads commit the slots."""
+        """Protects changes of the assignment, because other threads commit the slots."""
         group.join(self)
         try:
             self._share()
@@ -155,7 +157,7 @@ class Consumer:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The reason why offset files were unreadable; empty if all were readable."""
+        """The reasons why offset files were unreadable; empty if all were readable."""
         return self._parts.progress.offsets.problems
 
     def position(self, topic: str, queue_id: int) -> int:
@@ -168,7 +170,7 @@ class Consumer:
         return slot.done + slot.given
 
     def lag(self) -> int:
-        """Number of messages in its queues from its offsets on, whether they match or not."""
+        """Number of messages in the consumer's queues from its offsets on, matching or not."""
         return sum(
             max(0, self._reader.bounds(*key)[1] - slot.done - slot.given)
             for key, slot in list(self._slots.items())
@@ -230,7 +232,7 @@ class Consumer:
     def poll(self, max_count: int = 32, timeout: float | None = 0.0) -> list[StoredMessage]:
         """Return messages of one queue.
 
-        They count as handled at the next call.
+        The messages count as handled at the next call.
 
         Args:
             max_count: maximum number of messages.
@@ -264,7 +266,7 @@ class Consumer:
             # End the iteration; it must not return messages that it read ahead.
             messages.close()  # type: ignore[attr-defined]
         for slot in list(self._slots.values()):
-            # Keep this order: a save between the two statements then takes the lower offset.
+            # Keep this order: a save between the two statements then writes the lower offset.
             given, slot.given = slot.given, 0
             slot.done += given
 
@@ -284,7 +286,7 @@ class Consumer:
         return None
 
     def _look(self, max_count: int) -> _Found | None:
-        """Read messages of the queue whose turn it is, or of the next queue that has some."""
+        """Read messages of the queue whose turn it is, or of the next queue that has messages."""
         # If the assignment changes after this line, the messages that are read now are invalid.
         self._is_disturbed = self._has_more = False
         if self._shared_version != self._group.version or time.monotonic() > self._look_again_at:
@@ -353,7 +355,7 @@ class Consumer:
         if not wanted:
             return False
         gained = group.claim(self, wanted)
-        # The group has requested the other members to release the rest.
+        # The group has already asked the other members to release the other queues.
         progress = self._parts.progress
         with self._lock:
             for key in sorted(gained):
@@ -396,11 +398,11 @@ class Consumer:
 
     # ----------------------------------------------------------------------------- commit, retry
     def commit(self) -> None:
-        """Mark all returned messages as handled, and write the offsets durably.
+        """Mark all returned messages as handled, and write and sync the offsets.
 
         Raises:
-            StoreUnavailable: if they cannot be written. They are committed in memory and written
-                as soon as possible.
+            StoreUnavailable: if the offsets cannot be written. They are committed in memory, and
+                are written as soon as possible.
         """
         with self._lock:
             for slot in self._slots.values():
@@ -425,14 +427,16 @@ class Consumer:
     def retry(self, message: StoredMessage, delay_level: int | None = None) -> PutResult:
         """Send a message back: the group gets it again later, through its retry topic.
 
-        The message counts as handled like any other. When it is returned again, its
-        ``reconsume_times`` has grown, and its properties ``RETRY_TOPIC`` and ``ORIGIN_MESSAGE_ID``
-        give its origin. After ``max_reconsume_times`` it is put into ``%DLQ%group``.
+        The message counts as handled like any other. When the group gets the message again, its
+        ``reconsume_times`` is higher by 1, and its properties ``RETRY_TOPIC`` and
+        ``ORIGIN_MESSAGE_ID`` tell where it came from. After ``max_reconsume_times`` it is put into
+        ``%DLQ%group``.
 
         Args:
             message: a message that this consumer returned.
-            delay_level: delay until the group gets it again. None: 10 s the first time, and one
-                level more each further time. Below 0: put it into ``%DLQ%group`` at once.
+            delay_level: level of the delay until the group gets the message again. None: level 3
+                (10 s) the first time, and one level more each further time. Below 0: put the
+                message into ``%DLQ%group`` at once.
 
         Raises:
             StoreUnavailable: if the store accepts no messages.
@@ -446,8 +450,8 @@ class Consumer:
     def close(self) -> None:
         """Leave the group; further calls do nothing.
 
-        Commits and writes the offsets of handled messages. The message that the caller is still
-        handling is not among them, unless :meth:`commit` was called.
+        Commits and writes the offsets of handled messages. The last returned message does not count
+        as handled, unless :meth:`commit` was called.
         """
         with self._lock:
             if self._is_closed:

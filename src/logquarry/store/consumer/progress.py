@@ -27,7 +27,7 @@ STARTS: Final = ("earliest", "latest", "timestamp")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start of a group without offsets. Made by :meth:`of`.
+    """The place at which a group without offsets starts to read. Made by :meth:`of`.
 
     Attributes:
         at: earliest, latest or timestamp.
@@ -70,8 +70,8 @@ class _Beginning:
             later the group starts at the first message, because the group existed before that
             message.
         start: the start in these queues; None to start at their first messages.
-        saved_at: the time when lost offsets were last written, and the file that shows this time;
-            None if no offsets were lost.
+        saved_at: the time when the lost offsets were last written, and the file that shows this
+            time; None if no offsets were lost.
     """
 
     queue_ids: frozenset[int]
@@ -85,7 +85,7 @@ class Progress:
     Args:
         offsets: the committed offsets.
         reader: reads the store's queues.
-        lost: the remains of lost offsets; None if lost offsets are not to be estimated.
+        lost: the remains of lost offsets; None to make no estimates.
     """
 
     def __init__(
@@ -124,7 +124,9 @@ class Progress:
             )
 
     def begin(self, group: str, topics: Sequence[str], start: Start) -> None:
-        """Set where a group starts in topics in which it has no offset; later calls do nothing."""
+        """Set where a group starts in the topics in which it has no offset; later calls do
+        nothing.
+        """
         with self._lock:
             for topic in topics:
                 if (group, topic) not in self._beginnings:
@@ -183,13 +185,13 @@ class Progress:
 # Lost offsets: the remains of ``config/consumerOffset.json``
 #
 # A group whose offsets are lost must not start like a new group: ``latest`` would skip messages,
-# ``earliest`` would repeat all of them. At the last write of the file the group had read up to
-# about the messages of that time, so it continues a little before these messages. Whole entries of
-# a torn file are used as they are.
+# ``earliest`` would repeat all of them. When the file was last written, the group had read about up
+# to the newest messages of that time. So the group continues a little before those messages. If a
+# torn file still has whole entries, their offsets are used unchanged.
 #
-# Offsets were lost if the file is unreadable (now, or quarantined by an earlier save). They were
-# also lost if there is no offset file at all, but the store shows that the group existed: the group
-# sent messages back, or the broker's list of groups contains it.
+# Offsets were lost if the file is unreadable, or if an earlier save moved an unreadable file to
+# quarantine. They were also lost if there is no offset file at all, but the store shows that the
+# group existed: the group sent messages back, or the broker's list of groups contains the group.
 
 BEFORE_MS: Final = 10_000
 """An estimate starts this many ms before the last write, because brokers write every 5 s."""
@@ -215,7 +217,7 @@ class OffsetEstimate(NamedTuple):
 
 
 class LostOffsets:
-    """The remains of one store's lost offsets. Only reads files.
+    """Finds what remains of a store's lost offsets. Only reads files.
 
     Args:
         root: the store's folder.
@@ -236,12 +238,12 @@ class LostOffsets:
         ]
         aside = quarantine(root, CONFIG)
         self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
-        # Read now: later saves change the files' times.
+        # Read the times now, because later saves change them.
         self._saved_at = self._find_saved_at()
 
     @property
     def files(self) -> list[Path]:
-        """The unreadable offset files, in place or quarantined."""
+        """The unreadable offset files, in ``config/`` or in quarantine."""
         return [path for path, _ in self._torn] + self._aside
 
     def entries(self) -> Iterator[tuple[str, str, int, int, Path]]:

@@ -1,6 +1,7 @@
 """All consumers of one store: makes them, forms their groups, and saves offsets periodically.
 
-The classes here that read queues implement the interface in :mod:`.source`.
+:class:`LiveQueueReader` and :class:`PolledQueueReader` implement the interface ``QueueReader`` of
+:mod:`.source`.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ class Consumers:
         with self._lock:
             self._open.append(made)
         try:
-            # A concurrent close() closes the consumers in the list; it may have run before.
+            # A concurrent close() closes only the consumers in the list. It may have run before
+            # this one was added.
             self._require_open()
         except StoreUnavailable:
             made.close()
@@ -192,14 +194,14 @@ class _Saver(Service):
         try:
             self._save()
         except StoreError as error:
-            # Raise if the store is poisoned: otherwise the warning below would repeat forever.
+            # Raise if an earlier sync failed: otherwise the warning below would repeat forever.
             self.health.require_writable()
             logger.warning("consumer offsets not written: %s", error)
 
 
 _NEW_FILES_SECONDS: Final = 1.0
 _PAUSE_PER_REFRESH: Final = 300.0
-"""The pause after listing all folders of a store, in multiples of the listing's duration."""
+"""After listing all folders of a store, wait this many times as long as the listing took."""
 
 
 class StoreQueues(Protocol):
@@ -220,7 +222,7 @@ class PolledStore(StoreQueues, Protocol):
 
 
 class LiveQueueReader:
-    """The queues of a store that this process writes. Any thread may use it.
+    """Reads the queues of a store that this process writes. Any thread may use an object.
 
     Args:
         store: the store's queues.
@@ -260,7 +262,7 @@ class LiveQueueReader:
             return batch_of(queue, offset, found)
 
     def _ready_queue(self, topic: str, queue_id: int, offset: int, max_count: int) -> Queue | None:
-        """A queue whose messages from an offset on can be read."""
+        """The queue, if its messages from an offset on can be read."""
         return self._store.queue(topic, queue_id)
 
     def first_since(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
@@ -274,16 +276,17 @@ class LiveQueueReader:
             def time_of(offset: int) -> int:
                 place, size, _ = queue.units(offset, offset + 1)[0].item()
                 found = self._getter.log.store_time_at(place, size)
-                # The time of a lost message is unknown. It counts as late: better start too early.
+                # The time of a lost message is unknown. It counts as late, because it is better to
+                # start too early.
                 return java.LONG_MAX if found < 0 else found
 
             return offsets.start + bisect_left(offsets, timestamp_ms, key=time_of)
 
 
 class PolledQueueReader(LiveQueueReader):
-    """The queues of a store that another process may write; it polls for new messages.
+    """Reads the queues of a store that another process may write, and polls for new messages.
 
-    It has a lock, so that only one thread at a time uses the store.
+    A lock lets only one thread at a time use the store.
 
     Args:
         store: the store's queues.
@@ -378,7 +381,7 @@ def consumers_of_a_reader(
     put: Callable[[Message], PutResult],
     known: Mapping[tuple[str, str], Mapping[int, int]] | None,
 ) -> Consumers:
-    """The consumers of a store that another process may write: their offsets stay in memory.
+    """The consumers of a store that another process may write. Their offsets stay in memory.
 
     Args:
         store: the store's queues.

@@ -1,8 +1,8 @@
 """The interface through which consumers read queues, and how they wait for new messages.
 
 If this process writes the store, the dispatcher signals new messages. If another process writes the
-store, a waiting consumer polls. The pauses grow while no message arrives. They are long compared
-with a poll, so polls take almost no processor time.
+store, a waiting consumer polls the store. The pauses between polls grow while no message arrives.
+Each pause is long compared with a poll, so polls take almost no processor time.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class Arrivals(ABC):
 
 
 class ToldArrivals(Arrivals):
-    """Arrivals of a store that this process writes: the dispatcher calls :meth:`wake`."""
+    """Signals new messages in a store that this process writes: the dispatcher calls
+    :meth:`wake`.
+    """
 
     def wait(self, seen: int, timeout: float | None = None) -> bool:
         """See :meth:`Arrivals.wait`."""
@@ -107,10 +109,10 @@ class ToldArrivals(Arrivals):
 
 
 class PolledArrivals(Arrivals):
-    """Arrivals of a store that another process writes.
+    """Signals new messages in a store that another process writes.
 
     Args:
-        look: polls the store; its result changes if there are new messages.
+        look: polls the store; the value that it returns changes if there are new messages.
     """
 
     def __init__(self, look: Callable[[], object]) -> None:
@@ -198,13 +200,15 @@ class QueueBatch(NamedTuple):
 
 
 class QueueReader(Protocol):
-    """The queues of one store. Any thread may use it."""
+    """Reads the queues of one store. Any thread may use an object."""
 
     def queue_ids(self, topic: str) -> Sequence[int]:
         """The queues of a topic, sorted."""
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """First queue offset, and one past the last; (0, 0) if there is no such queue."""
+        """The queue's first queue offset, and one past the last; (0, 0) if there is no such
+        queue.
+        """
 
     def read(
         self, topic: str, queue_id: int, offset: int, max_count: int, tags: frozenset[str] | None

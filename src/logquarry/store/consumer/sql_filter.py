@@ -1,11 +1,11 @@
 """SQL92 filters over message properties: their tree, and its evaluation.
 
-A condition is true, false or unknown (None, if a property is missing). A message matches if the
-filter is true. The rules are those of ``org.apache.rocketmq.filter`` 4.9.3, and values compare as
-Java's types do (``ComparisonExpression``): a property is text, and a constant is an ``Integer``,
-``Long``, ``Double``, ``String`` or ``Boolean``. Text that is compared with a number is parsed as
-that number's type. If it cannot be parsed (``'4.5'`` compared with the ``Integer`` 3), the message
-does not match, whatever the rest of the filter is. :mod:`.sql_parser` parses filters.
+A condition is true, false or unknown. It is unknown (None) if a property is missing. A message
+matches if the whole filter is true. The rules are those of ``org.apache.rocketmq.filter`` 4.9.3,
+and values compare as in Java (``ComparisonExpression``): a property is text, and a constant is an
+``Integer``, ``Long``, ``Double``, ``String`` or ``Boolean``. If text is compared with a number, the
+text is parsed as the number's type. If this fails (``'4.5'`` is not an ``Integer``), the message
+does not match, no matter what the rest of the filter says. :mod:`.sql_parser` parses filters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INT_BITS, _LONG_BITS = 31, 63
 
 
 class CannotCompare(Exception):
-    """Java does not compare the two values: the message does not match."""
+    """Java does not compare the two values, so the message does not match."""
 
 
 class _Order(NamedTuple):
@@ -142,7 +142,7 @@ class Node(ABC):
 
     Attributes:
         is_condition: whether its value is always true, false or unknown.
-        depth: nodes on the longest path down from this node, including this node.
+        depth: number of nodes on the longest path down from this node, including this node.
     """
 
     is_condition = True
@@ -355,7 +355,7 @@ class SqlFilter:
     def matches(self, properties: Properties) -> bool:
         """Whether a message with these properties matches.
 
-        If the filter has to compare values that Java does not compare, it does not match.
+        A message does not match if the filter has to compare values that Java does not compare.
         """
         try:
             return self.condition.evaluate(properties) is True

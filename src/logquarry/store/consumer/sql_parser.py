@@ -10,9 +10,9 @@
                        | [NOT] IN "(" text { "," text } ")" }
     unary      = ("+" | "-" | NOT) unary | constant | property | "(" or ")"
 
-This is RocketMQ 4.9.3's grammar (``SelectorParser``), and it rejects the same comparisons. It is
-stricter in one case: RocketMQ ignores text after a whole filter (``a = 'x' b``). It is more lenient
-in one case: a number too small for a double becomes ``0.0``.
+This is RocketMQ 4.9.3's grammar (``SelectorParser``), and it rejects the same comparisons. This
+parser is stricter in one case: it rejects text after a complete filter (``a = 'x' b``), which
+RocketMQ ignores. It is more lenient in one case: a number too small for a double becomes ``0.0``.
 
 Guarantees: any text gives a filter or :class:`~logquarry.errors.BadFilter`; neither the text nor
 the tree is nested deeper than MAX_DEPTH.
@@ -45,7 +45,7 @@ from logquarry.store.consumer.sql_filter import (
 MAX_LENGTH: Final = 1 << 16
 """Maximum characters of a filter."""
 MAX_DEPTH: Final = 40
-"""Maximum number of levels of brackets, of NOT and minus, and of the tree."""
+"""Maximum nesting: of brackets, of NOT and minus, and of the tree."""
 
 _CACHED: Final = 100
 _MOST_DIGITS: Final = 19
@@ -70,8 +70,8 @@ class _Token(NamedTuple):
 
     Attributes:
         kind: real, whole, text, name, sign, keyword or end.
-        text: the token's text; keywords in upper case.
-        at: its position.
+        text: the text; of a keyword, in upper case.
+        at: the token's position in the filter.
     """
 
     kind: str
@@ -168,7 +168,7 @@ class _Parser:
         return node
 
     def _condition(self, node: Node, at: _Token) -> Node:
-        """The node as a condition, or an error if it cannot be one."""
+        """Return the node as a condition; raise if it cannot be one."""
         if node.is_condition:
             return node
         if isinstance(node, Property):

@@ -1,6 +1,7 @@
 """What a group subscribes to (tags or SQL92), its retry and dead-letter topics, and its queues.
 
-The queues are assigned to the consumers of the group as by ``AllocateMessageQueueAveragely``.
+The queues are assigned to the group's consumers as RocketMQ does
+(``AllocateMessageQueueAveragely``).
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ class Subscription:
         return tuple(dict.fromkeys((*self.topics, retry_topic(self.group))))
 
     def tags_of(self, topic: str) -> frozenset[str] | None:
-        """The tags to match in a topic. None in the retry topic: its messages matched before."""
+        """The tags to match in a topic. None for the retry topic, whose messages have matched
+        before.
+        """
         return None if self._is_retry(topic) else self.tags
 
     def filter_of(self, topic: str) -> SqlFilter | None:
@@ -108,16 +111,16 @@ def sent_back(
 ) -> Message:
     """Make the message that is put when a consumer sends a message back (``consumerSendMsgBack``).
 
-    It is the same message in the group's retry topic, delayed, with its origin in properties.
-    The delay grows each time. A message that was sent back too often goes to the dead letter topic,
-    which the group does not consume.
+    The new message is a delayed copy in the group's retry topic; its properties name its origin.
+    The delay grows each time. A message that was sent back too often is put into the dead letter
+    topic, which the group does not consume.
 
     Args:
         message: the consumed message.
         group: the group that sends it back.
         delay_level: None or 0: 10 s the first time (level 3), and one level more each further time;
             below 0: the dead letter topic at once.
-        max_reconsume_times: how often the group may get it again.
+        max_reconsume_times: how often the group may get the message again.
 
     Raises:
         UsageError: if the delay level is invalid.
@@ -135,8 +138,8 @@ def sent_back(
     properties[props.DELAY] = str(level)
     if not properties.get(props.ORIGIN_MESSAGE_ID, "").strip():
         properties[props.ORIGIN_MESSAGE_ID] = message.message_id
-    # Encode here, in Java's order: it depends on the order of the insertions into Java's map, and
-    # Java inserts the properties in the order in which it parsed them.
+    # Encode here, in Java's order. That order depends on the order of the insertions into Java's
+    # map, and Java inserts the properties in the order in which it parsed them.
     order = java.hash_map_order(properties)
     return Message(
         topic,
@@ -154,7 +157,7 @@ def sent_back(
 def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]:
     """The queues of one member: a range of ``queue_ids``.
 
-    The ranges of two members differ by at most one queue in length.
+    The lengths of two members' ranges differ by at most one.
 
     Args:
         queue_ids: the queues of a topic, sorted.
@@ -169,9 +172,9 @@ def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]
 # --------------------------------------------------------------------------------------------------
 # The consumers of one group in one process
 #
-# The assignment changes when a consumer joins or leaves, or a queue appears. A member claims only
-# free queues: the previous owner releases a queue between two messages. So no two consumers have
-# the same message, and the next owner knows which messages are handled.
+# The assignment changes when a consumer joins or leaves, or when a new queue appears. A member
+# claims only free queues, and the previous owner releases a queue between two messages. So no two
+# consumers handle the same message, and the next owner knows which messages are handled.
 
 
 class Member(Protocol):
@@ -182,7 +185,9 @@ class Member(Protocol):
         """The topics that it consumes."""
 
     def disturb(self) -> None:
-        """Make the consumer check its assignment after the current message, from any thread."""
+        """Make the consumer check its assignment after the current message. Any thread may call
+        this.
+        """
 
 
 class ConsumerGroup:
@@ -194,7 +199,7 @@ class ConsumerGroup:
         wake: wakes consumers that wait.
 
     Attributes:
-        version: changes whenever the assignment may have changed.
+        version: a number that changes whenever the assignment may have changed.
     """
 
     def __init__(

@@ -6,9 +6,9 @@
     ledger/<app>.json       for each application the last version that is in the log
     staged/<app>/<version>/ segments to load
 
-Each file is written whole under a temporary name, synced and renamed before the next step. An
+Each file is written completely under a temporary name, synced, and renamed before the next step. An
 application gives its loads increasing versions, like Delta Lake's ``txnAppId`` and ``txnVersion``.
-A version that is not above the last version is already in the log.
+The log already has every load with a version up to the last recorded version.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ class Intent:
     """A load that is being appended.
 
     Attributes:
-        load: which load.
+        load: identifies the load.
         start: physical offset at or before its first frame.
-        loads: path from the store to the ``loads`` folder that has the segments. It belongs to the
-            store, or to the folder that has the stores of several brokers.
+        loads: path from the store to the ``loads`` folder with the segments. The folder is in the
+            store, or in the folder that contains the stores of several brokers.
         segments: in the order in which they are appended.
     """
 
@@ -222,7 +222,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
 
 
 def write_document(disk: Disk, path: Path, document: dict[str, Any]) -> None:
-    """Write a JSON document durably, replacing the earlier document."""
+    """Write and sync a JSON document that replaces the earlier document."""
     disk_json(disk, path, {"written_by": _WRITTEN_BY, **document})
 
 
@@ -234,8 +234,8 @@ def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None
     Args:
         folder: ``loads``.
         load: the load. Either the log has it already, or it will never be appended.
-        names: delete only these segments, of this version (default: delete all segments of this
-            and of older versions).
+        names: delete only the segments of this version with these names. Default: delete all
+            segments of this version and of older versions.
     """
     own = folder / load.staged
     if names is not None:

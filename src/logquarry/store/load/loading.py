@@ -2,16 +2,17 @@
 
 ::
 
-    verify segments -> sync the log -> INTENT -> append -> sync -> LEDGER -> delete the intent
+    verify segments -> sync the log -> write intent -> append -> sync -> write ledger -> delete
+    intent
 
 If the process dies in between, the intent stays. The next writer finishes the load when it opens
 the store, before any other put (:func:`pending_load`, :meth:`Loads.finish`):
 
-- If the segments are intact, the writer finds the part that is in the log and appends the rest. The
-  log is then the same as without the crash.
+- If the segments are intact, the writer finds out which part is already in the log, and appends the
+  rest. The log is then the same as without the crash.
 - If a segment is missing or damaged, but all frames are in the log, it writes only the ledger.
-- Otherwise it rolls the load back: it truncates the log to the load's start, and keeps the removed
-  bytes in quarantine. The load can then be repeated.
+- Otherwise the writer rolls the load back: it copies the load's bytes to quarantine, and truncates
+  the log to the load's start. The load can then be repeated.
 
 Readers see all whole messages of the log, even those of an unfinished load.
 """
@@ -60,7 +61,8 @@ class Loaded:
         bytes: bytes of their frames.
         start: the log's end before the load.
         end: the log's end now.
-        was_there: whether an earlier call had done the load; then this call did nothing.
+        was_there: whether an earlier call had already appended the load; then this call did
+            nothing.
     """
 
     rows: int
@@ -80,7 +82,7 @@ class Loads:
         writer: appends to the log.
         flush: syncs log, queues and index.
         grown: wakes the services that follow the log.
-        counted: called with each topic, its appended messages, and their bytes.
+        counted: called with each topic, the number of its appended messages, and their bytes.
     """
 
     def __init__(
@@ -105,8 +107,8 @@ class Loads:
         """Append segments, unless an earlier call has appended them.
 
         Args:
-            load: which load.
-            segments: in their order.
+            load: identifies the load.
+            segments: the segments, in the order in which they are appended.
             loads: path from the store to the folder ``loads`` with the segments.
 
         Raises:
@@ -144,7 +146,9 @@ class Loads:
         logger.warning("%s: finished an interrupted load: %s", self._root, intent.load)
 
     def _sync_names(self, intent: Intent) -> None:
-        """Sync the names of all folders above the segments. (Tasks sync only the last folder.)"""
+        """Sync the names of all folders above the segments; tasks sync only the innermost
+        folder.
+        """
         folder = Path(os.path.normpath(intent.folder(self._root)))
         top = Path(os.path.normpath(self._root / intent.loads)).parents[1]
         for place in (folder, *folder.parents):
@@ -153,7 +157,9 @@ class Loads:
                 break
 
     def _find(self, intent: Intent) -> tuple[int, int]:
-        """Find the first frame that is not in the log: number of its segment, position in it."""
+        """Find the first frame that is not in the log: the number of its segment, and its position
+        there.
+        """
         position = intent.start
         for number, segment in enumerate(intent.segments):
             reader = SegmentReader(intent.folder(self._root), segment, check=False)
@@ -191,7 +197,8 @@ class Pending:
 
     Attributes:
         intent: the recorded load.
-        is_whole: whether the log has all of the load, so that only the ledger is missing.
+        is_whole: whether the log has all frames of the load, so that only the ledger must be
+            written.
     """
 
     intent: Intent
@@ -250,7 +257,7 @@ def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent
     layout = StoreLayout.open(root, config)
     settings = with_sizes(config, layout)
     AbortFile(disk, root).make()
-    # Recover first, so that the files form a log.
+    # Recover first, so that the log's files can be opened for writing.
     plan = plan_safe(root, settings)
     apply_safe(plan, disk, clock)
     if plan.log_end <= intent.start:

@@ -57,7 +57,7 @@ class Segment:
     queues: tuple[tuple[str, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The metadata as a JSON document, without the queues: the segment's file has them."""
+        """The metadata as a JSON document. It omits the queues, which are in the segment's file."""
         return document(self, ("name", "size", "rows", "bytes", "crc"))
 
     @classmethod
@@ -80,7 +80,8 @@ class Segment:
 
 
 class SegmentWriter:
-    """Writes one segment. It is loaded only after :meth:`finish` has returned its metadata.
+    """Writes one segment. A load can use the segment only after :meth:`finish` has returned its
+    metadata.
 
     Args:
         path: the file, which must not exist.
