@@ -3,10 +3,10 @@
 In a store of 4.x, a half message waits in RMQ_SYS_TRANS_HALF_TOPIC. An op message marks it as
 ended: the op message is in RMQ_SYS_TRANS_OP_HALF_TOPIC, has the tag ``d``, and its body is the
 queue offset of the half message. A commit also leaves a frame of type COMMIT with the physical
-offset of the half message; a rollback leaves no other frame. The broker's checker puts an open half
-message again at the queue's end, and counts this in TRANSACTION_CHECK_TIMES. Then the checker
-advances the offset of its own consumer group. So a half message below this offset that has no op
-message was put again.
+offset of the half message; a rollback leaves no other frame. For an open half message, the broker's
+checker puts a copy at the queue's end, and counts this in TRANSACTION_CHECK_TIMES. Then the checker
+advances the offset of its own consumer group. So if a half message below this offset has no op
+message, a copy has replaced it.
 
 In a store of 3.x, a PREPARED message waits outside all queues, and a COMMIT or ROLLBACK contains
 its physical offset (docs/dialect-3.1.md).
@@ -53,7 +53,7 @@ class Transactions:
     Attributes:
         committed: number of half messages for which the log has a committed message.
         rolled_back: number of half messages that ended without a committed message.
-        put_back: number of half messages that the checker put again as new ones, or gave up.
+        put_back: number of half messages that the checker replaced by a copy, or gave up.
         open: the half messages that have not ended.
         unreadable: number of entries of the half topic whose message is damaged or deleted.
     """

@@ -1,4 +1,4 @@
-"""The log as bytes, for replication: reads bytes for slaves, and appends bytes of a master."""
+"""Gives replication the log as bytes: reads bytes for slaves, and appends bytes from a master."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ADOPT_SECONDS = 1.0
 class LogFeed:
     """The log of an open store, for replication. Any thread may use it.
 
-    Bytes of another store's log may end inside a frame. :meth:`vouch` sets the offset up to which
-    they are whole frames; only these frames are dispatched, and only these frames stay when the
-    store is opened again.
+    The bytes that a master sends may end inside a frame. The slave calls :meth:`vouch` with the
+    offset up to which the bytes are whole frames. The store dispatches only these frames, and keeps
+    only these frames when it is opened again.
 
     Args:
         files: the store's files.
@@ -33,7 +33,7 @@ class LogFeed:
         flags: whether the store was closed.
 
     Attributes:
-        replicas: as given.
+        replicas: the argument of this name.
     """
 
     def __init__(
@@ -75,8 +75,9 @@ class LogFeed:
     def max_offset(self) -> int:
         """Physical offset up to which bytes can be read and sent to other slaves.
 
-        It excludes bytes that a slave has appended but not checked yet: opening the store again
-        may cut them off, and a slave of this slave would then be ahead of its master.
+        If this store is a slave, the offset excludes bytes that the slave has not checked yet. The
+        next opening may cut off these bytes. If a slave of this slave had received them, that slave
+        would then be ahead of its master.
         """
         end, vouched = self._log.max_offset, self._dispatcher.limit
         return end if vouched is None else min(end, vouched)
@@ -119,10 +120,10 @@ class LogFeed:
 
     # ------------------------------------------------------------------------------------ append
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
-        """Append bytes of another store's log, without waking any follower of the log.
+        """Append bytes of another store's log, without waking the threads that follow the log.
 
         Args:
-            offset: the physical offset at which they belong.
+            offset: the physical offset at which the bytes belong.
             data: the bytes.
 
         Returns:
@@ -152,11 +153,11 @@ class LogFeed:
         self._growth.wake()
 
     def keep(self, durably: bool) -> None:
-        """Save the offset up to which vouched bytes are durable; a later opening keeps these bytes.
+        """Save the offset up to which vouched bytes are synced; a later opening keeps these bytes.
 
         Args:
-            durably: whether the saved offset is synced too, so that it survives a power cut. Sound
-                frames do not need this, because a recovery keeps them anyway.
+            durably: whether to sync the saved offset too, so that it survives a power cut. If all
+                frames are sound, this is not needed, because a recovery keeps sound frames anyway.
         """
         # The last sync of the log may have run before this call, with a lower limit for the durable
         # offset. So raise the durable offset now.
@@ -165,7 +166,7 @@ class LogFeed:
             self._files.durable.sync()
 
     def note_flushed(self, offset: int) -> None:
-        """Move the durable offset: the log was synced up to an offset."""
+        """Raise the durable offset, because the log was synced up to an offset."""
         # Bytes of another store's log may end inside a frame; dispatched and vouched bytes do not.
         if self._writer.has_foreign:
             vouched = self._dispatcher.limit
@@ -190,18 +191,19 @@ class LogFeed:
                     f"{self._files.root}: the log ends inside a message of another store: its rest "
                     "has to come first",
                 )
-            # If more bytes were appended since, the put is refused.
+            # If a master's bytes were appended in the meantime, the put is refused.
             self._writer.adopt(end, self._files.queues.next_offsets)
 
     def cut_unvouched(self) -> None:
         """Cut off the bytes of another store's log after the last offset given to :meth:`vouch`.
 
-        They usually end inside a message, and the zeros after them may seem to complete it.
+        These bytes usually end inside a message, and the zeros after them may seem to complete this
+        message.
         """
         vouched = self._dispatcher.limit
         if vouched is None or vouched >= self._log.wrote_offset or not self._writer.has_foreign:
             return
-        # If the log starts above 0, possibly none of it was vouched for.
+        # If the log starts above 0, the vouched offset can be below the log's start.
         vouched = max(vouched, self._log.min_offset)
         file = self._log.last
         if file is not None and file.base <= vouched:

@@ -1,6 +1,7 @@
-"""After an append: wakes dispatcher, flush service and replication, and settles the put.
+"""After an append, wakes the dispatcher, the flush service and replication, and settles the put.
 
-A put is settled when its waits for flush and replica are over. Compiled if possible.
+A put is settled when its flush wait and its replica wait are over. This module is compiled if
+possible.
 
 ::
 
@@ -75,7 +76,7 @@ class LogGrowth:
         self._wake_followers.wake()
 
     def wake_all(self) -> None:
-        """Wake the flush service too: no put waits for the new bytes."""
+        """Wake the flush service too, because no put waits for a sync of the new bytes."""
         self.wake()
         self._wait.appended()
 
@@ -97,7 +98,7 @@ class LogGrowth:
         done: Callable[[PutResult], None],
         failed: Callable[[], None],
     ) -> PutFuture:
-        """A future of the settled result; see :meth:`FlushWait.settle_later`."""
+        """Return a future of the settled result; see :meth:`FlushWait.settle_later`."""
         asked = self._wait.asked(result, wait)
         self.wake()
         return self._wait.settle_later(result, wait, asked, done, failed)

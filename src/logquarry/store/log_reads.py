@@ -1,6 +1,6 @@
-"""Parts of the read API: reads by physical offset, and checks of the arguments of a get.
+"""Implements reads by physical offset, and checks the arguments of a get.
 
-Both kinds of store read their log through the same
+Readers and writers read the log of a store through the same
 :class:`~logquarry.read.commit_log.CommitLog` methods.
 """
 
@@ -65,7 +65,7 @@ class LogReads(ABC):
     @property
     @abstractmethod
     def bound(self) -> int | None:
-        """Physical offset at which a walk over the log ends; None if there is no bound."""
+        """Physical offset at which a read of the whole log must end; None if there is no bound."""
 
     def message_at(self, physical_offset: int) -> StoredMessage:
         """The message that starts at a physical offset. Its CRC is checked.
@@ -74,9 +74,9 @@ class LogReads(ABC):
         messages.
 
         Raises:
-            MessageNotFound: if the offset is outside the log (bytes after its end are no message,
-                even if they look like one), or inside a message or a blank.
-            CorruptFrame: if that place of the log is damaged.
+            MessageNotFound: if the offset is outside the log, or inside a message or a blank. Bytes
+                after the log's end are never a message, even if they look like one.
+            CorruptFrame: if the log is damaged at that offset.
         """
         self._require_open()
         physical_offset = arguments.integer(physical_offset, "physical_offset")
@@ -90,7 +90,7 @@ class LogReads(ABC):
         Raises:
             UsageError: if it is not a message id.
             MessageNotFound: if the store has no message of that id.
-            CorruptFrame: if its place in the log is damaged.
+            CorruptFrame: if the log is damaged where the message is.
         """
         _, physical_offset = ids.decode(arguments.text(message_id, "message_id"))
         message = self.message_at(physical_offset)
@@ -126,7 +126,7 @@ class LogReads(ABC):
                 end. It may have bytes of several log files.
 
         Raises:
-            MessageNotFound: if the log does not have that offset: it starts later, or ends before.
+            MessageNotFound: if the offset is before the log's start or after its end.
             CorruptFrame: if a file is missing or too short.
         """
         self._require_open()
@@ -152,9 +152,9 @@ class LogReads(ABC):
         return b"".join(parts)
 
     def roll_next_file(self, physical_offset: int) -> int:
-        """Physical offset at which the log file after the one with an offset starts.
+        """Return the start of the next log file: the file after the one that contains an offset.
 
-        The file need not exist (``rollNextFile``).
+        The next file need not exist (``rollNextFile``).
         """
         self._require_open()
         at = arguments.offset(physical_offset, "physical_offset")
@@ -166,7 +166,7 @@ class LogReads(ABC):
         return at - at % size + size
 
     def _stored(self, frame: Frame) -> StoredMessage:
-        """A frame of this store's log, as the message that users get."""
+        """Make the message that users get from a frame of this store's log."""
         return StoredMessage(frame, broker=self.broker, delay_levels_ms=self.layout.delay_levels_ms)
 
     def _frame_at(self, physical_offset: int) -> Frame | None:
@@ -178,7 +178,7 @@ class LogReads(ABC):
 
     @abstractmethod
     def _log_reader(self) -> LogReader:
-        """A walk over the log as it is now."""
+        """Return an object that reads the log, up to its present end, frame by frame."""
 
 
 NOT_FOR_USERS: Final = frozenset(
@@ -193,7 +193,7 @@ NOT_FOR_USERS: Final = frozenset(
         "start",
     )
 )
-"""Methods for other parts of this package; ``dir()`` of a store leaves them out."""
+"""Methods that only other parts of this package call; ``dir()`` of a store omits them."""
 
 
 def get_arguments(
@@ -215,7 +215,7 @@ def get_arguments(
 def renamed_topic(
     topic: str | Iterable[str], topics: str | Iterable[str] | None
 ) -> str | Iterable[str]:
-    """The topics of a ``scan`` that is called with the argument's previous name."""
+    """Return the topics of a ``scan``, even if the caller uses the argument's previous name."""
     if topics is not None:
         raise UsageError("give topics; topic is its previous name")
     warnings.warn("scan(topic=...) is now scan(topics=...)", DeprecationWarning, stacklevel=3)

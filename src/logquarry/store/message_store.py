@@ -92,8 +92,8 @@ class MessageStore(StoreReads):
             broker: the ``broker`` of each message (default: the folder's name).
             storage_options: options of the file system, for a URL.
             accept_loss: for ``"rw"``: the bytes of messages whose loss you accept. Without it,
-                a store that needs a recovery is not opened if the recovery would lose more than a
-                small share of what was on the disk.
+                opening fails if the store needs a recovery that would lose more than a small share
+                of the messages that were on the disk.
 
         Raises:
             StoreNotFound: if there is no store, or if the folder to write holds other files.
@@ -129,7 +129,9 @@ class StoreWriter(BaseWriter, MessageStore):
 
 
 class _NeedsWriter:
-    """Replaces a method of the writer in a reader: raises an error that says how to open it."""
+    """Takes the place of a writer's method in a reader: raises an error that says how to open the
+    store for writing.
+    """
 
     def __get__(self, store: StoreReader | None, kind: type[StoreReader]) -> _NeedsWriter:
         if store is None:
@@ -137,7 +139,7 @@ class _NeedsWriter:
         raise ReadOnlyStore.of(store.root)
 
 
-# Not a __getattr__: with one, each attribute of a reader would take longer to find.
+# A __getattr__ would do the same, but would make each attribute of a reader slower to find.
 _ONLY_OF_WRITERS = frozenset(
     name for name in set(dir(StoreWriter)) - set(dir(StoreReader)) if not name.startswith("_")
 )

@@ -1,12 +1,13 @@
-"""The contents of a store for ``logquarry info``: queues, messages, bytes per topic, index files.
+"""Collects the contents of a store for ``logquarry info``: queues, messages, bytes per topic, index
+files.
 
-It reads the entries of the queues and both ends of the log. If the queues do not determine the
-bytes of a topic, the overview has a hint instead of a number. :func:`count_log` reads the whole log
-and always finds the number.
+:func:`overview` reads the entries of the queues, and the log's first and last messages. If this
+does not determine the bytes of a topic, the overview has a hint instead of the number.
+:func:`count_log` reads the whole log and always finds the number.
 
-:func:`visible_damage` lists the damage that shows without reading the log. It reads file names, the
-last queue entries, the checkpoint and ``.logquarry/damage.json``. If files of the log are missing,
-or the queues point beyond the log's end, it reads all queue entries.
+:func:`visible_damage` lists damage that can be found without reading the log. It reads file names,
+the last queue entries, the checkpoint and ``.logquarry/damage.json``. If files of the log are
+missing, or the queues point beyond the log's end, it reads all queue entries.
 """
 
 from __future__ import annotations
@@ -93,16 +94,16 @@ class Overview:
     Attributes:
         state: see :data:`logquarry.store.state.State`.
         min_offset: physical offset at which the log starts.
-        max_offset: physical offset at which it ends.
-        first_time: store time of its first message.
-        last_time: store time of its last message.
+        max_offset: physical offset at which the log ends.
+        first_time: store time of the log's first message.
+        last_time: store time of the log's last message.
         topics: by name, with their queues.
         index: the index files, oldest first.
-        hint: why some numbers are missing, and how to get them.
+        hint: the reason why some numbers are missing, and the way to get them.
         other_bytes: bytes of the log outside these topics' messages: blanks, damage, and messages
             that are in no queue. None if unknown.
-        damage: the damage that a walk over the log found, if there was a walk.
-        signs: signs of damage that show without a walk, in words.
+        damage: the damage in the log, if the whole log was read.
+        signs: signs of damage that were found without reading the whole log, in words.
     """
 
     state: State
@@ -125,9 +126,9 @@ def overview(
 
     Args:
         store: the store.
-        exact: count messages and bytes in the log instead of in the queues. A store without queues
-            is always counted in the log.
-        progress: called during a walk over the log, with bytes done and bytes in total.
+        exact: count messages and bytes in the log, and not by the queues. For a store without
+            queues, they are always counted in the log.
+        progress: called while the whole log is read, with the bytes done and the bytes in total.
     """
     exact = exact or not store.has_queue_files
     queues = [queue for name in store.queues() if (queue := store.queue(*name)) is not None]
@@ -195,7 +196,9 @@ def _retained(queue: Queue, min_offset: int, max_offset: int) -> UnitCount:
 
 
 def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
-    """The first or last message that a queue points to, if it is a message of another queue."""
+    """The first or last message to which a queue points, if that message belongs to another
+    queue.
+    """
     for offset in {queue.min_offset, queue.max_offset - 1}:
         for _, unit in queue.entries(offset, offset + 1):
             outcome = log.outcome_at(unit.physical_offset, check_crc=False)
@@ -209,8 +212,8 @@ def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
 def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -> str | None:
     """The reason why the queues do not determine the bytes; None if they do.
 
-    They do if their messages fill the log except for blanks at file ends. Each blank is smaller
-    than the largest message and the eight bytes after it.
+    The queues determine them if their messages fill the log except for blanks at file ends. A blank
+    is smaller than the largest message plus eight bytes.
     """
     length = found.max_offset - found.min_offset
     if total > length:
@@ -269,7 +272,7 @@ def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
     if store.bound is not None and not store.is_live:
         queued = log_bound(store.layout)
         if queued is not None and store.bound < queued:
-            # The log breaks in its last file, before the queues' end: the walk ends there.
+            # The log has damage in its last file, before the queues' end, and the read ends there.
             rest = LogReader(store.layout, bound=queued).events(store.bound, store.bound + 1)
             counted.damage += [event for event in rest if isinstance(event, DamagedSpan)]
     return counted

@@ -1,13 +1,14 @@
-"""How messages of an open store are read, by a reader or by a writer.
+"""Reads the messages of an open store: :class:`BaseReader` for a reader, :class:`LiveReads` for a
+writer.
 
-The reader makes, locks and changes nothing, so it can run beside a live broker. It lists the
-folders when it opens the store, and again on :meth:`BaseReader.refresh` or when you request an
-offset beyond the files that it knows. If a store has no queue files, the reader takes the queues
-from RocksDB. It makes entries that RocksDB lacks from the log, in memory.
+A reader creates, locks and changes nothing, so it can run beside a live broker. It lists the
+folders when it opens the store. It lists them again on :meth:`BaseReader.refresh`, and when you
+request an offset beyond the files that it knows. If a store has no queue files, the reader uses the
+queues in RocksDB. If RocksDB lacks entries, the reader makes them from the log, in memory.
 
-A writer reads log and queues from the writer's own files, so a get finds a message as soon as it is
-dispatched, without listing folders. Scans and queries read the files as any other process would,
-up to the log's end at their start.
+A writer has the files of log and queues open already, and reads from them. So a get finds a message
+as soon as it is dispatched, without listing folders. Scans and queries read the files as any other
+process would, up to the end that the log has when they start.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ class ReadOnlyStore(StoreUnavailable, AttributeError):
 
     @classmethod
     def of(cls, root: str) -> ReadOnlyStore:
-        """The error for the store at a path."""
+        """Make the error for the store at a path."""
         return cls(f'{root}: it is open for reading: open it with mode="rw"')
 
 
 class BaseReader(StoreReads):
     """The methods of :class:`~logquarry.store.message_store.StoreReader`.
 
-    One object serves one thread.
+    Only one thread may use an object.
     """
 
     def __init__(self, layout: StoreLayout, *, broker: str) -> None:
@@ -101,8 +102,8 @@ class BaseReader(StoreReads):
         """List the folders again: a live broker appends messages and deletes expired files.
 
         The reader calls this automatically if you request an offset beyond the files that it knows.
-        If it made the queues from the log, you have to call this yourself, because it reads the log
-        again.
+        If the reader has made the queues from the log, you must call this yourself, because it
+        reads the whole log again.
 
         Raises:
             StoreNotFound: if the store's folder is gone, for example if its disk was unmounted.
@@ -120,7 +121,9 @@ class BaseReader(StoreReads):
             queue.refresh()
 
     def stats(self) -> StoreStats:
-        """The store's current contents, in ``state``. A reader does not count its own work."""
+        """The store's current contents, in ``state``. The counts stay 0: a reader does not count
+        its calls.
+        """
         self._require_open()
         # Import here: it takes 0.1 s, which a reader of a few messages need not wait for.
         from logquarry.store.stats import StatsRecorder
@@ -138,13 +141,15 @@ class BaseReader(StoreReads):
         """Physical offset at which the log ends."""
         self._require_open()
         if not self.has_queue_files:
-            # The walk that makes the queues finds the log's end too.
+            # The read that makes the queues finds the log's end too.
             return self._found.log_queues[1]
         return self._log.max_offset
 
     @property
     def bound(self) -> int | None:
-        """Where a walk over the log ends (:func:`sound_bound`); None if there is no bound."""
+        """Physical offset at which a read of the whole log must end (:func:`sound_bound`); None if
+        there is no bound.
+        """
         return self._found.bound
 
     def _log_reader(self) -> LogReader:
@@ -258,7 +263,7 @@ class BaseReader(StoreReads):
         return offset < queue.max_offset
 
     def _require_folder(self) -> None:
-        """Raise StoreNotFound if the store is gone: otherwise its queues would be read as empty."""
+        """Raise StoreNotFound if the store is gone: otherwise its queues would seem empty."""
         StoreLayout(self.layout.filesystem, self.layout.config)
 
     def _make_consumers(self) -> Consumers:
@@ -311,9 +316,10 @@ KernelGet = Callable[[Queue, int, int, frozenset[str] | None], GetResult | None]
 
 
 class LiveReads(StoreReads):
-    """Reads a store that is written at the same time. Any thread may use it.
+    """Reads a store that this process also writes. Any thread may use an object.
 
-    Reads find messages in the log at once, and in the queues when they are dispatched.
+    A read by physical offset finds a message as soon as it is put. A read from a queue finds it as
+    soon as it is dispatched.
     """
 
     def __init__(self, engine: StoreEngine, layout: StoreLayout, *, broker: str) -> None:
@@ -339,7 +345,7 @@ class LiveReads(StoreReads):
 
     @property
     def bound(self) -> int | None:
-        """The log's end if bytes of an earlier log follow it; else None: there is no bound."""
+        """The log's end if bytes of an earlier log follow this end; else None (no bound)."""
         return self._engine.log.max_offset if self._engine.files.keeps_tails else None
 
     @property

@@ -1,4 +1,4 @@
-"""The read API of every open store: get, query, scan, offsets, state. Reader and writer share it.
+"""The read API that readers and writers share: get, query, scan, offsets, state.
 
 :mod:`logquarry.store.reader` reads the files; :mod:`logquarry.store.writer` reads the open files
 that this process writes.
@@ -41,18 +41,20 @@ if TYPE_CHECKING:
 
 
 Time = int | str | date
-"""A time: milliseconds since 1970, a date or datetime, or ISO 8601 text; UTC without a zone."""
+"""A time: milliseconds since 1970, a date or datetime, or ISO 8601 text. Without a zone, it is
+UTC.
+"""
 
 
 class QueueOffsets(NamedTuple):
-    """The ends of a queue: its first offset, and one past its last."""
+    """The range of a queue: its first queue offset, and one past its last."""
 
     min: int
     max: int
 
 
 class StoreReads(LogReads):
-    """The reading half of a store.
+    """The methods of a store that read.
 
     Args:
         layout: the store's files.
@@ -154,7 +156,7 @@ class StoreReads(LogReads):
     def features(self) -> StoreFeatures:
         """The features of the store: kinds of queues, RocksDB, timers, the writer's version.
 
-        Read from the files at each call; docs/rocketmq-5.md lists what each feature forbids.
+        Each call reads the files. docs/rocketmq-5.md lists the calls that each feature forbids.
         """
         self._require_open()
         return find_features(self.layout)
@@ -183,7 +185,7 @@ class StoreReads(LogReads):
         return self.queue(topic, queue_id)
 
     def queue_offsets(self, topic: str, queue_id: int) -> QueueOffsets:
-        """The ends of a queue; (0, 0) if the store has no such queue."""
+        """The range of a queue; (0, 0) if the store has no such queue."""
         queue = self._readable_queue(*arguments.queue(topic, queue_id))
         if queue is None:
             return QueueOffsets(0, 0)
@@ -217,7 +219,8 @@ class StoreReads(LogReads):
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: Time) -> int:
         """The queue offset of the message stored nearest to a time (``getOffsetInQueueByTime``).
 
-        After the last message's time it is the last message's offset; 0 if there is no message.
+        For a time after the last message, it is the last message's offset. If the queue has no
+        message, it is 0.
 
         Args:
             topic: the topic.
@@ -275,12 +278,13 @@ class StoreReads(LogReads):
             since: earliest store time, as :meth:`scan` takes it; the index keeps whole seconds.
             until: latest store time, inclusive.
             max_count: maximum number of messages.
-            exact: leave out messages with another key of the same hash, which RocketMQ returns
-                too, and second entries of the same message.
+            exact: leave out messages whose other key only has the same hash, and second entries of
+                the same message. RocketMQ returns both.
 
-        Of an inner batch of RocketMQ 5 you get the messages with the key, or all messages if the
-        key is the UNIQ_KEY of the batch (the message id that the producer got). RocketMQ indexes a
-        key of KEYS only if the batch itself has it; :meth:`scan` finds the other keys too.
+        If an inner batch of RocketMQ 5 matches, you get those of its messages that have the key. If
+        the key is the UNIQ_KEY of the batch (the message id that the producer got), you get all its
+        messages. RocketMQ indexes a word of KEYS only if the batch itself has this word;
+        :meth:`scan` finds the other keys too.
         """
         self._require_open()
         topic, key = arguments.topic(topic), arguments.text(key, "key")
@@ -321,7 +325,7 @@ class StoreReads(LogReads):
         damage: DamageLog | None = None,
         topic: str | Iterable[str] | None = None,
     ) -> Iterator[StoredMessage]:
-        """Messages in physical order; each is decoded when you read it.
+        """Messages in the order of the log; each is decoded when you read it.
 
         Args:
             topics: a topic, or several (default: all messages of the log, also those in no queue).
@@ -365,7 +369,7 @@ class StoreReads(LogReads):
         damage: DamageLog | None = None,
         decompress: bool = False,
     ) -> pa.RecordBatchReader:
-        """The same as :meth:`scan`, as a stream of Arrow record batches.
+        """Return the messages of a :meth:`scan` as a stream of Arrow record batches.
 
         Args:
             topics: as for :meth:`scan`.
@@ -426,8 +430,8 @@ class StoreReads(LogReads):
         you request the next one. The store writes the offsets of handled messages to
         ``config/consumerOffset.json`` every ``flush_consumer_offset_interval``, when the consumer
         or the store is closed, and at :meth:`~logquarry.store.consumer.consumer.Consumer.commit`. A
-        store that is open for reading writes nothing: its groups continue from the file's offsets,
-        and keep their own in memory.
+        store that is open for reading writes nothing: its groups start from the offsets in the
+        file, and hold their new offsets in memory.
 
         Consumers of one group in this process share the queues. The group also consumes its retry
         topic.
@@ -436,10 +440,10 @@ class StoreReads(LogReads):
             group: the group's name: letters, digits, ``%``, ``|``, ``-`` and ``_``.
             topics: the topics, which need not exist yet.
             tags: a subscription: ``paid``, ``paid || sent``; None or ``*`` for all.
-            sql: or an SQL92 filter over the properties: ``a > 3 AND b = 'x'``.
+            sql: instead of ``tags``, an SQL92 filter over the properties: ``a > 3 AND b = 'x'``.
             start: where a group without offsets in a topic begins: ``earliest``, ``latest``,
                 ``timestamp``, or a store time: milliseconds or a datetime.
-            timestamp: the store time of ``start="timestamp"``, as :meth:`scan` takes it.
+            timestamp: for ``start="timestamp"``, the store time, as :meth:`scan` takes it.
             auto_commit: whether offsets of handled messages are committed without a call.
             timeout: seconds without a message after which the iteration ends; None: it never ends.
             max_reconsume_times: how often a message that is sent back is delivered again.
@@ -467,21 +471,24 @@ class StoreReads(LogReads):
 
     @abstractmethod
     def _make_consumers(self) -> Consumers:
-        """The object that keeps the consumers of this store."""
+        """Return the object that manages the consumers of this store."""
 
     @property
     def _consumers(self) -> Consumers:
         # Two such objects would assign a queue to two consumers.
         with self._consumers_lock:
             if self._has_closed_consumers:
-                # The store may take minutes to close; a consumer made meanwhile would never end.
+                # Closing the store may take minutes; a consumer that is made in this time would
+                # never end.
                 raise StoreUnavailable("the store was closed")
             if self._made_consumers is None:
                 self._made_consumers = self._make_consumers()
             return self._made_consumers
 
     def _close_consumers(self) -> None:
-        """End all consumers permanently. If a close was interrupted, the next close repeats it."""
+        """Close all consumers, and refuse new ones. If a close was interrupted, the next close
+        repeats it.
+        """
         with self._consumers_lock:
             self._has_closed_consumers = True
             consumers = self._made_consumers

@@ -27,7 +27,7 @@ DEFAULT_PRODUCER_GROUP: Final = "logquarry"
 
 
 class ServiceCalls(ABC):
-    """The methods of an open store whose work its services do."""
+    """The methods of an open store that its services carry out."""
 
     _services: Services
     _engine: StoreEngine
@@ -99,7 +99,7 @@ class ServiceCalls(ABC):
         return self._services.deliver_due()
 
     def transaction(self, message: Message, group: str = DEFAULT_PRODUCER_GROUP) -> Transaction:
-        """A transaction: its message can be consumed only after a commit.
+        """Return a transaction; its message can be consumed only after a commit.
 
         ::
 
@@ -108,8 +108,8 @@ class ServiceCalls(ABC):
                 t.commit()
 
         The start of the block puts a half message. If the transaction was not committed, the end of
-        the block rolls it back, with or without an exception. Checks end the transactions that a
-        crash leaves open (:meth:`start_transaction_checks`).
+        the block rolls it back, with or without an exception. If a crash leaves a transaction open,
+        a later check ends it (:meth:`start_transaction_checks`).
 
         Args:
             message: the message. It cannot be delayed.
@@ -126,12 +126,12 @@ class ServiceCalls(ABC):
     def put_half(self, message: Message, group: str) -> PutFuture:
         """Put the half message of a producer's transaction (``prepareMessage``).
 
-        The producer ends it with :meth:`end_transaction`. Until then the checks treat it like a
-        half message that a crash left open.
+        The producer ends the transaction with :meth:`end_transaction`. Until then, the checks treat
+        the half message like one that a crash left open.
 
         Args:
             message: the message. It cannot be delayed.
-            group: the producer group that checks ask for the outcome, if it has no PGROUP.
+            group: the producer group that checks ask for the outcome, if the message has no PGROUP.
 
         Raises:
             UsageError: if the message cannot be part of a transaction.
@@ -155,11 +155,11 @@ class ServiceCalls(ABC):
             physical_offset: where the half message starts.
             state: ``commit`` or ``rollback``.
             group: its producer group.
-            queue_offset: its queue offset, to check that it is the right message.
+            queue_offset: the half message's queue offset, to check that it is the right message.
 
         Returns:
-            The future of the put: of the message, or of the op message of a rollback. None if the
-            transaction has ended already.
+            The future of the put: of the message for a commit, of the op message for a rollback.
+            None if the transaction has ended already.
 
         Raises:
             UsageError: if there is no half message of that group and queue offset.
@@ -188,7 +188,9 @@ class ServiceCalls(ABC):
 
     @property
     def subscription_groups(self) -> ConfigFile[dict[str, Any]]:
-        """``config/subscriptionGroup.json``. Each access makes an object: keep the first one."""
+        """``config/subscriptionGroup.json``. Each access makes a new object, so reuse the first
+        one.
+        """
         self._require_open()
         return self._services.subscription_groups
 

@@ -1,7 +1,8 @@
 """The services of a store that is open for writing: delayed delivery, transactions, ``config/``.
 
-A service is made when it is first used, and ends before the store does. It puts messages only if a
-call or a setting has started it, because the store may be open just for an import or a repair.
+A service is made when it is first used, and ends before the store is closed. It puts messages only
+if a call or a setting has started it, because a program may open a store just for an import or a
+repair.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _PATIENCE_SECONDS: Final = 60.0
 
 
 class ServedStore(Protocol):
-    """The methods of a store that the services use, in addition to the store's engine."""
+    """The methods of an open store that its services use."""
 
     @property
     def broker(self) -> str:
@@ -78,7 +79,7 @@ class ServedStore(Protocol):
         """Put a message, and wait for flush and replica if its properties request it."""
 
     def append(self, message: Message) -> tuple[PutResult, PutFuture]:
-        """Append a message; return its result, and the future of its settled result."""
+        """Append a message; return its result, and the future of its result after all waits."""
 
     def append_many(self, messages: Sequence[Message]) -> PutManyResult:
         """Append messages, and wait for nothing."""
@@ -96,7 +97,7 @@ class ServedStore(Protocol):
         """A frame as the message that users get."""
 
     def log_reader(self) -> LogReader:
-        """A walk over the log as it is now."""
+        """Return an object that reads the log, up to its present end, frame by frame."""
 
     def wait_dispatched(self) -> None:
         """Wait until queues and index have all messages of the log."""
@@ -170,13 +171,14 @@ class Services:
                 master.
         """
         if self._is_slave:
-            # The slave gets the progress of delivery from the master too; it must not overwrite
-            # that progress.
+            # The slave also gets the progress of delivery from its master, and must not overwrite
+            # it.
             raise StoreUnavailable(
                 f"{self._engine.root}: it is a slave: its master delivers delayed messages"
             )
         if self._delivery is None:
-            # Do not take the lock: the dispatcher may call a listener that uses a service.
+            # Do not hold the lock during this wait: the dispatcher may call a listener that uses a
+            # service.
             self._store.wait_dispatched()
         with self._lock:
             self._require_open()
@@ -470,7 +472,7 @@ class _DueLog:
     def __init__(self, store: ServedStore, files: MappedFileQueue, levels: Sequence[int]) -> None:
         self._store = store
         log = _HalfLog(store)
-        # Include queues above the known levels: they come from a table with more levels.
+        # Include queues above the known levels: the store once had a table with more levels.
         self._queue_ids = sorted({*range(len(levels)), *log.queue_ids(props.SCHEDULE_TOPIC)})
         self.runs: Callable[[int], Iterator[Run]] = log.runs
         self._log = store.commit_log

@@ -1,4 +1,4 @@
-"""The puts of one message or batch into a store that is open for writing. Compiled if possible."""
+"""Puts one message or one batch into a store that is open for writing. Compiled if possible."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Message = Message
 
 
 class _Count:
-    """Counts a put once its result is settled."""
+    """Counts a put when its result is settled."""
 
     def __init__(self, counter: CallCounter, topic: str) -> None:
         self._counter = counter
@@ -64,7 +64,9 @@ def _batch_arguments(
 
 
 class SinglePut:
-    """The put of a message or a batch; a base of :class:`~logquarry.store.writer.BaseWriter`."""
+    """The methods that put a message or a batch; a base of
+    :class:`~logquarry.store.writer.BaseWriter`.
+    """
 
     _path: PutBatchPath
     _counter: CallCounter
@@ -74,7 +76,7 @@ class SinglePut:
     def _start_puts(
         self, path: PutBatchPath, counter: CallCounter, feed: LogFeed, growth: LogGrowth
     ) -> None:
-        """Look up once what each put needs.
+        """Store the objects that each put needs, so that puts need not look them up.
 
         Args:
             path: puts into the log.
@@ -116,15 +118,17 @@ class SinglePut:
         took = (ticks_ns() - began) / 1e9 if cython.compiled else _monotonic() - began
         if took > _SLOW:
             log_slow(took, len(message.body), result)
-        # Compiled, a call through the class takes no lookup of an override.
+        # Compiled code calls this directly, because a call through the class needs no search for an
+        # override.
         CallCounter.put(self._counter, topic, result, took)
         return result
 
     def put_async(self, message: Message) -> PutFuture:
         """Put one message; the future is done when the waits for flush and replica are over.
 
-        When this returns, the message is in the log, in the order of the calls, or the future has
-        the error. Callbacks of the future run in the thread that syncs, so they must be quick.
+        When this returns, the message is in the log, or the future has the error. Messages are in
+        the log in the order of the calls. Callbacks of the future run in the thread that syncs, so
+        they must be quick.
         """
         try:
             if type(message) is not _Message:
@@ -134,7 +138,7 @@ class SinglePut:
             return failed_future(error)
 
     def _append(self, message: Message) -> tuple[PutResult, PutFuture]:
-        """Append a message; return its result, and the future of its settled result."""
+        """Append a message; return its result, and the future of its result after all waits."""
         count = _Count(self._counter, message.topic)
         try:
             if self._path.bar is not None:
@@ -156,10 +160,10 @@ class SinglePut:
         """Put messages of one topic and queue, all of them or none (``putMessages``).
 
         Args:
-            messages: the messages; or else ``wire`` and ``message``.
+            messages: the messages. Pass either these, or ``wire`` and ``message``.
             wire: a client's wire form of the messages (``MessageDecoder.encodeMessages``).
-            message: with ``wire``: the fields that all of them share; its properties are added to
-                theirs.
+            message: with ``wire``: the fields that all messages share; its properties are added to
+                those of each message.
 
         Raises:
             StoreUnavailable: as for :meth:`put`.

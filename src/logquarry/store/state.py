@@ -1,8 +1,8 @@
-"""The current state of a store: offsets, bytes per topic, lag, disk use, open transactions.
+"""Reads the current state of a store: offsets, bytes per topic, lag, disk use, open transactions.
 
-Any process can read this state, even while another process writes the store. It is the part of
-RocketMQ's runtime info (``DefaultMessageStore.getRuntimeInfo``) that does not depend on one
-process. :mod:`logquarry.store.stats` counts the work of one process.
+Any process can read this state, even while another process writes the store. RocketMQ reports the
+same values in its runtime info (``DefaultMessageStore.getRuntimeInfo``). That report also has the
+counts of one process, which :mod:`logquarry.store.stats` computes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StateSource(Protocol):
 
 
 def condition(store: StateSource) -> State:
-    """Whether a store is closed, open in some process, or was left by a crash."""
+    """Whether a store is closed, open in some process, or has crashed."""
     return "live" if store.is_live else "crashed" if store.has_abort else "closed"
 
 
@@ -97,7 +97,7 @@ class DelayLevel(NamedTuple):
 
     Attributes:
         level: the level, from 1.
-        delivered: the queue offset that is delivered next.
+        delivered: queue offset of the next message to deliver.
         max_offset: one past the queue offset of the last delayed message.
     """
 
@@ -113,20 +113,20 @@ class StoreState:
     Attributes:
         state: ``closed`` (shut down cleanly), ``live`` (a process has it open) or ``crashed``.
         min_offset: physical offset where the log begins (``commitLogMinOffset``).
-        max_offset: physical offset where it ends (``commitLogMaxOffset``).
-        first_timestamp: store time of its first message, in milliseconds.
-        reserve_time_ms: age of its first message, in milliseconds.
+        max_offset: physical offset where the log ends (``commitLogMaxOffset``).
+        first_timestamp: store time of the log's first message, in milliseconds.
+        reserve_time_ms: age of the log's first message, in milliseconds.
         file_bytes: sizes of all files: ``commitlog``, ``consumequeue``, ``index``, and
             further folders of queues that the store has.
         commit_log_disk_ratio: used share of the log's disk, from 0 to 1
             (``commitLogDiskRatio``).
         consume_queue_disk_ratio: used share of the queues' disk (``consumeQueueDiskRatio``).
         dispatch_behind: bytes of the log that are in no queue yet. If another process writes the
-            store: the bytes after the last message that is in a queue, including a blank.
+            store, these are all bytes after the last message that is in a queue, including a blank.
         flush_behind: bytes of the log that are not known to be on the disk; None if there is
             no durable offset.
-        retained: for each topic the messages of its queues that are in the log. A message that
-            multi-dispatch put into several topics counts in each.
+        retained: for each topic, the messages of its queues that are still in the log. A message
+            that multi-dispatch put into several topics counts in each of them.
         consumer_lag: the lag of each group and topic in ``config/consumerOffset.json``.
         delay_levels: the progress of each delay level that has a queue.
         half_messages: by topic, the number of messages whose transaction is open.

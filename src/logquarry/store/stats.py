@@ -1,7 +1,7 @@
 """Counts the calls of an open store, with their times and rates (``StoreStatsService``).
 
-Each thread counts in its own object, so that a put takes no lock; :meth:`StatsRecorder.snapshot`
-sums them up. :mod:`logquarry.store.state` has the state of the store.
+Each thread counts in a separate object, so that a put takes no lock; :meth:`StatsRecorder.snapshot`
+adds up the counts. :mod:`logquarry.store.state` reads the state of the store.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class StoreStats:
     """The counts, times and rates of a store object.
 
     Attributes:
-        seconds: seconds since it was opened.
+        seconds: seconds since the store was opened.
         put_messages: number of messages that were put; each message of a batch counts.
-        put_bytes: their bytes in the log.
+        put_bytes: bytes of these messages in the log.
         put_failed: number of puts that were refused (``putMessageFailedTimes``).
         put_times: number of puts in each class of durations; a duration includes the waits for
             flush and replica (``putMessageDistributeTime``).
-        put_longest_ms: the longest such duration (``putMessageEntireTimeMax``).
+        put_longest_ms: the longest duration of a put (``putMessageEntireTimeMax``).
         lock_longest_ms: the longest time that a put held the log's lock.
         put_rates: rates of put messages.
         topics: number of put messages by topic, and their bytes.
@@ -60,7 +60,7 @@ class StoreStats:
         flush_behind: bytes of the log that are not known to be on the disk.
         sizes: number of put messages in each class of :data:`SIZES` (sizes of frames), and in a
             last class of larger frames. A batch counts as messages of equal size.
-        delays: for each topic the delays of its delivered messages, from their born time
+        delays: for each topic, the delays of its delivered messages, counted from their born time
             (:class:`Delays`).
         state: the store's current state; empty after the store was closed.
     """
@@ -108,7 +108,7 @@ class StoreStats:
 
 
 class _Sample(NamedTuple):
-    """The counts at one time."""
+    """The counts at one point in time."""
 
     time: float
     put: int
@@ -142,7 +142,9 @@ class StatsRecorder(CallCounter):
         self.counts().add_topic(topic, messages, size)
 
     def sample(self) -> None:
-        """Sample the counts for the rates; one thread calls this about once a second."""
+        """Record the present counts, from which rates are computed; one thread calls this about
+        once a second.
+        """
         entry = self._entry(self.total())
         self._samples.append(entry)
         # Keep the last sample before the longest window.
@@ -201,7 +203,9 @@ def _rates(samples: list[_Sample], now: _Sample, which: int) -> Rates:
 
 
 def _rate(samples: list[_Sample], now: _Sample, which: int, window: int) -> float:
-    """The rate since the newest sample as old as the window, or since the first if none is."""
+    """The rate since the newest sample that is at least as old as the window; if there is none,
+    since the first sample.
+    """
     since = samples[0]
     for sample in samples:
         if sample[0] > now[0] - window:

@@ -1,4 +1,4 @@
-"""The parts of a store that is open for writing: their start, their connections, and their end.
+"""Creates, connects and closes the parts of a store that is open for writing.
 
 ::
 
@@ -8,9 +8,9 @@
                                    |
                                  readers
 
-Opening takes the lock, reads the folder's files, makes ``abort``, and only then changes other
-files. Closing runs in the opposite order, and deletes ``abort`` only if the next opening has
-nothing to recover.
+Opening takes the lock, reads the files, creates ``abort``, and only then changes other files.
+Closing goes through these steps in the opposite order. It deletes ``abort`` only if the next
+opening will have nothing to recover.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ from logquarry.write.waits import ReplicaWait
 logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 600.0
-"""Seconds for which closing waits for one service: a slow disk may have gigabytes to sync."""
+"""Closing waits so many seconds for one service to end, because a slow disk may have to sync
+gigabytes.
+"""
 
 
 class StoreEngine:
@@ -90,10 +92,10 @@ class StoreEngine:
         accept_loss: the bytes of messages that a recovery may lose; None allows a small share.
 
     Attributes:
-        root: as given.
+        root: the argument of this name.
         config: the settings, with all sizes.
-        clock: as given.
-        disk: as given.
+        clock: the argument of this name.
+        disk: the argument of this name.
         health: whether the store may be written and read.
         flags: the reasons why the store accepts no messages now.
         files: the store's files.
@@ -102,7 +104,7 @@ class StoreEngine:
         writer: appends to the log.
         dispatcher: follows the log with queues and index.
         growth: wakes the services after an append, and settles puts.
-        feed: the log as bytes, for replication.
+        feed: gives replication the log as bytes.
         listeners: functions that are called for dispatched messages.
         loads: appends staged segments.
         retention: deletes expired files.
@@ -138,7 +140,7 @@ class StoreEngine:
         except BrokenLink:
             raise
         except StoreNotFound:
-            # The folder holds no store yet, or other files: check_folder decides.
+            # The folder has no store yet, or has other files: check_folder decides.
             unsupported = None
             self._has_property_crc = is_on(config, "enabledAppendPropCRC")
         else:
@@ -242,7 +244,9 @@ class StoreEngine:
             raise
 
     def _take_back(self) -> None:
-        """Undo an opening that failed. No message was put, and the store can be opened again."""
+        """Undo an opening that failed. No message was put; afterwards the store can be opened
+        again.
+        """
         with contextlib.suppress(StoreError):
             # The opening has dispatched messages. Sync them: without `abort` they count as synced.
             for part in self.files.derived():
@@ -291,7 +295,8 @@ class StoreEngine:
 
     def _next_offsets(self, found: StoreFound) -> dict[QueueKey, int]:
         """The next offset of each queue. The log's writer starts with these offsets."""
-        # Opening makes the schedule topic's queues (in memory); existing queues override them.
+        # Opening makes the schedule topic's queues in memory, at offset 0; existing queues override
+        # these.
         levels = range(len(self.config.delay_levels_ms))
         offsets = {(props.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
@@ -301,7 +306,9 @@ class StoreEngine:
         return offsets
 
     def _make_services(self) -> None:
-        """Make the threads, in the order in which they end, and the object on which puts wait."""
+        """Make the threads, in the order in which they will end, and the object on which puts
+        wait.
+        """
         config, health, files = self.config, self.health, self.files
         if config.broker_role == "SLAVE":
             self.flags.set(Refusal.SLAVE)
@@ -360,7 +367,9 @@ class StoreEngine:
         )
 
     def _append_rules(self) -> AppendRules | None:
-        """The object that changes appends in dialect 3.1, or for property CRCs; else None."""
+        """The object that adapts appends to dialect 3.1 or adds property CRCs; None if neither is
+        needed.
+        """
         table = self.files.transactions
         if table is None:
             return PropertyCrcRules() if self._has_property_crc else None
@@ -444,7 +453,7 @@ class StoreEngine:
 
     def _close_in_order(self) -> bool:
         """Sync all files, and delete ``abort``; return whether that succeeded."""
-        # End the waits of puts for a slave: replication ends with the store.
+        # End all replica waits, because replication ends with the store.
         self.replicas.end()
         self.retention.end()
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]

@@ -1,4 +1,4 @@
-"""The files of a store that is open for writing. They are opened and closed together."""
+"""Opens and closes all files of a store that is open for writing."""
 
 from __future__ import annotations
 
@@ -194,11 +194,11 @@ class StoreFiles:
 
 
 class Housekeeping(Service):
-    """Once a second restores ``abort`` and index files that another program deleted.
+    """Once a second, restores ``abort`` and index files that another program has deleted.
 
-    If a Java broker opens the same store, it fails to take the lock. But RocketMQ recovers the
-    store before it takes the lock, and the recovery deletes index files. When the broker closes, it
-    deletes ``abort``.
+    If a Java broker is started on the same store, it fails to take the lock. But RocketMQ recovers
+    the store before it tries to take the lock, and this recovery deletes index files. When the
+    broker exits, it deletes ``abort``.
 
     Args:
         abort: the file ``abort``.
@@ -229,7 +229,7 @@ class Housekeeping(Service):
             try:
                 self._abort.make()
             except StoreUnavailable as error:
-                # This can happen on a full disk. The next run tries again.
+                # Restoring can fail on a full disk. The next run tries again.
                 self.health.require_writable()
                 logger.warning("it cannot be restored: %s", error)
         if self._index is not None:

@@ -1,4 +1,4 @@
-"""The methods of a store that is open for writing; the work is in ``store_engine``.
+"""The methods of a store that is open for writing; the parts in ``store_engine`` do the work.
 
 A put runs through ``SinglePut.put``, ``PutPath.put`` (the message becomes a frame in the
 log) and ``LogGrowth`` (the put waits for flush and replica).
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from logquarry.write.put_many import ArrowStream, ManyWriter, PutManyResult
     from logquarry.write.put_result import PutResult
 
-# `MessageStore` imports this module for readers too, so the functions import what a writer needs.
+# `MessageStore` imports this module for readers too, so modules that only writers need are imported
+# inside the functions.
 
 _monotonic = time.monotonic
 
@@ -67,7 +68,7 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         super().__init__(engine, layout, broker=broker)
         self._writer = engine.writer
         self._found_time: int | None = None
-        # Look these up once, for all puts.
+        # Look up these parts once, for all puts.
         self._start_puts(engine.writer, engine.recorder, engine.feed, engine.growth)
         engine.retention.removed = self._release_views
         self._services = Services(engine, _ServedStore(self))
@@ -174,8 +175,8 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
 
         Args:
             batch: the messages.
-            keep_times: whether they keep their store times. A time before that of the log's last
-                message is raised to that message's time.
+            keep_times: whether the messages keep their store times. If a time is before that of the
+                log's last message, it is raised to that time.
         """
         least = self._last_time() if keep_times else None
         return self._put_many(lambda: self._many.put_stored(batch, least))
@@ -189,8 +190,8 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
 
         Args:
             load: the id of the load.
-            segments: in their order.
-            loads: the folder that they are staged in, relative to the store.
+            segments: the segments, in the order in which they are appended.
+            loads: the folder with the segments, relative to the store.
         """
         if self._engine.config.is_3_1:
             raise UsageError("staged segments are loaded in dialect 4.9 only")
@@ -215,12 +216,12 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append bytes of another store's log that belong at an offset (``appendToCommitLog``).
 
-        A slave accepts them too. They may end inside a frame; then append the rest of that frame
-        before any put.
+        This also works in a slave. The bytes may end inside a frame; then append the rest of that
+        frame before any put.
 
         Returns:
-            Whether they were appended. For this, the log must end at that offset; or it must be
-            empty, and the offset must be the start of a file.
+            Whether the bytes were appended. This needs one of two conditions: the log ends at that
+            offset, or the log is empty and the offset is the start of a file.
 
         Raises:
             StoreUnavailable: if the store was closed, or the write failed.
@@ -229,7 +230,7 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         return self._engine.feed.append_and_wake(offset, arguments.data(data, "data"))
 
     def log_feed(self) -> LogFeed:
-        """The log as bytes, for replication; see :mod:`logquarry.replication`."""
+        """Gives replication the log as bytes; see :mod:`logquarry.replication`."""
         self._require_open()
         return self._engine.feed
 
@@ -253,11 +254,11 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
             timeout: in seconds (default: no limit).
 
         Returns:
-            Whether they are in queues and index; False after the timeout, or if the store was
-            closed.
+            Whether the messages are in queues and index; False after the timeout, or if the store
+            was closed.
 
         Raises:
-            StoreError: the error because of which the log cannot be dispatched.
+            StoreError: the error that prevents the dispatch of the log.
             UsageError: if a listener calls this method: the dispatcher's thread would wait for
                 itself.
         """
@@ -290,8 +291,9 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
     def close(self) -> None:
         """Close the store; a second call does nothing.
 
-        From then on it accepts no messages. It dispatches and syncs the messages that it has. If
-        that is impossible, ``abort`` stays, and a log record gives the cause.
+        From this call on, the store accepts no messages. It dispatches and syncs the messages in
+        its log, and then deletes ``abort``. If that is impossible, ``abort`` stays, and a log
+        record gives the cause.
 
         Raises:
             UsageError: if a listener of the store or a callback of a put calls it.
@@ -303,7 +305,7 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
                 raise UsageError("a listener or callback cannot close the store that calls it")
             self._close_consumers()
             self._services.close()
-        # A view of a file keeps its map: without them the engine can unmap all files.
+        # A view keeps its file mapped. Release all views, so that the engine can unmap all files.
         self._release_views()
         self._engine.close()
         was_closed(self)

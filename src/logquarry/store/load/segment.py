@@ -182,7 +182,7 @@ def _refused(path: Path, error: OSError) -> StoreUnavailable:
 
 
 def find_segment(folder: Path, segment: Segment) -> FileView:
-    """The file of a segment, open for reading. Its size is right; its CRC is not checked.
+    """Open the file of a segment for reading. This checks the file's size, but not its CRC.
 
     Raises:
         CorruptFile: if the file is missing, cannot be read, or has another size.
@@ -202,7 +202,7 @@ def find_segment(folder: Path, segment: Segment) -> FileView:
 
 
 class SegmentReader:
-    """Opens and verifies a segment.
+    """Opens a segment for reading, and verifies it.
 
     Args:
         folder: its folder.

@@ -50,8 +50,8 @@ class ExpiredFile:
         base: offset of its first byte (its name); 0 for an index file.
         size: its bytes.
         reason: why it is deleted.
-        last_timestamp: for a log file the store time in ms of its last message, or if it has no
-            message, of the next message after the file; else None.
+        last_timestamp: for a log file, the store time in ms of its last message. If the file has no
+            message, that of the next message after the file. For other files None.
     """
 
     path: str
@@ -68,8 +68,8 @@ class ExpiredFile:
 def expired_units(layout: StoreLayout, cut: int) -> tuple[ExpiredFile, ...]:
     """The leading files of the state table and the redo log whose messages are all deleted.
 
-    RocketMQ 3.1.3 deletes the same files (``deleteExpiredStateFile``). Open transactions in them
-    can no longer be ended, because their messages are gone.
+    RocketMQ 3.1.3 deletes the same files (``deleteExpiredStateFile``). If a transaction in them is
+    still open, it can no longer be ended, because its message is gone.
 
     Args:
         layout: the store's files.
@@ -104,9 +104,10 @@ def _expired(sequence: FileSequence, found: UnitFiles, cut: int) -> list[Expired
 # --------------------------------------------------------------------------------------------------
 # Planning
 #
-# The rules apply to the log. Queues and index follow it, as in RocketMQ
-# (``ConsumeQueue.deleteExpiredFile``, ``IndexService.deleteExpiredFile``): leading files that point
-# only to messages before the log's new start are deleted, but never the last file.
+# The rules decide which log files are deleted, and so the log's new start. Then the leading files
+# of queues and index are deleted that point only to messages before this start, but never the last
+# file. RocketMQ does the same (``ConsumeQueue.deleteExpiredFile``,
+# ``IndexService.deleteExpiredFile``).
 
 _FIRST_CHUNK: Final = 512
 _GROWTH: Final = 4
@@ -126,17 +127,17 @@ class RetentionPlan:
         rules: what may be deleted.
         now: the time for computing ages, in milliseconds.
         min_offset: the log's start.
-        new_min_offset: its start after the retention.
-        max_offset: its end.
+        new_min_offset: the log's start after the retention.
+        max_offset: the log's end.
         log: log files, oldest first.
         queues: files of consume queues, by queue, oldest first.
         index: index files, oldest first.
         transactions: files of 3.x's state table, then of its redo log, oldest first.
-        stays_because: why the first log file that stays is not deleted.
+        stays_because: the reason why the oldest log file that is kept is not deleted.
         disk: use of the log's disk, None if unknown.
         messages: for each topic, number of messages in its queues that are deleted.
         unread: those of these messages that consumers have not read.
-        refused: why the plan cannot be applied now, None if it can.
+        refused: the reason why the plan cannot be applied now, None if it can.
         applied: whether the files were deleted.
     """
 
@@ -195,11 +196,11 @@ def plan_retention(
         layout: the store's files.
         rules: what may be deleted.
         now_ms: the time.
-        safe_end: for a store that is being written, the offset up to which the log is synced and
+        safe_end: for a store that is open for writing, the offset up to which the log is synced and
             dispatched.
         log_end: the log's end, if the store's writer gives it.
         held: paths of index files that a writer still uses.
-        always_derived: whether to check queues and index even if no log file is deleted. An
+        always_derived: whether to check queues and index even if no log file is deleted, because an
             interrupted retention may have left expired files there.
 
     Raises:
@@ -329,9 +330,9 @@ class _Planner:
         return time, None
 
     def _time_of(self, file: StoreFile) -> int | None:
-        """The store time of a file's last message, from which the file's age counts.
+        """The store time of a file's last message, from which the file's age is computed.
 
-        If the file has no message, it is the store time of the next message of the log.
+        If the file has no message, the store time of the next message of the log counts.
         """
         time = last_time_in(self._layout, file)
         if time is None:
@@ -350,7 +351,9 @@ class _Planner:
     def _by_disk(
         self, file: StoreFile, disk: DiskUse | None, reasons: list[str], *, is_first: bool
     ) -> tuple[DiskUse | None, str | None]:
-        """The use of the disk after a file's deletion, and a reason if the file stays."""
+        """Return the use of the disk after a file's deletion, and the reason if the file must
+        stay.
+        """
         most = self._rules.max_disk_ratio
         if most is None:
             return disk, None
@@ -371,7 +374,7 @@ class _Planner:
     def _expired_queue(self, queue: FileQueue | RocksQueue, cut: int) -> tuple[ExpiredFile, ...]:
         """The leading files of a queue that have no entry of a kept message.
 
-        In RocksDB the broker deletes entries itself, and skips those before the log's start.
+        From RocksDB, only a broker deletes expired entries; until then it skips them.
         """
         if isinstance(queue, RocksQueue):
             return ()
@@ -389,7 +392,7 @@ class _Planner:
             if stop >= end or file.size != sequence.file_size:
                 break
             units = queue.units(stop - 1, stop)
-            # In a sound queue the last entry is enough; RocketMQ checks only that one.
+            # In a sound queue, checking the last entry is enough; RocketMQ checks no other entry.
             if not len(units) or int(units["physical_offset"][0]) >= cut:
                 break
             units = queue.units(first, stop)

@@ -1,9 +1,10 @@
-"""Carries out a retention, in a store that this process writes or in a store that is not open.
+"""Carries out a retention, in a store that this process writes or in a store that no process has
+open.
 
 In an open store, files are deleted while other threads put, dispatch and read. A log file may be
-deleted only if it is synced, dispatched and not the last one; so no thread writes to it. A reader
-keeps its data: the map of a deleted file lives until its last view is released, in this process and
-in any other.
+deleted only if it is synced, dispatched and not the last file; so no thread writes to it. A reader
+that has mapped a deleted file can still read it, in this process and in any other: the map exists
+until its last view is released.
 
 A writer runs the retention of its open store
 (:meth:`logquarry.store.message_store.StoreWriter.retain`); :func:`retain` is for other stores.
@@ -67,13 +68,13 @@ class LiveRetention:
         queues: its queues.
         index: its index, None if it has none.
         transactions: its 3.x state table and redo log, None if it has none.
-        begin_at: records where the log starts, before files are deleted.
+        begin_at: records the log's new start, before files are deleted.
         dispatched: gives the offset up to which the log is dispatched.
         clock: gives the time in milliseconds.
 
     Attributes:
-        removed: called after log files were deleted, so that holders of their bytes release these
-            bytes.
+        removed: called after log files were deleted, so that objects which hold views of these
+            files release them.
     """
 
     def __init__(
@@ -124,7 +125,8 @@ class LiveRetention:
         safe_end = min(self._log.flushed_offset, self._log.max_offset, self._dispatched())
         intent = Ledger(self._disk, self._root).intent()
         if intent is not None:
-            # If the load is interrupted, the writer that finishes it reads the log from here on.
+            # If a load is interrupted, the writer that finishes it reads the log from the load's
+            # start on.
             safe_end = min(safe_end, intent.start)
         # Read `held` before the files are listed: a file that has left `held` never returns to it.
         held = frozenset[str]() if self._index is None else self._index.held
@@ -253,7 +255,7 @@ class RetentionService(Service):
                 rules, pause_s=self._config.delete_commit_log_files_interval / 1_000
             )
         except StoreError as error:
-            # Raises if the store is poisoned; otherwise the next run tries again.
+            # Raises if an earlier sync failed; otherwise the next run tries again.
             self.health.require_writable()
             logger.warning("%s: retention stopped for now: %s", self._root, error)
             return
@@ -283,8 +285,8 @@ def retain(
     """Plan which files of a store to delete; with ``apply`` delete them.
 
     Without ``apply`` nothing changes, and the store may be open in another program: the plan then
-    shows what that program would delete now. With ``apply`` the store's lock is taken before the
-    plan is made. An interrupted call can simply be repeated.
+    shows what that program would delete now. With ``apply``, the call takes the store's lock before
+    it makes the plan. After an interruption, call it again.
 
     Args:
         path: the store's folder.
@@ -312,7 +314,7 @@ def retain(
         arguments.optional(arguments.function, value, name)
     arguments.optional(arguments.instance, disk, "disk", kind=Disk, takes="a Disk")
     clock = clock or now_ms
-    # Before the lock file is created: there may be no store.
+    # Do this before the lock file is created: there may be no store.
     layout = StoreLayout.open(root, settings)
     if not apply:
         plan = plan_retention(layout, rules, now_ms=clock())
@@ -373,7 +375,7 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
 def apply_retention(
     plan: RetentionPlan, disk: Disk, root: Path, progress: Progress | None = None
 ) -> None:
-    """Delete the files of a plan, durably. The caller holds the store's lock.
+    """Delete the files of a plan, and sync their folders. The caller holds the store's lock.
 
     Args:
         plan: the plan; it must have been made after the lock was taken.

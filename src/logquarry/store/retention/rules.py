@@ -1,11 +1,12 @@
-"""The criteria of a retention: the age of files, the use of the disk, and messages not yet read.
+"""Computes what a retention considers: the age of files, the use of the disk, and unread messages.
 
 The age of a file is that of its last message. RocketMQ uses the file's modification time, which
 changes when the store is copied, restored from a backup or touched (apache/rocketmq#4549).
 
 :func:`unread` lists the consumer groups, the delivery of delayed messages and the open transactions
-that still need expiring messages. The retention does not wait for them, as in RocketMQ; the plan
-only reports them. If a group's offset is unknown, all of its expiring messages count as unread.
+that still need expiring messages. As in RocketMQ, the retention does not wait for any of these; the
+plan only reports them. If a group's offset is unknown, all expiring messages of its topics count as
+unread by this group.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_
 from logquarry.text import document
 
 DELAYED: Final = "(delayed messages that are not delivered)"
-"""In place of the consumer group, if the delivery of delayed messages has not read the messages."""
+"""Stands for the consumer group if the delivery of delayed messages has not read the messages."""
 OPEN: Final = "(transactions that are open)"
-"""In place of the consumer group, for half or PREPARED messages of open transactions."""
+"""Stands for the consumer group for half or PREPARED messages of open transactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ _GROWTH: Final = 8
 def last_time_in(layout: StoreLayout, file: StoreFile) -> int | None:
     """Store time in ms of the last message that starts in a file; None if there is none.
 
-    Usually reads only the last MiB of the file: a frame contains its own offset, so a walk may
+    Usually reads only the last MiB of the file: a frame contains its own offset, so reading may
     start anywhere.
     """
     start, stop = file.base, file.base + layout.commit_log.file_size
@@ -280,8 +281,8 @@ def freed_bytes(path: Path) -> int:
 # --------------------------------------------------------------------------------------------------
 # The rules, and when a running store applies them
 #
-# A log file is deleted only if *all* given rules allow it, so that adding a rule never deletes
-# more. (RocketMQ deletes all expired files, and more files if the disk is full.)
+# A log file is deleted only if *all* given rules allow it, so one more rule never deletes more
+# files. (RocketMQ deletes all expired files, and if the disk is full, it deletes further files.)
 
 HOUR_MS: Final = 3_600_000
 FORCIBLY_RATIO: Final = 0.85
@@ -300,7 +301,7 @@ class RetentionRules:
         older_than_ms: allows files whose last message was stored at least this long ago.
         max_disk_ratio: allows the oldest files, as long as the used part of the disk is larger than
             this (0 to 1).
-        keep_bytes: allows files before this many newest bytes of the log.
+        keep_bytes: allows the files before the newest ``keep_bytes`` bytes of the log.
         most_files: maximum number of log files to delete at a time.
 
     Raises:
@@ -318,7 +319,7 @@ class RetentionRules:
             raise UsageError(
                 "no retention rule is given: give an age, a use of the disk, or bytes to keep"
             )
-        # This condition is written so that it rejects NaN too, which would allow every deletion.
+        # The condition is written so that it also rejects NaN, which would allow every deletion.
         if self.older_than_ms is not None and not self.older_than_ms >= 0:
             raise UsageError(f"the age is {self.older_than_ms} ms, and must not be negative")
         if self.max_disk_ratio is not None and not 0 < self.max_disk_ratio <= 1:
@@ -410,9 +411,9 @@ def rules_due(
 ) -> RetentionRules | None:
     """Return the rules to apply now; None to delete nothing (``CleanCommitLogService``).
 
-    In the hours of ``delete_when``: delete all expired files. At any hour: if the disk is fuller
-    than ``max_disk_ratio``, delete expired files until it is not. With ``forcibly``: if the disk is
-    fuller than FORCIBLY_RATIO, delete also files that have not expired.
+    In the hours of ``delete_when``, all expired files are deleted. At any hour, if the disk is
+    fuller than ``max_disk_ratio``, expired files are deleted until it is not. With ``forcibly``, if
+    the disk is fuller than FORCIBLY_RATIO, files that have not expired are deleted too.
 
     Args:
         now_ms: the time.

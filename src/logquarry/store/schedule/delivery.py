@@ -1,4 +1,4 @@
-"""Delivers delayed messages (``ScheduleMessageService``), and the thread that does it.
+"""Delivers delayed messages (``ScheduleMessageService``), and runs the thread that does this.
 
 ::
 
@@ -9,11 +9,12 @@
         v
     put, in bulk                         -> progress: next offset of each level
 
-Guarantees: the messages of one level are delivered in the order of its queue, each once. The
-delivery skips only messages that cannot be delivered: it logs a warning, and they stay in the log.
-If messages of several levels are due together, they are delivered in the order of their due times.
-The next call repeats a failed put. If the clock was set back, a message waits at most its level's
-delay: as in RocketMQ, a message whose due time is later than now plus that delay is due at once.
+Guarantees: each message of a level is delivered once, in the order of the level's queue. The
+delivery skips only messages that cannot be delivered: it logs a warning, and these messages stay in
+the log. If messages of several levels are due together, they are delivered in the order of their
+due times. If a put fails, the next call repeats it. If the clock was set back, a message still
+waits at most for the delay of its level: as in RocketMQ, a message that is due later than now plus
+that delay is delivered at once.
 """
 
 from __future__ import annotations
@@ -54,12 +55,16 @@ BYTES_AT_ONCE: Final = 8 << 20
 _LEAST_TAGS_CODE: Final = -(1 << 31)
 """Smaller values in an entry are addresses in ConsumeQueueExt, not delivery times."""
 DELAYS_S: Final = (60, 600, 3_600, 12 * 3_600, 24 * 3_600, 3 * 24 * 3_600)
-"""Upper bounds (s) of the classes of delays, as in RocketMQ 5; one more class has no bound."""
+"""Upper bounds, in seconds, of the classes of delays, as in RocketMQ 5. One more class has no
+bound.
+"""
 _MS: Final = 1_000
 
 
 class Put(NamedTuple):
-    """The result of a put: the number of appended messages, and why the others failed."""
+    """The result of a put: the number of appended messages, and the reason why the others
+    failed.
+    """
 
     appended: int
     error: StoreUnavailable | MessageRejected | None
@@ -85,7 +90,7 @@ class Delays:
 
 
 class DueLog(Protocol):
-    """The reading side of the delivery: the schedule topic's queues, and the log."""
+    """What the delivery reads: the schedule topic's queues, and the log."""
 
     def schedule_queues(self) -> Iterable[int]:
         """The ids of the schedule queues."""
@@ -100,7 +105,7 @@ class DueLog(Protocol):
         """The store time of the message at a physical offset, below 0 if there is none."""
 
     def runs(self, start: int) -> Iterator[Run]:
-        """The frames of the log from a physical offset on, which may lie inside a frame."""
+        """The frames of the log from a physical offset on. The offset may lie inside a frame."""
 
     @property
     def start(self) -> int:
@@ -122,19 +127,19 @@ class _Due(NamedTuple):
 
 
 class DelayedDelivery:
-    """The delivery of one store. Any thread may call it; calls run one at a time.
+    """Delivers the delayed messages of one store. Any thread may call it; calls run one at a time.
 
     Args:
         log: reads queues and log.
         put: puts messages in order, all of them or the first ones.
         levels_ms: delay of each level, level 1 first.
-        progress: keeps the progress.
+        progress: loads and saves the progress.
 
     Attributes:
-        offsets: delay level -> next queue offset, for each level that has delivered.
+        offsets: for each delay level that has delivered messages, the next queue offset.
         delivered: number of messages that this object has delivered.
         skipped: number of messages that could not be delivered.
-        delays: for each topic the delays of its delivered messages, from their born time.
+        delays: for each topic, the delays of its delivered messages, counted from their born time.
         is_waiting: whether the last call of :meth:`deliver` may have left messages in the queues.
     """
 
@@ -160,7 +165,9 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------------------------ start
     def _find_offsets(self) -> None:
-        """Find the offsets to continue at: the saved ones, advanced past deliveries in the log."""
+        """Find the offsets at which to continue: the saved offsets, advanced past the deliveries in
+        the log.
+        """
         saved = self._progress.load()
         if saved is not None:
             self.offsets = dict(saved.offsets)
@@ -188,14 +195,16 @@ class DelayedDelivery:
             self._find_delivered(saved, min(waiting), is_wrong=is_wrong)
 
     def _find_delivered(self, saved: Progress | None, first: int, *, is_wrong: bool) -> None:
-        """Skip deliveries found in the log; the first waiting message is at offset ``first``."""
+        """Skip the messages whose deliveries are in the log; the first waiting message is at offset
+        ``first``.
+        """
         start, unique = first, True
         if saved is None:
-            # Either there was no delivery yet, or the file is lost. Then a log shows all deliveries
-            # only if it starts at 0.
+            # Either there was no delivery yet, or the progress file is lost. If it is lost, the log
+            # shows all deliveries only if it starts at 0.
             unique = self._log.start > 0
         elif saved.position != UNKNOWN and not is_wrong:
-            # If one saved offset is wrong, the position that was saved with it does not count.
+            # If one saved offset is wrong, the position that was saved with it cannot be trusted.
             if saved.position > self._log.end:
                 return
             start, unique = max(first, saved.position), False
@@ -204,7 +213,9 @@ class DelayedDelivery:
             logger.warning("%d delayed messages were already delivered: found in the log", known)
 
     def _waiting(self) -> list[int]:
-        """By level, the physical offset of the first message that is not known to be delivered."""
+        """For each level, the physical offset of the first message that is not known to be
+        delivered.
+        """
         found: list[int] = []
         for queue_id in self._log.schedule_queues():
             queue = self._log.schedule_queue(queue_id)
@@ -253,7 +264,7 @@ class DelayedDelivery:
         return count
 
     def _due(self, now: int, chosen: set[int] | None) -> list[_Due]:
-        """The next due messages in order, or the first part of them."""
+        """The next due messages in order, or only the first of them."""
         found: list[_Due] = []
         until: int | None = None
         is_waiting = chosen is not None
@@ -378,10 +389,10 @@ class DelayedDelivery:
         )
 
     def save(self) -> bool:
-        """Save the progress durably; returns whether anything was written.
+        """Save and sync the progress; return whether anything was written.
 
         Raises:
-            StoreUnavailable: if the write failed; the progress saved before stays valid.
+        StoreUnavailable: if the write failed; the progress saved before stays valid.
         """
         with self._lock:
             progress = Progress(dict(sorted(self.offsets.items())), self._log.end)
@@ -403,7 +414,7 @@ _BETWEEN_SAVES: Final = 20_000
 
 
 class Delivery(Protocol):
-    """Delivers messages that waited for their time."""
+    """The interface of a delivery: by delay levels, or of timer messages."""
 
     @property
     def is_waiting(self) -> bool:

@@ -1,8 +1,8 @@
 """Makes the delivered copy of a delayed message (``messageTimeup``), and saves the progress.
 
-The delivery puts the message to the topic and queue in REAL_TOPIC and REAL_QID, with the same body,
-flags, born time, hosts and properties, including DELAY; the put ignores DELAY. So the log shows
-which messages were delivered.
+The delivery puts a copy of the message into the topic and queue that REAL_TOPIC and REAL_QID name.
+The copy has the same body, flags, born time, hosts and properties. It also has DELAY, which this
+put ignores. So the log shows which messages were delivered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from logquarry.write.put_again import put_again
 
 
 class Undeliverable(ValueError):
-    """A message of the schedule topic cannot be delivered; the text gives the reason."""
+    """A message of the schedule topic cannot be delivered; the error's text gives the reason."""
 
 
 def due_message(frame: Frame) -> Message:
@@ -52,29 +52,30 @@ def due_message(frame: Frame) -> Message:
 # --------------------------------------------------------------------------------------------------
 # Progress files: ``config/delayOffset.json``, and ``.logquarry/delay.json`` beside it
 #
-# The first file is RocketMQ's: the next queue offset of each level. It is written only
-# periodically, so after a crash it is outdated. The second file is ours: the log's end at the time
-# when the first file was written. Later deliveries are in the log after that position and can be
-# found there. The second file is valid only for the version of the first file that it was written
-# for. If another program has written the first file since, the position is unknown.
+# The first file is RocketMQ's: it has the next queue offset of each level. It is written only
+# periodically, so after a crash it is outdated. The second file is logquarry's: it has the log's
+# end at the time when the first file was written. Later deliveries are in the log after this
+# position, where they can be found. The second file is valid only together with the version of the
+# first file for which it was written. If another program has written the first file since, the
+# position is unknown.
 #
-# Order: sync the log, write the second file, write the first file. The second file also keeps its
-# previous entry, which is valid until the first file is written. So the offsets never count a
-# delivery that the log may lose.
+# Order: sync the log, write the second file, write the first file. The second file also contains
+# its previous position, which is valid until the first file is written. So the offsets never count
+# a delivery that the log may lose.
 
 logger = logging.getLogger(__name__)
 
 MARK_FILE: Final = "delay.json"
 UNKNOWN: Final = -1
 _FAR: Final = 64 << 20
-"""Bytes of the log after which the position is saved again even without deliveries."""
+"""After so many new bytes of the log, the position is saved again even without deliveries."""
 
 
 class Progress(NamedTuple):
     """The progress of the delivery.
 
     Attributes:
-        offsets: delay level -> next queue offset of its queue in the schedule topic.
+        offsets: for each delay level, the next queue offset of its queue in the schedule topic.
         position: physical offset in the log: ``offsets`` counts the deliveries before it, and no
             delivery after it; UNKNOWN if not known.
     """
@@ -123,14 +124,14 @@ class DelayProgress:
         return Progress(loaded.value, UNKNOWN)
 
     def save(self, progress: Progress) -> bool:
-        """Write both files durably, if the progress changed; returns whether they were written.
+        """Write and sync both files, if the progress changed; return whether they were written.
 
         Raises:
             StoreUnavailable: if the write failed; the progress saved before stays valid.
         """
         saved = self._saved
         is_known = saved is not None and saved.offsets == progress.offsets
-        # A saved position after the log's end was written before a truncation.
+        # If the saved position is after the log's end, the log was truncated since.
         if saved is not None and is_known and 0 <= progress.position - saved.position < _FAR:
             return False
         self._sync_log()
@@ -222,7 +223,7 @@ def advance(
 
 
 class _Waiting:
-    """The messages of one level of which it is not known whether they were delivered."""
+    """The messages of one level that may or may not have been delivered."""
 
     def __init__(self, pending: Iterator[tuple[int, Frame | None]], unique: bool) -> None:
         self._rest = pending
@@ -273,5 +274,5 @@ def _delivery(frame: Frame) -> tuple[int, Message] | None:
 
 
 def _seen(message: Message) -> Message:
-    """A message reduced to the fields that are compared."""
+    """The fields of a message that are compared."""
     return message._replace(properties=None)

@@ -11,12 +11,13 @@
     timerwheel, timerlog/, config/timercheck    written at the end, for a broker
 
 Guarantees: each message is delivered once, not before its time. After a crash, deliveries since the
-last saved progress are found in the log. A message is skipped only if it cannot be delivered; then
-it stays in the log, and an error is logged.
+last saved progress are found in the log. A message is skipped only if it cannot be delivered. Then
+the delivery logs an error, and the message stays in the log.
 
-A broker that is started on the store after a clean shutdown delivers each waiting message once.
-After a crash, the wheel is older, and the broker repeats the messages delivered since. To prevent
-this, open the store for writing and close it before the broker starts.
+After a clean shutdown, a broker that is started on the store delivers each waiting message once.
+After a crash, the wheel on the disk is older than the last deliveries, and the broker repeats these
+deliveries. To prevent this, open the store with logquarry for writing and close it, before the
+broker starts.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _FOREVER: Final = (1 << 63) - 1
 
 
 class TimerSource(Protocol):
-    """The reading side of the delivery."""
+    """What the delivery of timer messages reads."""
 
     def timer_queue(self) -> Queue | None:
         """The queue of ``rmq_sys_wheel_timer``."""
@@ -60,7 +61,7 @@ class TimerSource(Protocol):
         """The message at a physical offset, None if no sound message of that size is there."""
 
     def runs(self, start: int) -> Iterable[Run]:
-        """The frames of the log from a physical offset on, which may lie inside a frame."""
+        """The frames of the log from a physical offset on. The offset may lie inside a frame."""
 
     @property
     def end(self) -> int:
@@ -68,7 +69,7 @@ class TimerSource(Protocol):
 
 
 class TimerDelivery:
-    """The delivery of timer messages of one store. Any thread may call it; calls run one at a time.
+    """Delivers the timer messages of one store. Any thread may call it; calls run one at a time.
 
     Args:
         log: reads queue and log.
@@ -244,7 +245,7 @@ class TimerDelivery:
     # counts a delivery that the log may lose.
 
     def save(self) -> bool:
-        """Save the progress durably; returns whether anything was written.
+        """Save and sync the progress; return whether anything was written.
 
         Raises:
             StoreUnavailable: if the write failed; the progress saved before stays valid.
@@ -319,7 +320,7 @@ class TimerDelivery:
             logger.warning("%s: ignored: %s", self._progress_path, error)
             return known
         if position > self._log.end or enqueued > queue_end:
-            # The log was cut since the progress was saved.
+            # The log was truncated since the progress was saved.
             return known
         check = TimerCheck(read_time, 0, enqueued, enqueued)
         checks = (*known.checks, check)

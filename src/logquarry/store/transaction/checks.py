@@ -6,21 +6,22 @@
                  ^ progress: consumerOffset.json, group CID_RMQ_SYS_TRANS
                    -> skipped -> put back at the end, then the listener is called; then skipped
 
-If the half message at the progress offset is open, a check puts a copy as a new half message, with
-TRANSACTION_CHECK_TIMES one higher, so the progress can advance. Then it calls the listener. The
-rules are RocketMQ's, in its order, unless they would lose messages:
+A check puts an open half message back: it puts a copy at the end of the half topic's queue, as a
+new half message whose TRANSACTION_CHECK_TIMES is higher by 1. So the progress can advance past the
+old half message. Then the check calls the listener. The rules are RocketMQ's, in the same order,
+unless they would lose messages:
 
-- The check calls the listener for a half message that is older than the timeout, or than its
-  property CHECK_IMMUNITY_TIME_IN_SECONDS. If a half message is younger, it is put back if it has
-  that property; otherwise the check stops there.
+- The check calls the listener for a half message that is old enough: older than the timeout, or if
+  it has the property CHECK_IMMUNITY_TIME_IN_SECONDS, older than that time. A younger half message
+  with this property is put back. At a younger half message without it, the check stops.
 - Half messages that were checked ``most_checks`` times, or are older than the retention, are moved
-  to TRANS_CHECK_MAX_TIME_TOPIC. (RocketMQ counts immune half messages too, and moves them
-  unchecked.)
+  to TRANS_CHECK_MAX_TIME_TOPIC. (RocketMQ also counts each time that it puts back a younger one
+  with the property, so it can move a half message that was never checked.)
 
-Guarantees, even after a crash: a committed half message is not committed again, and a half message
-that was put back is checked once. Therefore the first check after the opening searches the log for
-commits and copies. The progress is saved after a sync of the log, so a power cut cannot lose
-the copy of a half message that the progress has passed.
+Guarantees, even after a crash: a committed half message is not committed again; and of a half
+message and its copy, only the copy is checked. Therefore the first check after the opening searches
+the log for commits and copies. The progress is saved after a sync of the log. So if the progress
+has passed a half message, a power cut cannot lose its copy.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class CheckRules(NamedTuple):
     Attributes:
         timeout_ms: minimum age (``transactionTimeOut``).
         most_checks: maximum number of checks (``transactionCheckMax``).
-        kept_hours: age above which it is abandoned without a check (``fileReservedTime``).
+        kept_hours: age in hours above which a half message is abandoned without a check
+            (``fileReservedTime``).
     """
 
     timeout_ms: int
@@ -103,7 +105,8 @@ class CheckReport:
         unknown: transactions that stay open although the listener was called.
         put_back: half messages that were put back without a call of the listener.
         given_up: half messages that were moved to TRANS_CHECK_MAX_TIME_TOPIC.
-        noted: half messages that ended before a crash, and whose op message the check put.
+        noted: half messages that ended before a crash, and for which this check put the missing op
+            message.
         unreadable: damaged half messages.
     """
 
@@ -139,10 +142,10 @@ class _Round:
     Attributes:
         start: queue offset of the first half message.
         next: queue offset of the next half message to check; all before it are finished.
-        ops: queue offset of each half message that has op messages -> their queue offsets.
+        ops: for the queue offset of each half message that has op messages, their queue offsets.
         old: half messages before ``start`` that have op messages.
-        op_start: queue offset of the first op.
-        done: queue offsets of ops that are no longer needed.
+        op_start: queue offset of the first op message.
+        done: queue offsets of op messages that are no longer needed.
     """
 
     queue_id: int
@@ -158,13 +161,13 @@ class _Round:
 
 
 class TransactionChecks:
-    """The checks of one open store. Any thread may call them; one check runs at a time.
+    """Runs the checks of one open store. Any thread may call it; only one check runs at a time.
 
     Args:
         log: reads queues and log.
         append: puts messages.
         transactions: the transactions of this process.
-        offsets: keeps the progress.
+        offsets: stores the progress.
         rules: when to check a half message.
         sync_log: syncs the log.
         broker: broker name of the messages passed to the listener.
@@ -264,7 +267,7 @@ class TransactionChecks:
         return min(max(self._offsets.of(topic, GROUP).get(queue_id, low), low), high)
 
     def _commit(self, round_: _Round) -> None:
-        """Save the progress, after syncing the log that it relies on."""
+        """Sync the log, then save the progress, which relies on the log."""
         op_end = round_.op_start
         while op_end in round_.done:
             op_end += 1
@@ -349,8 +352,8 @@ class TransactionChecks:
             return False
         moved = self._put_back(half, check_times=times + 1)
         if moved is None:
-            # It stays at its offset, where it can still be ended. The check does not pass it before
-            # that.
+            # The half message stays at its offset, where it can still be ended. Until then, the
+            # check does not pass it.
             return self._ask(half, half, times + 1, listener, report)
         # From here on the check uses the half message that was put back.
         round_.next = offset + 1
@@ -447,13 +450,14 @@ class TransactionChecks:
         return _Before(moved, self._committed(opened, sound) if opened else set())
 
     def _committed(self, opened: dict[int, _Identity], sound: set[int]) -> set[int]:
-        """Find the physical offsets in ``opened`` whose half message was committed.
+        """Find the half messages in ``opened`` that were committed; return their physical offsets.
 
         A committed message may be put again later: sent back by a consumer, delayed, or imported.
-        Such a copy still has type COMMIT, but its half's offset is 0 or belongs to another log. So
-        its topic and UNIQ_KEY must match those of the half message too. A power cut can lose a half
-        message that was put back, but not its committed message. That message then ends the
-        original half message: its half's offset is not in ``sound`` (readable half messages).
+        Such a copy still has type COMMIT, but its PREPAREDTRANSACTIONOFFSET is 0 or belongs to
+        another log. So its topic and UNIQ_KEY must match those of the half message too. A power cut
+        can lose a half message that was put back, and leave its committed message. The offset in
+        that message is then not in ``sound`` (readable half messages), and the message ends the
+        original half message.
         """
         # The module imports pyarrow, which a store without transactions does not need.
         from logquarry.log import columns

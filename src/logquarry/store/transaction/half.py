@@ -1,4 +1,5 @@
-"""The messages of a transaction (``TransactionalMessageBridge``), and counts of open ones.
+"""Makes the messages of a transaction (``TransactionalMessageBridge``), and counts open half
+messages.
 
 ::
 
@@ -8,7 +9,8 @@
     put back   RMQ_SYS_TRANS_HALF_TOPIC     a copy of the half, when a check found it open
     given up   TRANS_CHECK_MAX_TIME_TOPIC   a copy of the half, checked too often or too old
 
-A half has no transaction type in SYSFLAG. An op does not distinguish commit from rollback.
+A half message has no transaction type in SYSFLAG. An op message does not show whether the
+transaction was committed or rolled back.
 """
 
 from __future__ import annotations
@@ -80,7 +82,8 @@ def half_message(message: Message, group: str) -> Message:
 
 
 def frame_of(message: Message, result: PutResult) -> Frame:
-    """The frame of a half message that was put. The log may not be readable there yet.
+    """Make the frame of a half message that was just put, because the log may not be readable there
+    yet.
 
     Args:
         message: the half message, with born time and store host.
@@ -163,7 +166,9 @@ def op_message(queue_id: int, queue_offset: int, host: str, *, waits: bool) -> M
 
 
 def ended_halves(op: Frame) -> list[int]:
-    """Queue offsets of the half messages that an op message lists; empty if it is no such op."""
+    """Queue offsets of the half messages that an op message lists; empty if the message lists
+    none.
+    """
     if props.decode_bytes(op.properties).get(props.TAGS) != OP_TAG:
         return []
     words = (java.digits(word.decode("latin-1")) for word in op.body.split(OP_SEPARATOR))
@@ -217,10 +222,10 @@ class _Known:
     """The part of one queue that was read.
 
     Attributes:
-        halves: queue offset up to which half messages were read.
-        ops: queue offset up to which op messages were read.
-        open: queue offset of each open half message -> topic of its message.
-        ended: queue offsets, listed in ops, of half messages that were not read yet.
+        halves: queue offset in the half topic up to which half messages were read.
+        ops: queue offset in the op topic up to which op messages were read.
+        open: for the queue offset of each open half message, the topic of its message.
+        ended: queue offsets that op messages list, of half messages that were not read yet.
     """
 
     halves: int = 0
@@ -247,8 +252,9 @@ class HalfCounter:
         Args:
             queues: all queues of the store.
             frame_at: reads the log.
-            passed: queue id -> progress of the checks in the half topic. Half messages before it
-                are finished, or were put back; then the new half message counts.
+            passed: for each queue id of the half topic, the progress of the checks. Half messages
+                before this offset do not count: they have ended, or a copy at a later offset counts
+                instead.
         """
         by_name = {(queue.topic, queue.queue_id): queue for queue in queues}
         total: Counter[str] = Counter()

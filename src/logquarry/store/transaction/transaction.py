@@ -1,4 +1,4 @@
-"""Transactions of this process: begun with a half message, ended by commit or rollback.
+"""Runs the transactions of this process: a half message begins one, a commit or rollback ends it.
 
 ::
 
@@ -8,8 +8,8 @@
     rollback    an op
 
 Guarantees: this process commits a message at most once. A check never treats an open half message
-of this process as a leftover of a crash. If the check puts the half message back, the transaction
-gets the new offset.
+of this process as if a crash had left it open. If the check puts the half message back, it gives
+the transaction the new offset.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class TransactionState(enum.StrEnum):
 
 
 class Transaction:
-    """A message whose put is committed or rolled back. Made by ``store.transaction``.
+    """A message that is put when the transaction is committed. Made by ``store.transaction``.
 
-    A context manager: the start of the block puts the half message. The end of the block rolls the
-    transaction back, even without an exception, unless it was committed or left open. If the
-    process dies in the block, a check ends the transaction.
+    A context manager. The start of the block puts the half message. If the block has neither
+    committed the transaction nor left it open, the end of the block rolls it back, with or without
+    an exception. If the process dies in the block, a check ends the transaction.
 
     Attributes:
         state: UNKNOWN until it has ended.
@@ -88,7 +88,7 @@ class Transaction:
 
         Raises:
             StoreUnavailable: if the put failed; the transaction is then still open. After a failed
-                sync it is unknown whether the message is on the disk.
+                sync, the message may or may not be on the disk.
             MessageRejected: if the store rejects the message.
             UsageError: if the transaction has ended already, or has not begun.
         """
@@ -134,7 +134,7 @@ class Transaction:
             raise UsageError("the transaction has already ended")
         return self.half
 
-    # The service calls these methods with its lock held.
+    # The transaction service calls these methods while it holds its lock.
     def moved(self, half: Frame) -> None:
         """Record that the half message was put back."""
         self.half = half
@@ -149,7 +149,7 @@ class Transaction:
 
 
 class TransactionService:
-    """The transactions of one open store. Any thread may use it.
+    """Begins and ends the transactions of one open store. Any thread may use it.
 
     Args:
         append: puts messages.
@@ -159,8 +159,9 @@ class TransactionService:
     Attributes:
         lock: held while a half message is ended or put back.
         live: half messages of transactions inside their blocks.
-        ended: half messages that this process has ended. A check that reads their op removes them.
-        unnoted: those of ``ended`` whose op could not be put.
+        ended: half messages that this process has ended. A check that reads their op messages
+            removes them.
+        unnoted: the half messages in ``ended`` whose op message could not be put.
     """
 
     def __init__(self, append: Append, *, clock: Callable[[], int], store_host: str) -> None:
@@ -257,8 +258,8 @@ class TransactionCheckService(Service):
     Args:
         check: runs a check.
         health: health of the store.
-        interval_ms: the pause between checks, by the store's clock or by the machine's, whichever
-            ends first: the store's clock can be set back.
+        interval_ms: the pause between checks. It ends when it has passed on the store's clock or on
+            the machine's clock, because the store's clock can be set back.
         clock: the store's clock, in milliseconds.
     """
 
