@@ -1,1 +1,1 @@
-"""Network protocols without sockets: bytes in, events and bytes out."""
+"""Network protocols without sockets: the caller passes bytes, and gets events and bytes to send."""

@@ -1,6 +1,6 @@
 """RocketMQ's remoting protocol (``RemotingCommand`` of 4.9.3) without sockets.
 
-Compiled if possible.
+This module is compiled if possible.
 
 ::
 
@@ -10,9 +10,9 @@ The header is JSON (type 0) or RocketMQ's binary form (type 1). :class:`Remoting
 The header of an answer has the form and the ``opaque`` of its request, and the lowest bit of its
 ``flag`` is set. :mod:`logquarry.protocol.remoting_codes` has the codes and their fields.
 
-The commands do not depend on how the network cuts the bytes. Invalid bytes raise
-:class:`~logquarry.errors.ProtocolViolation` as soon as the reader detects them. The reader checks a
-frame's length first, and buffers at most one frame.
+The commands do not depend on how the network cuts the bytes into packets. The reader raises
+:class:`~logquarry.errors.ProtocolViolation` as soon as it detects invalid bytes. The reader checks
+a frame's length first, and buffers at most one frame.
 """
 
 from __future__ import annotations
@@ -83,15 +83,16 @@ class RemotingReader:
         """Process bytes, and return the commands that are complete now.
 
         Raises:
-            ProtocolViolation: if some bytes are not a frame; its ``events`` are the commands before
-                these bytes. The reader ignores all later bytes.
+            ProtocolViolation: if some bytes are not a frame. The exception's ``events`` are the
+                commands before these bytes. After this, the reader ignores all bytes.
         """
         if self._is_spoilt:
             return []
         if self._received:
             self._received += data
             if len(self._received) < self._wanted:
-                # Copying each part of a large frame again would take quadratic time.
+                # To copy the whole frame again for each part that arrives would take quadratic
+                # time.
                 return []
             data = bytes(self._received)
         elif type(data) is not bytes:

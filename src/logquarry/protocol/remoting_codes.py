@@ -1,4 +1,4 @@
-"""The codes of RocketMQ's remoting protocol, and the header fields of each request, as one table.
+"""The codes of RocketMQ's remoting protocol, and a table with the header fields of each request.
 
 :data:`REQUESTS` has a row for each request of RocketMQ 4.9 (``RequestCode``), and for the requests
 of 5.x that clients need. :func:`parse` reads the fields of a request: it ignores fields that it
@@ -143,7 +143,7 @@ def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
 
     Args:
         words: the fields.
-        keys: one letter for each field, its name in the header of the short form of a send.
+        keys: one letter for each field: the field's name in the short header of a send request.
     """
     found = []
     for number, word in enumerate(words.split()):

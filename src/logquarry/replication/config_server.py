@@ -4,7 +4,8 @@ The server answers RocketMQ's four requests for tables, and refuses every other 
 change the store. The server reads a file again only after the file has changed.
 
 A peer gets its next answer only after the previous answer is sent. While an answer is pending, the
-server reads no more bytes from that peer. So a peer never costs more memory than one request.
+server reads no more bytes from that peer. So a peer never makes the server use more memory than one
+request needs.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class TableRequest(NamedTuple):
     Attributes:
         code: the request code.
         table: the table.
-        nothing: the remark in RocketMQ's answer if the broker has no such table.
+        nothing: the remark that RocketMQ's answer has if the broker has no such table.
     """
 
     code: RequestCode
@@ -75,12 +76,14 @@ REQUESTS: Final = (
 _BY_CODE: Final = {request.code.value: request for request in REQUESTS}
 
 _SETTLED_NS: Final = 2_000_000_000
-"""Minimum age in ns of a cached file: a younger one may change without a new modification time."""
+"""Minimum age, in ns, of a file in the cache: a younger file may change and keep its modification
+time.
+"""
 _LARGEST_DOCUMENT: Final = LARGEST_FRAME - (1 << 12)
-"""Maximum bytes of a document: the frame also needs room for a header."""
+"""Maximum bytes of a document, because the frame also needs room for a header."""
 
 _Signature = tuple[int, int, int]
-"""Inode, modification time and size: they change when a file is written."""
+"""Inode, modification time and size of a file: at least one changes when the file is written."""
 
 
 class _Found(NamedTuple):
@@ -90,8 +93,8 @@ class _Found(NamedTuple):
         signatures: signatures of the file and of its backup at the time of the read.
         document: the content; None if there is nothing to serve.
         is_spoilt: whether a file exists but cannot be served.
-        is_sure: whether all reads succeeded. A failed read may succeed the next time with the same
-            signature, so its result is not cached.
+        is_sure: whether all reads succeeded. The result of a failed read is not cached, because the
+            next read may succeed with the same signature.
     """
 
     signatures: tuple[_Signature | None, ...]
@@ -101,13 +104,13 @@ class _Found(NamedTuple):
 
 
 class ConfigAnswers:
-    """Makes answers from the files of one store. Not thread-safe.
+    """Answers requests from the files of one store. Not thread-safe.
 
     Args:
         root: the store's folder.
 
     Attributes:
-        given: number of answers with a table.
+        given: number of answers that contained a table.
     """
 
     def __init__(self, root: Path) -> None:
@@ -117,7 +120,7 @@ class ConfigAnswers:
         self.given = 0
 
     def answer(self, command: RemotingCommand) -> list[bytes]:
-        """Make the parts of the frame that answers a request."""
+        """Return the parts of the frame that answers a request."""
         request = _BY_CODE.get(command.code)
         if request is None:
             remark = f" request type {command.code} not supported"
@@ -190,7 +193,7 @@ class ConfigServerOptions(ServerOptions):
     """Options of a ConfigServer.
 
     Attributes:
-        idle_ms: the server closes a connection that has sent no request for this long
+        idle_ms: the server closes a connection if its peer has sent no request for this long
             (``serverChannelMaxIdleTimeSeconds``).
         fast_port: whether to also listen at the port minus 2, where RocketMQ slaves request topics.
     """
@@ -209,11 +212,11 @@ class ConfigServerStatus(NamedTuple):
     """State of a ConfigServer.
 
     Attributes:
-        address: host:port that it listens at.
+        address: host:port at which the server listens.
         connections: number of open connections.
         answered: number of requests that were answered with a table.
         refused: number of connections refused, or closed because of invalid bytes.
-        has_ended: whether the server failed and serves nothing any more.
+        has_ended: whether the server failed and no longer answers.
     """
 
     address: str

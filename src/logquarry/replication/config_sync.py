@@ -1,7 +1,8 @@
 """Copies the tables of a master's ``config/`` into a slave's store (``SlaveSynchronize``).
 
-Each copy uses one connection and RocketMQ's four requests in RocketMQ's order. If a table fails,
-the other tables are still copied. The status reports the problem, and the next copy tries again.
+Each copy uses one connection, and sends RocketMQ's four requests in RocketMQ's order. If copying
+one table fails, the other tables are still copied. The status reports the problem, and the next
+copy tries that table again.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class ConfigSyncStatus(NamedTuple):
         master: host:port of the master's broker.
         times: number of copies.
         last: result of the last copy; None before the first.
-        trouble: why the last copy failed; empty if it succeeded.
-        has_ended: whether the copying failed and does not continue.
+        trouble: the reason why the last copy failed; empty if it succeeded.
+        has_ended: whether copying failed and will not continue.
     """
 
     master: str
@@ -149,10 +150,10 @@ def sync_config(
 
 
 class ConfigSync:
-    """Copies the tables of a master's ``config/`` into a slave's store, again and again.
+    """Copies the tables of a master's ``config/`` into a slave's store, at an interval.
 
-    It copies at :meth:`start` (or the start of the ``with`` block), and then at an interval. Close
-    it before you close the store.
+    The first copy is at :meth:`start`, or at the start of the ``with`` block. Close this object
+    before you close the store.
 
     Args:
         store: the slave's store, open for writing with ``broker_role`` SLAVE.
@@ -202,7 +203,7 @@ class ConfigSync:
         self._wake.set()
         connection = self._connection
         if connection is not None:
-            # A thread that waits for an answer then sees the end of the connection.
+            # This ends the connection for a thread that waits for an answer.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         if self._thread.ident is not None:

@@ -1,8 +1,8 @@
 """The master of replication: sends a store's log to slaves, and receives their acknowledgements.
 
-One thread serves all connections. It sends 1 MiB of the mapped log per system call. For each slave
-it keeps only a MasterConnection and the bytes that the socket has not taken yet, so a peer cannot
-make the master use more memory.
+One thread serves all connections. It sends at most 1 MiB of the mapped log per system call. For
+each slave, only a MasterConnection and the bytes that the socket has not accepted yet are in
+memory. So a peer cannot make the master use more memory.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ _GATHER: Final = 1 << 20
 _TURN: Final = 8 << 20
 """Maximum bytes to send to one slave before the next slave's turn."""
 _REPORTS: Final = 16 << 10
-"""Maximum bytes to read from one slave before the next slave's turn. A TLS record must fit: if only
-a part of a record is read, the selector does not see the rest of it."""
+"""Maximum bytes to read from one slave before the next slave's turn. A whole TLS record must fit:
+if only a part of a record is read, the selector does not report the rest.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,13 +79,13 @@ class MasterStatus(NamedTuple):
     """State of an HaMaster.
 
     Attributes:
-        address: host:port that it listens at.
+        address: host:port at which the master listens.
         max_offset: physical offset of the log's end.
         acknowledged: highest physical offset that a slave has acknowledged since the store was
             opened.
         slaves: the connected slaves.
         refused: number of connections refused, or closed because of invalid bytes.
-        has_ended: whether the master failed and serves nothing any more.
+        has_ended: whether the master failed and no longer serves slaves.
     """
 
     address: str
@@ -110,8 +111,8 @@ class _Slave(Peer):
 class HaMaster(Server[_Slave]):
     """Sends a store's log to slaves (``HAService``).
 
-    The master listens once it is made, and serves from :meth:`start` (or the ``with`` block) on.
-    Close it before you close the store.
+    The constructor opens the port. The master serves slaves from :meth:`start`, or from the start
+    of the ``with`` block. Close the master before you close the store.
 
     Args:
         store: the store, open for writing.
@@ -190,7 +191,7 @@ class HaMaster(Server[_Slave]):
         super()._end()
 
     def _serve_all(self) -> int:
-        # Arm before reading the log's end: from this line on, a put wakes the thread.
+        # Arm before the log's end is read: from this line on, a put wakes this thread.
         self._wake.arm()
         now = self._surroundings.now_ms()
         log = self._range()
@@ -303,7 +304,8 @@ class HaMaster(Server[_Slave]):
         is_silent = slave.machine.state is MasterState.AWAITING_REQUEST
         return "it sent no report" if is_silent else None
 
-    # Register the slave for puts before status() lists it: puts must know of each listed slave.
+    # Register the slave for replica waits before status() lists it: puts must wait for each listed
+    # slave.
     def _came(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_came()

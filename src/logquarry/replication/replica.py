@@ -1,11 +1,12 @@
-"""A slave's copy of the log: appends the master's bytes, and checks them.
+"""Appends the master's bytes to a slave's log, and checks them.
 
 The replica appends each transfer, and checks every complete frame: magic, lengths, CRC and physical
 offset. A transfer may end inside a frame; the replica does not acknowledge an incomplete frame.
 
-At the start of each connection the slave requests bytes that it already has: the end of its log,
-with at least one complete frame. It compares the master's bytes with its own. If they differ, the
-two logs have diverged, and replication stops. (RocketMQ's protocol cannot compare logs.) ::
+At the start of each connection, the slave requests bytes that it already has: the end of its log,
+with at least one complete frame. It compares these bytes of the master with its own. If they
+differ, the two logs have diverged, and replication stops. (RocketMQ's protocol cannot compare
+logs.) ::
 
     master  |=========================================|---- new ----...
     slave   |==========================[== compared ==]
@@ -24,15 +25,16 @@ from logquarry.log import codec
 from logquarry.store.log_feed import LogFeed
 
 OVERLAP: Final = 64 * 1024
-"""Bytes to compare at the start of each connection. Frames hold times and offsets, so logs that
-diverged before differ within these bytes."""
+"""Number of bytes to compare at the start of each connection. Frames contain times and offsets, so
+two logs that have diverged earlier differ within these bytes too.
+"""
 _ROWS: Final = 4_096
 
 
 class SpoiltReplica(ProtocolViolation):
     """The end of the slave's log has invalid bytes from the master; replication cannot continue.
 
-    The slave acknowledged none of these bytes. The next opening of the store removes them.
+    The slave acknowledged none of the invalid bytes. The next opening of the store removes them.
     """
 
 
@@ -70,7 +72,8 @@ class Replica:
         self._floor = 0
         self._last: int | None = None
         self._has_beaten = self._has_come = False
-        # Dispatch ends between two frames, at the latest before the first unchecked frame.
+        # The dispatched offset is always between two frames, and never after the first unchecked
+        # frame.
         self.checked = min(feed.dispatched_offset, feed.wrote_offset)
         self.position = feed.wrote_offset
         feed.vouch(self.checked)
@@ -324,7 +327,8 @@ class Replica:
         Raises:
             StoreUnavailable: if this sync or an earlier one failed.
         """
-        # Read before the sync: bytes appended during the sync are possibly not durable.
+        # Read this offset before the sync: bytes that are appended during the sync may not be
+        # durable.
         vouched = self._vouched
         end = min(vouched, self._feed.sync())
         # Without CRC checks, a body with a wrong CRC may be in the log. After a power cut its frame

@@ -1,4 +1,4 @@
-"""A server for many connections: listening, admission of peers, start and end.
+"""The base of both servers: listens, decides which peers may connect, starts and ends.
 
 One thread serves all connections with a selector. If ``max_connections`` are open, a new peer
 replaces a peer that has sent no request yet. :class:`~logquarry.replication.master.HaMaster` and
@@ -31,7 +31,7 @@ Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 
 def networks(allow: Sequence[str] | None) -> Networks | None:
-    """Parse addresses and networks ("10.0.0.7", "10.0.0.0/8"); None allows all.
+    """Parse addresses and networks ("10.0.0.7", "10.0.0.0/8"); None allows all peers.
 
     Raises:
         UsageError: if a text is neither an address nor a network.
@@ -133,7 +133,8 @@ P = TypeVar("P", bound=Peer)
 
 
 class Server(ABC, Generic[P]):
-    """Listens once it is made, and serves from :meth:`start` (or the ``with`` block) on.
+    """A server: the constructor opens the port; it serves from :meth:`start`, or from the ``with``
+    block.
 
     Args:
         name: the server's name in log messages.
@@ -144,7 +145,7 @@ class Server(ABC, Generic[P]):
         read_size: maximum bytes of one read.
 
     Attributes:
-        error: the error that ended the server; None while it works.
+        error: the error that ended the server; None while the server works.
 
     Raises:
         OSError: if the server cannot listen at the address.
@@ -165,7 +166,8 @@ class Server(ABC, Generic[P]):
         self._admission = Admission(options.networks(), self._surroundings.now_ms)
         self.error: LogquarryError | None = None
         with contextlib.ExitStack() as made:
-            # If descriptors run out, close the listeners: the port must not stay taken.
+            # If the process runs out of descriptors, close the listeners, so that the port becomes
+            # free.
             self._listeners = listen(self._surroundings)
             for listener in self._listeners:
                 made.enter_context(contextlib.closing(listener))
@@ -232,7 +234,10 @@ class Server(ABC, Generic[P]):
         drive(self.serving())
 
     def serving(self) -> Waits:
-        """All work of the server, as a generator. Replaces :meth:`start` in a simulation."""
+        """Do all work of the server, as a generator.
+
+        A simulation runs it instead of :meth:`start`.
+        """
         try:
             while not self._is_closing:
                 yield from self._turn()
@@ -272,7 +277,7 @@ class Server(ABC, Generic[P]):
 
     @abstractmethod
     def _read(self, peer: P) -> None:
-        """Read from a peer. The peer may be dropped already."""
+        """Read from a peer, which may already be removed."""
 
     # -------------------------------------------------------------------------------- connections
     @abstractmethod
@@ -281,7 +286,9 @@ class Server(ABC, Generic[P]):
 
     @abstractmethod
     def _silence_of(self, peer: P) -> str | None:
-        """Why a new peer may replace this peer: it has sent no request yet. Otherwise None."""
+        """The reason why a new peer may replace this one (it has sent no request yet); None if it
+        may not.
+        """
 
     def _came(self, peer: P) -> None:
         """Called before the server adds a new peer."""

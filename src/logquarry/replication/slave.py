@@ -1,9 +1,9 @@
 """The slave of replication: copies a master's log into its own store, and acknowledges bytes.
 
-One thread receives, appends and checks; if only few bytes have arrived, it also syncs. If many
+One thread receives, appends and checks bytes; if only few bytes arrive, it also syncs. If many
 bytes arrive, a second thread syncs, so that receiving does not wait for the disk. If the connection
-ends, the slave connects again after a pause. The pause doubles as long as no bytes arrive. If the
-logs have diverged or the disk fails, the slave ends, and ``error`` gives the reason.
+ends, the slave connects again after a pause, which doubles as long as no bytes arrive. If the logs
+have diverged or the disk fails, the slave ends, and ``error`` gives the reason.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class SlaveOptions:
         acknowledge: ``"flushed"``: acknowledge durable bytes; ``"received"``: acknowledge bytes in
             memory, as RocketMQ's slave does.
         check_crc: whether to check the CRC of a body before acknowledging it.
-        overlap: bytes of the log's end to compare with the master's at each connection. The last
-            message is always compared.
+        overlap: number of bytes at the log's end to compare with the master's log at each
+            connection. The last message is always compared.
         times: heartbeat and housekeeping intervals.
         first_pause: seconds before the second attempt to connect.
         longest_pause: maximum seconds between two attempts.
@@ -119,11 +119,10 @@ class SlaveStatus(NamedTuple):
         acknowledged: last acknowledged physical offset; None if the slave is not connected.
         received_bytes: bytes of the log received since the start.
         connections: number of connections since the start.
-        has_all: whether the slave has the whole log of the master, according to the master's last
-            message.
-        trouble: why the slave is not connected, or has ended; empty if nothing is wrong.
-        has_ended: whether it has failed and does not continue.
-        failures: attempts since the master last sent something; 0 if none failed.
+        has_all: whether, by the master's last message, the slave has the whole log of the master.
+        trouble: the reason why the slave is not connected, or has ended; empty if nothing is wrong.
+        has_ended: whether the slave has failed and will not continue.
+        failures: number of failed attempts since the master last sent bytes.
     """
 
     master: str
@@ -141,9 +140,9 @@ class SlaveStatus(NamedTuple):
 class HaSlave:
     """Copies a master's log into a store (``HAClient``).
 
-    The slave works from :meth:`start` (or the ``with`` block) on. Close it before its store.
-    Readers may use the store meanwhile; the store rejects puts, because its ``broker_role`` is
-    SLAVE.
+    The slave works from :meth:`start`, or from the start of the ``with`` block. Close the slave
+    before you close its store. While the slave works, other threads and processes may read the
+    store. The store rejects puts, because its ``broker_role`` is SLAVE.
 
     Args:
         store: the store, open for writing with ``broker_role`` SLAVE.
@@ -291,7 +290,7 @@ class HaSlave:
         drive(self.following())
 
     def following(self) -> Waits:
-        """All work of the receiving thread, as a generator.
+        """Do all work of the receiving thread, as a generator.
 
         A simulation runs it together with :meth:`syncing`, instead of :meth:`start`.
         """
@@ -399,7 +398,7 @@ class HaSlave:
         return self._happened(events)
 
     def _sync_here(self) -> None:
-        """Sync in this thread: for few bytes that is as fast as waking the other thread."""
+        """Sync in this thread: for few bytes, this is as fast as waking the other thread."""
         self._owes_sync = False
         is_flushed = self._options.acknowledge == "flushed"
         self._acknowledge(self._replica.sync() if is_flushed else self._replica.position)
@@ -471,7 +470,7 @@ class HaSlave:
             sync_wanted.take()
 
     def syncing(self) -> Generator[Flag, None, None]:
-        """All work of the syncing thread: yields the flag to wait for before the next sync."""
+        """Do all work of the syncing thread; yields the flag to wait for before each sync."""
         try:
             while self._goes_on() and not self._ended.wait(0):
                 yield self._sync_wanted
@@ -482,7 +481,7 @@ class HaSlave:
             self._wake.force()
 
     def _acknowledge(self, offset: int) -> None:
-        """Acknowledge an offset, at most the end of the bytes that came over this connection."""
+        """Acknowledge an offset, but at most the end of the bytes received over this connection."""
         with self._use:
             machine, wire = self._machine, self._wire
             if machine is None or wire is None or machine.received is None:
@@ -491,7 +490,7 @@ class HaSlave:
             if offset <= machine.reported:
                 return
             if wire.wants_write:
-                # The socket takes no bytes now. Report the latest offset when it does.
+                # The socket accepts no bytes now. Report the latest offset as soon as it does.
                 self._owes_sync = True
                 return
             machine.report(offset, self._surroundings.now_ms())

@@ -1,7 +1,7 @@
-"""Non-blocking sockets with or without TLS, and the wait for them.
+"""Non-blocking sockets, with or without TLS, and the code that waits for them.
 
-Master and slave are generators that yield the selectors on which they wait. :func:`drive` waits
-with a selector of the system; a simulation advances its own clock instead.
+Master and slave run as generators that yield the selectors on which they wait. :func:`drive` waits
+with these selectors; a simulation advances its own clock instead.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def drive(waits: Waits) -> None:
 class Wake:
     """Wakes a thread that waits in a selector. Thread-safe.
 
-    Before the thread checks for work and waits, it calls :meth:`arm`. While the thread is busy, a
-    put only reads a flag (:meth:`is_unset`): it makes the system call only for an armed thread.
+    Before the thread checks for work and waits, it calls :meth:`arm`. A put reads a flag
+    (:meth:`is_unset`), and makes a system call only if the thread is armed. So while the thread is
+    busy, a put costs no system call.
     """
 
     def __init__(self) -> None:

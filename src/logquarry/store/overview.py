@@ -1,5 +1,4 @@
-"""Collects the contents of a store for ``logquarry info``: queues, messages, bytes per topic, index
-files.
+"""Collects a store's contents for ``logquarry info``: queues, messages, bytes per topic, index.
 
 :func:`overview` reads the entries of the queues, and the log's first and last messages. If this
 does not determine the bytes of a topic, the overview has a hint instead of the number.

@@ -1,5 +1,4 @@
-"""Reads the messages of an open store: :class:`BaseReader` for a reader, :class:`LiveReads` for a
-writer.
+"""Reads an open store's messages: :class:`BaseReader` for readers, :class:`LiveReads` for writers.
 
 A reader creates, locks and changes nothing, so it can run beside a live broker. It lists the
 folders when it opens the store. It lists them again on :meth:`BaseReader.refresh`, and when you
@@ -121,8 +120,9 @@ class BaseReader(StoreReads):
             queue.refresh()
 
     def stats(self) -> StoreStats:
-        """The store's current contents, in ``state``. The counts stay 0: a reader does not count
-        its calls.
+        """The store's current contents, in ``state``.
+
+        The counts stay 0: a reader does not count its calls.
         """
         self._require_open()
         # Import here: it takes 0.1 s, which a reader of a few messages need not wait for.
@@ -147,8 +147,8 @@ class BaseReader(StoreReads):
 
     @property
     def bound(self) -> int | None:
-        """Physical offset at which a read of the whole log must end (:func:`sound_bound`); None if
-        there is no bound.
+        """Physical offset at which a read of the log must end (:func:`sound_bound`); None: no
+        bound.
         """
         return self._found.bound
 

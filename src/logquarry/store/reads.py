@@ -486,8 +486,9 @@ class StoreReads(LogReads):
             return self._made_consumers
 
     def _close_consumers(self) -> None:
-        """Close all consumers, and refuse new ones. If a close was interrupted, the next close
-        repeats it.
+        """Close all consumers, and refuse new ones.
+
+        If a close was interrupted, the next close repeats it.
         """
         with self._consumers_lock:
             self._has_closed_consumers = True

@@ -188,8 +188,9 @@ class ServiceCalls(ABC):
 
     @property
     def subscription_groups(self) -> ConfigFile[dict[str, Any]]:
-        """``config/subscriptionGroup.json``. Each access makes a new object, so reuse the first
-        one.
+        """``config/subscriptionGroup.json``.
+
+        Each access makes a new object, so reuse the first one.
         """
         self._require_open()
         return self._services.subscription_groups

@@ -1,8 +1,7 @@
 """The services of a store that is open for writing: delayed delivery, transactions, ``config/``.
 
 A service is made when it is first used, and ends before the store is closed. It puts messages only
-if a call or a setting has started it, because a program may open a store just for an import or a
-repair.
+if a call or a setting has started it: the store may be open just for an import or a repair.
 """
 
 from __future__ import annotations
@@ -177,8 +176,7 @@ class Services:
                 f"{self._engine.root}: it is a slave: its master delivers delayed messages"
             )
         if self._delivery is None:
-            # Do not hold the lock during this wait: the dispatcher may call a listener that uses a
-            # service.
+            # Wait without the lock: the dispatcher may call a listener that uses a service.
             self._store.wait_dispatched()
         with self._lock:
             self._require_open()

@@ -142,9 +142,7 @@ class StatsRecorder(CallCounter):
         self.counts().add_topic(topic, messages, size)
 
     def sample(self) -> None:
-        """Record the present counts, from which rates are computed; one thread calls this about
-        once a second.
-        """
+        """Record the present counts, to compute rates; a thread calls this about once a second."""
         entry = self._entry(self.total())
         self._samples.append(entry)
         # Keep the last sample before the longest window.
@@ -203,9 +201,7 @@ def _rates(samples: list[_Sample], now: _Sample, which: int) -> Rates:
 
 
 def _rate(samples: list[_Sample], now: _Sample, which: int, window: int) -> float:
-    """The rate since the newest sample that is at least as old as the window; if there is none,
-    since the first sample.
-    """
+    """The rate since the newest sample at least as old as the window, or since the first one."""
     since = samples[0]
     for sample in samples:
         if sample[0] > now[0] - window:

@@ -244,8 +244,9 @@ class StoreEngine:
             raise
 
     def _take_back(self) -> None:
-        """Undo an opening that failed. No message was put; afterwards the store can be opened
-        again.
+        """Undo an opening that failed.
+
+        No message was put; afterwards the store can be opened again.
         """
         with contextlib.suppress(StoreError):
             # The opening has dispatched messages. Sync them: without `abort` they count as synced.

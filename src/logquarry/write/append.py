@@ -1,16 +1,16 @@
 """The writer of the commit log: puts messages and batches.
 
 Follows ``CommitLog.asyncPutMessage(s)`` of 4.9.3. :meth:`PutPath.put_common
-<logquarry.write.put_path.PutPath.put_common>` puts a common message. Batches, dialect 3.1, and
-messages with properties that the store acts on (a delay, WAIT, further queues) take the longer path
-through :mod:`logquarry.write.encode` and :meth:`LogAppender.append`.
+<logquarry.write.put_path.PutPath.put_common>` puts a common message. All other puts take the longer
+path through :mod:`logquarry.write.encode` and :meth:`LogAppender.append`: batches, puts in dialect
+3.1, and messages with properties that the store acts on (a delay, WAIT, further queues).
 
 Guarantees: if a put raises, its message is not in the log.
 
-Dialect 3.1 has append rules (``DefaultAppendMessageCallback.doAppend`` of 3.1.3): a PREPARED
-message gets the state table's next number as its queue offset; a ROLLBACK contains the number of
-its transaction. A blank is written in full. Its bytes come from the buffer in which RocketMQ makes
-each frame, so the blank contains bytes of earlier frames.
+Dialect 3.1 has its own rules for an append (``DefaultAppendMessageCallback.doAppend`` of 3.1.3).
+The queue offset of a PREPARED message is the next number of the state table. A ROLLBACK contains
+the number of its transaction. All bytes of a blank are written: RocketMQ takes them from the buffer
+in which it makes each frame, so a blank contains bytes of earlier frames.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from logquarry.write.put_path import settle_nothing
 
 
 class CommitLogWriter(PutBatchPath):
-    """Puts messages into the log (the writing half of ``CommitLog``). Any thread may put.
+    """Puts messages into the log (as the puts of ``CommitLog`` do). Any thread may put.
 
     Args:
         files, config, clock, queue_offsets, flags, health, settle, rules: see
@@ -98,7 +98,7 @@ class ScratchBuffer:
         self._data[:size] = data[:size]
 
     def take_run(self, run: Run) -> None:
-        """Copy the parts of each frame that a recovery reads: the body, the topic, the properties.
+        """Copy the parts of each frame that a recovery reads: body, topic and properties.
 
         QUIRK: RocketMQ's recovery reads these parts into this buffer (test_dialect31.py:
         v3-blank/reopened).
@@ -106,8 +106,8 @@ class ScratchBuffer:
         rows = run.rows
         lengths = np.stack([rows[:, length] for _, length in _PARTS], axis=1).reshape(-1)
         starts = np.stack([rows[:, POSITION] + rows[:, at] for at, _ in _PARTS], axis=1).reshape(-1)
-        # All parts go to the start of the buffer. Copy only the parts that are longer than all
-        # later parts: the others would be overwritten.
+        # Each part is copied to the start of the buffer. Copy only parts that are longer than all
+        # later parts: the later parts would overwrite any other part.
         longest = np.maximum.accumulate(lengths[::-1])[::-1]
         behind = np.append(longest[1:], 0)
         for part in np.flatnonzero(lengths > behind).tolist():
@@ -125,8 +125,8 @@ class AppendRules31(AppendRules):
 
     Args:
         scratch: the buffer in which frames are made.
-        next_in_table: gives the next number of the state table. It is called only when the table
-            has all messages of the log.
+        next_in_table: gives the next number of the state table. This is called only when the table
+            has the entries of all messages in the log.
 
     Attributes:
         next_number: the number that the next PREPARED message gets.

@@ -1,11 +1,11 @@
-"""Makes the frames of many messages in memory, and appends them to the log. Only runs compiled.
+"""Makes the frames of many messages in memory, and appends them to the log. Runs only if compiled.
 
 ``put_many`` checks all messages before it appends the first. The check of a common message already
 makes its frame, as :meth:`PutPath.put_common <logquarry.write.put_path.PutPath.put_common>` does,
-but without offsets and store time. These are set under the log's lock, before the frames are copied
-to the log's last file. Any other message is *odd*: the reference, the encoder of single puts,
-handles it. Only odd message objects are kept: Python's garbage collector would visit the others
-again and again.
+but without offsets and store time. Under the log's lock, these are filled in, and the frames are
+copied to the log's last file. Any other message is *odd*: the encoder of single puts (the
+reference) handles it. Only the objects of odd messages are kept in memory, because Python's garbage
+collector visits all objects again and again.
 """
 
 from __future__ import annotations
@@ -244,7 +244,8 @@ class CommonFrames:
         self._room = room
 
     def fill_columns(self, columns: Int64) -> None:
-        """Fill in each frame's size (0 for an odd message), and the numbers of its topic and host.
+        """Fill in the size of each frame (0 for an odd message), and the numbers of its topic and
+        host.
 
         Args:
             columns: three rows of numbers, one column for each message.
@@ -304,7 +305,8 @@ class CommonFrames:
         if last.address:
             memcpy(cython.cast(cython.p_char, last.address) + at, frames, whole)
         else:
-            # The file's buffer is one of the transient store pool, or a copy: it has no address.
+            # The file's buffer is from the transient store pool, or it is a copy: neither has an
+            # address.
             view = file.buffer
             place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
             memcpy(place + at, frames, whole)

@@ -1,11 +1,13 @@
 """The dispatcher: follows the log and writes consume queues and index (``ReputMessageService``).
 
-:mod:`logquarry.log.follow` decodes many frames at once: a run. Queues are written before the index,
-as in RocketMQ, and arrival listeners are called after both (``MessageArrivingListener``).
+:mod:`logquarry.log.follow` decodes many frames at once (a run). The dispatcher writes the queues
+before the index, as RocketMQ does, and then calls the arrival listeners
+(``MessageArrivingListener``).
 
-Guarantees: frames are dispatched in the log's order. The dispatched offset moves only after queues
-and index have everything before it. Dispatching ends at a frame that cannot be read, or that leaves
-a gap in its queue; no frame is skipped. (Java skips the rest of its buffer.)
+Guarantees: frames are dispatched in the log's order. The dispatched offset advances only after
+queues and index have the entries of all messages before it. If a frame cannot be read, or would
+leave a gap in its queue, the dispatcher stops there and skips no frame. (Java skips the rest of its
+buffer.)
 """
 
 from __future__ import annotations
@@ -75,7 +77,10 @@ Listener = Callable[[MessageArrival], None]
 
 
 class ArrivalListeners:
-    """The arrival listeners of one store. Any thread may change them; the dispatcher calls them."""
+    """The arrival listeners of one store.
+
+    Any thread may add or remove them; the dispatcher calls them.
+    """
 
     def __init__(self) -> None:
         # The tuple is replaced, never changed, so that calling the listeners takes no lock.
@@ -130,13 +135,15 @@ Grown = Callable[[DispatchRequests, Groups], None]
 _MOST_CODES: Final = 1_024
 _MOST_BYTES: Final = 8 << 20
 RUN_SPAN: Final = 2 * _MOST_BYTES
-"""Maximum bytes of a run. The entries of a run are written queue by queue."""
+"""Maximum bytes of a run. The dispatcher writes the entries of a run queue by queue."""
 _INTERVAL_MS: Final = 1_000
 _ANY_SAFE_NAME: Final = "store"
 _PAUSES: Final = 0.001, 0.02
-"""Least and most seconds between two runs: a run costs as much for one frame as for many."""
+"""Minimum and maximum seconds between two runs, because a run costs as much for one frame as for
+many.
+"""
 _PAUSE_SHARE: Final = 4
-"""A pause is this many times as long as the run before it, so that puts get the processor."""
+"""A pause is this many times as long as the run before it, so that puts get processor time."""
 
 
 def queue_name_fault(topic: str) -> str | None:
@@ -150,7 +157,7 @@ class QueueWriters:
     Any thread may get one; only the dispatcher writes.
 
     Args:
-        open_files: opens the files of a queue, which end with its last entry.
+        open_files: opens the files of a queue, whose end is after the queue's last entry.
         mendings: see :class:`~logquarry.write.queue_table.QueueTable`.
         batch_topics: topics with batch queues.
     """
@@ -173,7 +180,7 @@ class QueueWriters:
     def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
         """The writer of a queue; None if the topic must not be the name of a folder.
 
-        Puts check the topic, but in a log that another program wrote, any topic is possible.
+        Puts check the topic, but a log that another program wrote can have any topic.
         """
         try:
             return self._writers[key]
@@ -221,7 +228,7 @@ class KeyWriter(Protocol):
 
 
 class Lacking:
-    """A selection of the queues of another :class:`Writers`."""
+    """Selects some of the queues of another :class:`Writers`."""
 
     def __init__(self, writers: Writers, keys: Collection[QueueKey]) -> None:
         self._writers = writers
@@ -235,8 +242,8 @@ class Lacking:
 def load_kernels() -> None:
     """Load the kernels that dispatch, from numba's cache.
 
-    If the first run loaded them, this would take half a second while other threads put: each import
-    waits for the GIL, and the puts wait for the imports.
+    If the first run loaded them, other threads would be putting at the same time, and the loading
+    would take half a second: each import waits for the GIL, and the puts wait for the imports.
     """
     if codec.kernels_enabled():
         window = Window.of(b"", 0, frame.BLANK.size)
@@ -259,9 +266,9 @@ class Dispatcher:
         follow: called with each run between queues and index (for the state table of 3.1).
 
     Attributes:
-        offset: everything before this physical offset is dispatched.
-        limit: no frame that ends after it is dispatched; None if there is no limit. A slave checks
-            its master's bytes before they are dispatched.
+        offset: all frames before this physical offset are dispatched.
+        limit: physical offset; a frame that ends after it is not dispatched. None if there is no
+            limit. A slave uses the limit to check its master's bytes before they are dispatched.
     """
 
     def __init__(
@@ -290,10 +297,11 @@ class Dispatcher:
     def dispatch_until(self, offset: int | None = None) -> int:
         """Dispatch the log up to an offset, or to its end, and return the dispatched offset.
 
-        If the log ends inside a frame, which replicated bytes can do, that frame waits.
+        If the log ends inside a frame, that frame is not dispatched yet. Only bytes from a master
+        can end so.
 
         Raises:
-            CorruptFrame: if there is damage; everything before it is dispatched.
+            CorruptFrame: if there is damage; all frames before it are dispatched.
             CorruptFile: if entries before a new entry are missing in a queue.
             StoreUnavailable: if a file cannot be made.
         """
@@ -304,7 +312,7 @@ class Dispatcher:
         while self.offset < target:
             file = self._files.find(self.offset)
             if file is None and not self.offset:
-                # The store is a slave that was empty; its master's log started with a later file.
+                # The store is a slave and was empty; the log of its master starts above 0.
                 self.offset = self._files.min_offset
                 continue
             if file is None:
@@ -335,7 +343,8 @@ class Dispatcher:
             raise CorruptFrame(str(file.path), self.offset, "there is nothing to read")
         room = file.size - position
         if room < frame.BLANK.size:
-            # Too few bytes are left for a blank. RocketMQ never leaves so few, other programs may.
+            # Too few bytes are left for a blank. RocketMQ never leaves so few bytes; other programs
+            # may.
             self.offset = file.base + file.size
             return True
         window = Window.of(data, self.offset, room)
@@ -381,7 +390,7 @@ class Dispatcher:
 class DispatchService(Service):
     """Dispatches in the background whenever the log has grown.
 
-    If dispatching fails, the store takes no more messages, because readers would never see them.
+    If dispatching fails, the store accepts no more messages, because readers would never get them.
     After a disk error (for example a full disk) the service tries again, and continues if the disk
     works.
 
@@ -395,8 +404,8 @@ class DispatchService(Service):
         super().__init__("dispatch", health, interval_ms=_INTERVAL_MS)
         self._dispatcher = dispatcher
         self._flags = flags
-        # One flag per waiting thread. A condition is written in Python: Ctrl-C inside it could
-        # leave its lock taken.
+        # Each waiting thread has a flag. Do not use a Condition: it is written in Python, and
+        # Ctrl-C inside it could leave its lock taken.
         self._waiting: list[Flag] = []
         self._hurry = Flag()
         self._failure: StoreError | None = None
@@ -431,7 +440,7 @@ class DispatchService(Service):
             self._hurry.take(min(most, max(least, _PAUSE_SHARE * (time.monotonic() - began))))
 
     def run_last(self) -> None:
-        """Dispatch what was put since the last run."""
+        """Dispatch the messages that were put since the last run."""
         self.run_once()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
@@ -469,7 +478,8 @@ class DispatchService(Service):
         try:
             self.wakeup()
             self._hurry.set()
-            # Take the flag first, then read the offset: if it moves later, the flag is set again.
+            # Reset the flag first, then read the offset: if the offset advances later, the flag is
+            # set again.
             while self._dispatcher.offset < offset and not self._failure and not self._is_over:
                 if not moved.take(None if end is None else max(0.0, end - time.monotonic())):
                     break

@@ -1,12 +1,12 @@
-"""Encodes a message to its frame, except for the fields that are known only under the log's lock.
+"""Makes the frame of a message, except for the fields that are known only under the log's lock.
 
 Follows ``DefaultMessageStore.checkMessage``, the first half of ``CommitLog.asyncPutMessage`` and
-``MessageExtEncoder`` of 4.9.3, in their order: the first check that fails determines the status.
-:mod:`logquarry.format.frame` has the order of the bytes.
+``MessageExtEncoder`` of 4.9.3. The checks have the same order, because the first check that fails
+determines the status. :mod:`logquarry.format.frame` defines the order of the bytes.
 
-Guarantees: every frame that is made here can be read again. If RocketMQ would write a frame that
-cannot be read (a topic's length that wraps, a flag that contradicts a host), the message is
-rejected.
+Guarantees: readers can read every frame that is made here. For some messages, RocketMQ writes a
+frame that cannot be read: the length of the topic wraps, or a flag contradicts a host. This module
+rejects such messages.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Encoded:
         advances: whether the frames take queue offsets (NOT and COMMIT).
         wait: whether the put waits for flush and replica.
         body_size: bytes of all bodies, for log messages.
-        copies: further queues of the message. If there are any, ``data`` is empty: the frame
-            contains the message's offsets in these queues, so it is made under the lock.
-        own_offset: QUEUEOFFSET of the frames, if they take no queue offset.
+        copies: further queues of the message. If there are any, ``data`` is empty, and the frame is
+            made under the lock, because it contains the message's offsets in these queues.
+        own_offset: QUEUEOFFSET of frames that take no queue offset.
     """
 
     __slots__ = (
@@ -129,7 +129,7 @@ class Encoded:
         file.append(self.data)
 
     def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
-        """Fill in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP; a later call replaces them.
+        """Fill in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP; a second call overwrites them.
 
         Args:
             queue_offset: queue offset of the first frame.
@@ -151,7 +151,8 @@ class Copies:
 
     Attributes:
         keys: topic and queue id of each further queue.
-        messages: number of messages in the frame, and so of queue offsets that it takes.
+        messages: number of messages in the frame, which is also the number of queue offsets that it
+            takes.
     """
 
     __slots__ = ("_encode", "keys", "messages")
@@ -164,7 +165,7 @@ class Copies:
         self._encode = encode
 
     def frame(self, queue_offset: int, offsets: list[int]) -> bytearray:
-        """The frame, given its queue offset and its offset in each further queue.
+        """Make the frame from its queue offset and its offset in each further queue.
 
         Raises:
             MessageRejected: if the offsets make the message too large: UNKNOWN_ERROR, as in
@@ -250,10 +251,10 @@ class MessageEncoder:
         return encoded
 
     def encode_stored(self, message: Message) -> Encoded:
-        """The frame of a message that was stored before. A put's changes are not made again.
+        """Make the frame of a message that was stored before, without the changes that a put makes.
 
-        Its topic and its property string already contain its delay and its further queues. If the
-        store keeps further queues, the offsets in the string must be the next offsets of these
+        The topic and the property string already contain the delay and the further queues. If the
+        store writes further queues, the offsets in the string must be the next offsets of these
         queues.
 
         Raises:
@@ -317,7 +318,7 @@ class MessageEncoder:
         numbers: Numbers,
         properties: bytes,
     ) -> bytearray:
-        """One frame, with 0 in the fields that :meth:`Encoded.place` fills in.
+        """Make one frame, with 0 in the fields that :meth:`Encoded.place` fills in.
 
         Raises:
             MessageRejected: if the properties or the whole frame is too large.
@@ -366,9 +367,9 @@ class MessageEncoder:
     def _delayed(
         self, message: Message, values: Mapping[str, str]
     ) -> tuple[PropertyMap | None, QueueKey]:
-        """The properties of a delayed message and the queue where it waits.
+        """Return the properties of a delayed message, and the queue in which it waits.
 
-        For any other message, None and its own queue.
+        For any other message, return None and the message's queue.
         """
         own = message.topic, message.queue_id
         if is_timed(values) and message.topic != timer.TOPIC and not self._is_3_1:

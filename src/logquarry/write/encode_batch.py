@@ -1,12 +1,13 @@
-"""Encodes a batch to its frames: all messages of one topic and queue, or none of them.
+"""Makes the frames of a batch: of all its messages, which are of one topic and queue, or of none.
 
 Follows ``DefaultMessageStore.checkMessages``, ``CommitLog.asyncPutMessages`` and the batch form of
-``MessageExtEncoder.encode`` of 4.9.3. A batch comes in the wire form that clients send
-(:mod:`logquarry.format.batch`), or as messages, from which the wire form is made.
+``MessageExtEncoder.encode`` of 4.9.3. The caller gives the batch in the wire form that clients send
+(:mod:`logquarry.format.batch`), or as messages, from which this module makes the wire form.
 
-Guarantees: as for single messages. If Java throws (a wire form that is cut short, too many bytes),
-the batch is rejected. A kernel makes the frames. If it finds anything wrong, its readable twin (the
-reference) makes them again and raises the error.
+The guarantees are those for single messages (:mod:`logquarry.write.encode`). If Java would throw,
+because the wire form is cut short or has too many bytes, the batch is rejected. A kernel makes the
+frames. If the kernel finds a fault, its readable twin (the reference) makes the frames again and
+raises the error.
 """
 
 from __future__ import annotations
@@ -76,10 +77,10 @@ def encode_batch(
         encoder: makes the fields that the frames share.
         config: the store's settings.
         wire: the messages. Their TOTALSIZE, MAGICCODE and BODYCRC are ignored.
-        message: the fields that the messages share; its properties are added to those of each.
-
+        message: the fields that the messages share; its properties are added to those of each
+            message.
         is_producer: whether to treat the batch as if it had a UNIQ_KEY. Producers of RocketMQ 5
-            give one to each batch.
+            give a UNIQ_KEY to each batch.
 
     Raises:
         MessageRejected: if the store does not take it.
@@ -153,7 +154,7 @@ def _inner_batch(
     try:
         count = sum(1 for _ in batch.decode(wire))
     except ValueError as error:
-        # A client could not split this inner batch into messages.
+        # A client could not split such an inner batch into messages.
         text = f"the wire form of the batch is wrong: {error}"
         raise refusal(PutStatus.MESSAGE_ILLEGAL, text, reason="truncated") from error
     if not 0 < count <= MOST_MESSAGES:
@@ -190,7 +191,7 @@ def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
     """The wire form of messages, and the fields they share (``MessageDecoder.encodeMessages``).
 
     Raises:
-        UsageError: if they differ in a field that all messages of a batch share.
+        UsageError: if the messages differ in a field that all messages of a batch share.
         MessageRejected: if one of them is delayed, or its properties are too long.
     """
     if not messages:
@@ -275,7 +276,7 @@ class WireFrames(Encoded):
         self._place = 0, 0, 0
 
     def measure(self, most: int) -> bool:
-        """Find the start of each frame; returns False if the reference would refuse the batch."""
+        """Find the start of each frame; return False if the reference would refuse the batch."""
         count, self._size, self.body_size = self._run(0, most, 0, 0, 0)
         self.starts = tuple(self._starts[:count].tolist()) if count >= 0 else ()
         return bool(count >= 0)

@@ -1,6 +1,6 @@
-"""The services that flush a store: group commit for puts that wait, and the timed flushes.
+"""The services that flush a store: the group commit, on which puts wait, and the timed flushes.
 
-While one sync runs, later puts wait for the next one, which then covers all of them
+While one sync runs, later puts wait for the next sync, which then covers all of these puts
 (``CommitLog.GroupCommitService``).
 """
 
@@ -68,12 +68,13 @@ class GroupCommitService(Service):
         return ended
 
     def request(self, offset: int) -> ThreadWait:
-        """Make a wait of the caller's thread until the log is on the disk up to an offset.
+        """Create a wait for the caller's thread; it ends when the log is on the disk up to an
+        offset.
 
-        The wait's result is True if the log was synced in time. It is False after the timeout (put
-        status FLUSH_DISK_TIMEOUT; the message is in the log, and is synced later). The wait raises
-        StoreUnavailable if the sync failed: the message may or may not be on the disk, and the
-        store takes no more messages.
+        The result of the wait is True if the log was synced in time. After the timeout, it is
+        False: the put's status is then FLUSH_DISK_TIMEOUT, and the message is in the log and is
+        synced later. If the sync failed, the wait raises StoreUnavailable: the message may or may
+        not be on the disk, and the store accepts no more messages.
         """
         waiter = ThreadWait(offset)
         self.add(waiter)
@@ -125,7 +126,10 @@ class GroupCommitService(Service):
             self._end(request)
 
     def _end(self, request: Waiter) -> None:
-        """End a wait for which no more sync runs. It succeeds if an earlier sync covered it."""
+        """End a wait for which no further sync will run.
+
+        The wait succeeds if an earlier sync covered it.
+        """
         if self._queue.flushed_offset >= request.offset:
             request.resolve(True)
         else:
@@ -165,8 +169,8 @@ class GroupCommitService(Service):
 # FlushConsumeQueueService   1 s        2            every 60 s
 # ========================== ========== ============ ==================
 #
-# These are RocketMQ's defaults. A failed sync poisons the store and ends the service; RocketMQ logs
-# it and continues as if the sync had succeeded.
+# These are RocketMQ's defaults. After a failed sync, the store accepts no more writes, and the
+# service ends. RocketMQ logs the failure and continues as if the sync had succeeded.
 
 SLOW_FLUSH_MS: Final = 500
 
@@ -175,11 +179,13 @@ class Flushable(Protocol):
     """A queue's files, or an index file."""
 
     def flush(self, least_pages: int) -> object:
-        """Sync the file if at least ``least_pages`` pages are due; if that is 0, always."""
+        """Sync the file if at least ``least_pages`` pages have changed; if ``least_pages`` is 0,
+        always sync.
+        """
 
 
 class _Thorough:
-    """The schedule of thorough runs: the runs that flush everything."""
+    """Decides which runs are thorough: a thorough run flushes all pages."""
 
     def __init__(self, interval_ms: int, least_pages: int, clock: Clock) -> None:
         self._interval_ms = interval_ms
@@ -189,7 +195,7 @@ class _Thorough:
         self._last: int | None = None
 
     def pages(self) -> int:
-        """The least pages for the run that begins now; 0 for a thorough run."""
+        """Minimum number of changed pages for the run that begins now; 0 for a thorough run."""
         now = self._clock()
         if self._last is None or now >= self._last + self._interval_ms:
             self._last = now
@@ -203,7 +209,8 @@ class FlushRealTimeService(Service):
     Args:
         queue: the log's files.
         health: the store's health.
-        checkpoint: gets the store time up to which the log is on the disk, after thorough flushes.
+        checkpoint: after each thorough flush, gets the store time up to which the log is on the
+            disk.
         is_timed: whether to keep to the interval (``flushCommitLogTimed``) even when it is woken.
     """
 
@@ -285,8 +292,9 @@ class FlushConsumeQueueService(Service):
     """Flushes the consume queues, and then writes the checkpoint.
 
     A thorough run syncs the log first, then the queues and the index, and then writes the
-    checkpoint. So the checkpoint never covers more than is on the disk. (In RocketMQ its time for
-    the queues is the time of the last dispatched message, even if the queues are not flushed.)
+    checkpoint. So the checkpoint never covers messages that are not on the disk. (RocketMQ's
+    checkpoint has the time of the last dispatched message as its time for the queues, even if the
+    queues are not flushed.)
 
     Args:
         queues: returns the files to flush: the queues, and the index if the store keeps one.
@@ -327,7 +335,9 @@ class FlushConsumeQueueService(Service):
         self.flush(0)
 
     def flush(self, least_pages: int = 0) -> None:
-        """Flush the queues with at least that many due pages; if it is 0, all and the checkpoint.
+        """Flush the queues with at least ``least_pages`` changed pages.
+
+        If it is 0, flush all queues, and write the checkpoint.
 
         Any thread may call it. The flushes run one after the other, because each full index file
         is synced and closed once.
@@ -368,7 +378,7 @@ class FlushConsumeQueueService(Service):
 #
 #     SYNC_FLUSH     GroupCommitService         syncs the log; puts wait for it
 #     ASYNC_FLUSH    FlushRealTimeService       syncs the log at an interval
-#     with a pool    CommitRealTimeService      writes buffers to the files before that
+#     with a pool    CommitRealTimeService      writes buffers to the files before the sync
 #     always         FlushConsumeQueueService   syncs queues, index and checkpoint
 
 

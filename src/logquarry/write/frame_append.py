@@ -2,8 +2,8 @@
 
 If logquarry runs interpreted, :meth:`PutPath.put_common
 <logquarry.write.put_path.PutPath.put_common>` and :meth:`LogAppender.append_held
-<logquarry.write.log_appender.LogAppender.append_held>` (the reference) do the same; this module
-then has only the state that they share.
+<logquarry.write.log_appender.LogAppender.append_held>` (the reference) append the frames. This
+module then only has the state that these two methods share.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 Settle = Callable[[PutResult, bool], PutResult]
 
 SLOW_PUT: Final = 0.5
-"""In seconds. A put that takes longer, or holds the lock longer, is logged."""
+"""Limit in seconds. A put that takes longer, or holds the lock longer, is logged."""
 _MS: Final = 1_000
 _SLOW_MS = SLOW_PUT * _MS
 _KEYS: Final = f"{props.KEYS}{props.NAME_VALUE_SEPARATOR}"
@@ -150,8 +150,8 @@ class FrameHead:
 
     def __init__(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> None:
         fields = host_fields(born_host, store_host, sys_flag)
-        # Keep the objects themselves: the next message usually has the same objects, and comparing
-        # identities is fast.
+        # Store the objects, not copies: the next message usually has the same objects, and
+        # comparing identities is fast.
         self.born_host, self.store_host, self.sys_flag = born_host, store_host, sys_flag
         self.template = fields.pack(
             *(0, frame.MAGIC_V1, 0, 0, 0, 0, 0, fields.flags, 0),
@@ -236,9 +236,9 @@ class FrameAppend:
             their status. Called outside the lock.
 
     Attributes:
-        clock, queue_offsets, takes_kernels, settle: as given.
-        bar: why no bytes may be appended now; None if appends are allowed. Checked under the lock:
-            a put may have passed all other checks before the bar was set.
+        clock, queue_offsets, takes_kernels, settle: the arguments of these names.
+        bar: the reason why no bytes may be appended now; None if appends are allowed. It is checked
+            under the lock, because a put may have passed all other checks before the bar was set.
     """
 
     def __init__(
@@ -340,8 +340,9 @@ class FrameAppend:
     ) -> PutResult | None:
         """Compiled: append the frames of some messages of one queue, all of them or none.
 
-        If the clock is the wall clock, it calls no Python code while it holds the log. So no other
-        thread and no signal handler runs between writing the bytes and counting the queue offset.
+        If the clock is the wall clock, this method calls no Python code while it holds the log's
+        lock. So no other thread and no signal handler runs between the writing of the bytes and the
+        counting of the queue offset.
 
         Args:
             items: ``Item *``. This method sets the numbers that the messages share, and the sizes
@@ -351,7 +352,7 @@ class FrameAppend:
             The result. None, with nothing changed, if the reference must append them.
 
         Raises:
-            OverflowError: if a number does not fit; the reference must append them then too.
+            OverflowError: if a number does not fit; then too, the reference must append them.
         """
         queue_number = queue_id
         born_time = 0
@@ -399,7 +400,8 @@ class FrameAppend:
             if file.address:
                 place = cython.cast(cython.p_char, file.address)
             else:
-                # The file's buffer is one of the transient store pool, or a copy: no address.
+                # The file's buffer is from the transient store pool, or it is a copy: neither has
+                # an address.
                 view = file.buffer
                 place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
             place += at

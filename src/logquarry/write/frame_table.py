@@ -1,4 +1,4 @@
-"""The table of checked messages from which a kernel makes their frames."""
+"""Defines the table of checked messages, from which a kernel makes the frames."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ _MANY_QUEUES: Final = 1 << 10
 class FrameTable:
     """Checked messages, for the kernel.
 
-    A message that the kernel cannot encode is odd: :mod:`logquarry.write.outgoing` lists these.
+    A message that the kernel cannot encode is odd; :mod:`logquarry.write.outgoing` defines which
+    messages are odd.
 
     Attributes:
         rows: a column for each message; the columns of odd messages are not used.
         queues: the distinct queues of ``rows``.
-        heads, head_facts: the distinct heads.
+        heads, head_facts: the distinct heads (the fields of a frame that depend on hosts and
+            SYSFLAG).
         topics, topic_ends: the distinct topics.
         keep: the objects that own the bytes at the rows' addresses.
     """
@@ -58,7 +60,7 @@ class FrameTable:
         Args:
             file: the log's last file.
             offsets: the next offset of each queue.
-            start, stop: the numbers of the messages, none of them odd.
+            start, stop: the range of the messages' numbers; none of them is odd.
             now: the store time in milliseconds; a row may have a later time.
             columns: four rows of numbers. This method sets physical offset, queue offset, store
                 time and size of each message in the column of its number.
@@ -89,8 +91,8 @@ class FrameTable:
                 file.advance(position - before)
                 offsets.update(told)
             except BaseException:
-                # Ctrl-C may arrive at any line. Messages that are in the log have used up their
-                # queue offsets.
+                # Ctrl-C may arrive at any line. Count the queue offsets of messages that are in the
+                # log in any case.
                 if file.wrote > before:
                     offsets.update(told)
                 raise

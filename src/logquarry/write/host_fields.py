@@ -20,7 +20,7 @@ class HostFields:
     """Hosts and SYSFLAG as they are in a frame.
 
     Attributes:
-        flags: SYSFLAG with the families of the hosts.
+        flags: SYSFLAG, including the bits for the address families of the hosts.
         fixed_size: bytes of the frame without body, TOPICLEN, topic and properties.
         advances: whether the frame takes a queue offset (NOT and COMMIT).
         pack: packs the fields before the body (:func:`logquarry.format.frame.prefix`).

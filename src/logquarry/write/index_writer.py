@@ -1,10 +1,10 @@
 """Writes the key index (``IndexService.buildIndex``, ``IndexFile.putKey`` of 4.9.3).
 
-One thread writes: the dispatcher. It puts many keys at once: those of a run of messages. Entries,
-chains and headers are the same as if the keys were put one by one.
+Only the dispatcher's thread writes. It puts all keys of a run of messages at once. Entries, chains
+and headers are the same as if the keys were put one by one.
 
-Guarantees: a file's header is written after its entries, so that a reader of a half-written batch
-sees the state before it. File names are distinct and ascend, even if the clock is set back.
+Guarantees: a file's header is written after its entries, so a reader ignores entries that are not
+complete yet. File names are distinct and ascend, even if the clock is set back.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class IndexFileWriter:
     Args:
         file: the file, of the size that ``shape`` needs.
         shape: its slots and entries.
-        before: the header of the previous file; a new file's header starts with its end values.
+        before: the header of the previous file; the header of a new file begins with the end values
+            of that header.
         counts_keys: whether the header counts keys instead of chains (3.x).
 
     Attributes:
@@ -113,8 +114,9 @@ class IndexFileWriter:
         else:
             begun = self._put_reference(hashes, offsets, times, header.begin_timestamp)
         if before.entry_count <= 1:
-            # QUIRK: the seconds of the first entry count from the end time of the previous file,
-            # because the header still has it as begin time (test_replay.py: clean-restart/base).
+            # QUIRK: the seconds of the first entry are counted from the end time of the previous
+            # file, because the header still has that time as its begin time (test_replay.py:
+            # clean-restart/base).
             entries = self._entries(before.entry_count, 1)
             entries["seconds"] = _seconds(times[:1], before.begin_timestamp)
         if not self.file.address:
@@ -128,7 +130,7 @@ class IndexFileWriter:
         self._write_header()
 
     def _keep(self, hashes: Int64, number: int) -> None:
-        """Write new entries and their slots to the file, if the buffer is not the file's map."""
+        """Write new entries and their slots to the file, if the buffer is not a map of the file."""
         file, first_entry = self.file, self.shape.entry_position(0)
         file.keep(
             self.shape.entry_position(number), self.shape.entry_position(number + len(hashes))
@@ -191,7 +193,7 @@ class IndexFileWriter:
 
 
 def _chain(table: npt.NDArray[np.int32], slots: Int64, numbers: Int64) -> tuple[Int64, int]:
-    """Put new entries in front of their chains.
+    """Put new entries at the front of their chains.
 
     Returns:
         The entry that follows each new entry in its chain, and the number of new chains.
@@ -213,7 +215,7 @@ def _chain(table: npt.NDArray[np.int32], slots: Int64, numbers: Int64) -> tuple[
 
 
 def _seconds(times: Int64, begin: int) -> Int64:
-    """Seconds after a file's begin, limited to the range of an entry's field."""
+    """Seconds since a file's begin time, limited to the range of an entry's field."""
     if begin <= 0:
         return np.zeros(len(times), np.int64)
     return np.clip((times - begin) // 1000, 0, java.INT_MAX)
@@ -286,7 +288,7 @@ class IndexWriter:
             at = stop
         last_keyed = int(numbers[-1]) if len(numbers) else -1
         if last_keyed < len(offsets) - 1:
-            # If the last file is full, the next one is made even for a message without a key.
+            # If the last file is full, create the next file even for a message without a key.
             self._writable()
 
     def _writable(self) -> IndexFileWriter:
@@ -309,8 +311,8 @@ class IndexWriter:
     def _make(self) -> MappedFile:
         """Make a file with an unused name.
 
-        If a RocketMQ broker is started on this store, it makes index files before the lock stops
-        it, possibly in the same millisecond.
+        If a RocketMQ broker is started on this store, it creates index files before it fails to
+        take the lock. It can create one in the same millisecond.
         """
         while True:
             self._last_name = next_name(self._last_name, self._clock())
@@ -332,10 +334,11 @@ class IndexWriter:
 
 
 def next_name(last: str, now_ms: int) -> str:
-    """The name of a new file: the time (``timeMillisToHumanString``), but greater than ``last``.
+    """The name of a new file: the present time (``timeMillisToHumanString``), or later than
+    ``last``.
 
-    QUIRK: RocketMQ uses the time unchanged. Two files made in one millisecond get the same name,
-    and a file made after the clock was set back sorts before older files
+    QUIRK: RocketMQ always uses the time. So two files that are created in one millisecond get the
+    same name, and a file that is created after the clock was set back sorts before older files
     (test_index_writer.py::test_names_ascend).
     """
     moment = datetime.datetime.fromtimestamp(now_ms // 1000)
@@ -361,8 +364,9 @@ def next_name(last: str, now_ms: int) -> str:
 # (``IndexService.flush``). The current file is synced by the thorough flushes.
 #
 # If a RocketMQ broker is started on this store, it deletes index files that are newer than the
-# checkpoint, before the lock stops it. So each file that the checkpoint does not cover has a second
-# name, a hard link from which it is restored (:mod:`logquarry.disk.queue_folders`).
+# checkpoint, before it fails to take the lock. So each file that the checkpoint does not cover has
+# a second name, a hard link from which logquarry restores the file
+# (:mod:`logquarry.disk.queue_folders`).
 
 
 class IndexKeeper:

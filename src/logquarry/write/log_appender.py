@@ -3,15 +3,15 @@
 Compiled if possible: :class:`~logquarry.write.put_path.PutPath` extends it for common messages.
 
 Follows ``DefaultAppendMessageCallback.doAppend``, ``appendData`` and
-``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file if eight bytes are left
-after it: room for the blank that ends the file.
+``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file if at least eight bytes
+are left after it, for the blank that ends the file.
 
 ::
 
     | frame | frame | ... | blank: [bytes left 4][cbd43194] and any bytes |
 
-Guarantees: an append that raises has not put its frames into the log. It may have ended a file
-with a blank.
+Guarantees: if an append raises, none of its frames is in the log. But it may have ended a file with
+a blank.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FOREIGN: Final = "bytes of another store's log were appended and are not dispat
 
 
 class AppendRules:
-    """The rules of an append in 4.9.3. Subclasses have the rules of other dialects."""
+    """The rules for an append in 4.9.3. Subclasses define the rules of other dialects."""
 
     def own_offset(self, encoded: Encoded) -> int:
         """QUEUEOFFSET of a frame that takes no queue offset."""
@@ -64,10 +64,10 @@ class AppendRules:
         return end_file(file)
 
     def appended(self, encoded: Encoded) -> None:
-        """Note a frame that is in the log. Ctrl-C may cause a second call for the same frame."""
+        """Record that a frame is in the log. Ctrl-C may cause a second call for the same frame."""
 
     def adopted(self) -> None:
-        """Continue after bytes of another store's log. All of them are dispatched."""
+        """Prepare for puts after bytes of another store's log, all of which are dispatched."""
 
 
 class LogAppender(FrameAppend):
@@ -77,7 +77,7 @@ class LogAppender(FrameAppend):
         files: the log's files.
         config: the store's settings.
         clock: gives store times, in milliseconds. Called under the lock.
-        queue_offsets: the next offset of each queue (``topicQueueTable``); appends change it.
+        queue_offsets: the next offset of each queue (``topicQueueTable``); appends advance them.
         flags: the reasons why the store takes no messages now.
         health: whether the disk still takes writes.
         settle: waits for flush and replica if the put requests it, and returns the result with
@@ -112,7 +112,7 @@ class LogAppender(FrameAppend):
         self._busy_after = config.os_page_cache_busy_time_out_mills / _MS
 
     def end(self) -> None:
-        """Allow no more appends. A put that has taken the log's lock completes first."""
+        """Allow no more appends. A put that holds the log's lock is completed first."""
         with self._lock:
             self._ends_foreign = self.bar is _FOREIGN
             self.bar = _CLOSED
@@ -187,9 +187,9 @@ class LogAppender(FrameAppend):
         """Append frames to the last file, or to a new file if they do not fit there.
 
         Raises:
-            StoreUnavailable: if no file could be made: CREATE_MAPEDFILE_FAILED. The previous file
-                may then end with a blank already.
-            MessageRejected: if no file could hold them.
+            StoreUnavailable: with the status CREATE_MAPEDFILE_FAILED, if no file could be created.
+                The previous file may already end with a blank.
+            MessageRejected: if the frames are too large for any file.
         """
         if encoded.size + _BLANK > self.file_size:
             require_fit(encoded, self.file_size)
@@ -229,7 +229,8 @@ class LogAppender(FrameAppend):
             encoded.write(file, queue_offset, physical_offset, now, self._rules.placed)
             self._appended(encoded, queue_offset, copied)
         except BaseException:
-            # Ctrl-C may arrive at any line. A message in the log has used up its queue offset.
+            # Ctrl-C may arrive at any line. If the message is in the log, count its queue offset in
+            # any case.
             if file.wrote > at:
                 self._appended(encoded, queue_offset, copied)
             raise
@@ -259,7 +260,7 @@ class LogAppender(FrameAppend):
         return copied
 
     def _appended(self, encoded: Encoded, queue_offset: int, copied: list[int]) -> None:
-        """Count frames that are in the log; a second call changes nothing."""
+        """Count the queue offsets of frames that are in the log; a second call changes nothing."""
         self._rules.appended(encoded)
         if encoded.advances:
             self.queue_offsets[encoded.key] = queue_offset + encoded.messages
@@ -269,7 +270,7 @@ class LogAppender(FrameAppend):
 
     @contextmanager
     def holding(self) -> Iterator[tuple[int, float]]:
-        """Hold the log for several appends that have the same store time.
+        """Hold the log's lock for several appends that have the same store time.
 
         Yields:
             The store time in milliseconds, and when the lock was taken.
@@ -277,7 +278,8 @@ class LogAppender(FrameAppend):
         with self._lock:
             began = self._held_since = _monotonic()
             try:
-                # The time must be an integer: the file keeps it, and its flush would fail later.
+                # The time must be an integer: the file stores it, and with any other type a later
+                # flush would fail.
                 yield index(self.clock()), began
             finally:
                 self._held_since = 0.0
@@ -316,8 +318,8 @@ class LogAppender(FrameAppend):
         :meth:`adopt`.
 
         Returns:
-            Whether they were appended. For this, the log must end at that offset; or it must be
-            empty, and the offset must be the start of a file.
+            Whether the bytes were appended. This needs one of two conditions: the log ends at that
+            offset, or the log is empty and the offset is the start of a file.
 
         Raises:
             StoreUnavailable: as :meth:`MappedFileQueue.append_data`; or after :meth:`end`.
@@ -369,8 +371,8 @@ def require_fit(encoded: Encoded, file_size: int) -> None:
     Raises:
         MessageRejected: if they are too large.
     """
-    # QUIRK: RocketMQ returns PUT_OK, writes nothing and blanks two files (test_append_vectors:
-    # vectors 36 and 38).
+    # QUIRK: RocketMQ returns PUT_OK, but writes only blanks, which fill two files
+    # (test_append_vectors: vectors 36 and 38).
     size = encoded.size
     if size > file_size - _BLANK:
         raise refusal(

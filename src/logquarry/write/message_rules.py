@@ -14,15 +14,20 @@ from logquarry.message import Message
 from logquarry.write.put_result import PutStatus, refusal
 
 LONGEST_PROPERTIES: Final = java.INT_MAX >> 16
-"""Limit in bytes (``checkMessage`` counts UTF-16 characters): the length is a signed short."""
+"""Limit in bytes, because the length in a frame is a signed short. (``checkMessage`` counts UTF-16
+characters.)
+"""
 
 # --------------------------------------------------------------------------------------------------
-# Topics. RocketMQ's store takes any name (``../../../x`` made folders, CVE-2019-17572); its broker
-# takes only the characters of _BROKER_NAME. This store refuses names with _UNSAFE characters, and
-# if ``topic_check`` requests it, all names that the broker refuses.
+# Topics. RocketMQ's store accepts any name (with ``../../../x`` it created folders outside of the
+# store, CVE-2019-17572). RocketMQ's broker accepts only the characters of _BROKER_NAME. logquarry
+# refuses names with _UNSAFE characters. If ``topic_check`` requests it, logquarry refuses all names
+# that the broker refuses.
 
 LONGEST_TOPIC: Final = 127
-"""Limit in bytes (RocketMQ counts UTF-16 characters): the length is one signed byte."""
+"""Limit in bytes, because the length in a frame is one signed byte. (RocketMQ counts UTF-16
+characters.)
+"""
 LONGEST_NAME: Final = 255
 """Maximum bytes of a folder's name: the limit for the further queues of multi-dispatch."""
 BROKER_CHECK: Final = "rocketmq-broker"
@@ -86,10 +91,10 @@ def reject_topic(name: str, fault: str) -> NoReturn:
 
 
 # --------------------------------------------------------------------------------------------------
-# Properties. RocketMQ keeps a string, which it writes unchanged, and a HashMap. If the store adds a
-# property, it builds the string again, in the iteration order of that map. The order depends on how
-# the map was made: a copied map has as many buckets as the entries need; a map that is parsed from
-# a string starts with 16 buckets and grows.
+# Properties. In RocketMQ, a message has its properties as a string, which is written unchanged, and
+# as a HashMap. If the store adds a property, it builds the string again, in the iteration order of
+# the map. This order depends on how the map was made. A copied map has as many buckets as its
+# entries need. A map that is parsed from a string starts with 16 buckets and grows.
 
 # TIMER_DELAY_MS and TIMER_DELAY_SEC are not listed: the search for DELAY finds them.
 _ACTS_ON: Final = "|".join(
@@ -104,7 +109,9 @@ _TIMED: Final = {
     props.TIMER_DELAY_MS: 1,
     props.TIMER_DELIVER_MS: 1,
 }
-"""The properties for the timer wheel, with their unit in ms; the first one in a message counts."""
+"""The properties for the timer wheel, with their unit in ms. If a message has several, the first
+one counts.
+"""
 _FRESH_TABLE: Final = 16
 NO_PROPERTIES: Final[Mapping[str, str]] = {}
 
@@ -136,7 +143,8 @@ class PropertyMap:
 
 
 def looked_at(message: Message) -> Mapping[str, str]:
-    """The properties of a message, if the store acts on one of them; otherwise possibly empty.
+    """The properties of a message, if the store acts on one of them; otherwise the result may be
+    empty.
 
     A property string is parsed only if it contains the name of such a property.
     """
@@ -148,7 +156,7 @@ def looked_at(message: Message) -> Mapping[str, str]:
 
 
 def acts_on(string: str | bytes) -> bool:
-    """Whether a property string possibly has a property that the store acts on."""
+    """Whether a property string may contain a property that the store acts on."""
     if isinstance(string, str):
         return _ACTS_ON_TEXT(string) is not None
     return _ACTS_ON_BYTES(string) is not None
@@ -203,8 +211,9 @@ def delay_level(text: str | None) -> int:
 def is_timed(values: Mapping[str, str]) -> bool:
     """Whether properties request a delivery by the timer wheel (``checkIfTimerMessage``).
 
-    A message that was in the wheel has TIMER_OUT_MS, and is put unchanged. A message with a delay
-    level does not use the wheel either: RocketMQ removes the timer's properties from it.
+    A message that was in the wheel before has TIMER_OUT_MS; it is put unchanged. A message with a
+    delay level does not use the wheel either: RocketMQ removes the timer's properties from such a
+    message.
     """
     asks = not values.keys().isdisjoint(_TIMED)
     return asks and props.TIMER_OUT_MS not in values and delay_level(values.get(props.DELAY)) <= 0

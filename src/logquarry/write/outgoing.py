@@ -1,10 +1,10 @@
 """Checks the messages of a bulk put column by column, and makes the table for the kernel.
 
-A message is common if the store changes nothing in its properties, and no check fails. Common
-messages become rows of :mod:`logquarry.format.put_rows`. Every other message is *odd*: the encoder
-of single puts (the *reference*) makes its frame, or rejects it.
+A message is common if the store changes nothing in its properties, and no check fails. Each common
+message becomes a row of the table that :mod:`logquarry.format.put_rows` defines. Every other
+message is *odd*: the encoder of single puts (the *reference*) makes its frame, or rejects it.
 
-Guarantees: a message becomes a row only if the reference would take it and write the same bytes.
+Guarantees: a message becomes a row only if the reference would accept it and write the same bytes.
 All messages are checked before the first is appended.
 """
 
@@ -35,7 +35,7 @@ Bools = npt.NDArray[np.bool_]
 Encode = Callable[[Message], Encoded]
 
 _FEW: Final = 256
-"""Distinct queues and heads that a small table holds."""
+"""Maximum number of distinct queues, and of distinct heads, in a small table."""
 _LOW: Final = 0xFFFFFFFF
 
 
@@ -54,7 +54,7 @@ class Spans:
 
 @dataclass(slots=True)
 class Columns:
-    """The fields of many messages as columns. Nothing is checked yet.
+    """The fields of many messages as columns, before any check.
 
     Attributes:
         topics: the distinct topics.
@@ -90,8 +90,8 @@ class Outgoing:
         odd: the frames of odd messages, by the number of the message.
         store_hosts: the distinct store hosts.
         store_host_ids: for each message the index of its host in ``store_hosts``.
-        named: the distinct topics of the messages as the caller gave them, even if they are delayed
-            and so written to the schedule topic.
+        named: the distinct topics as the caller gave them. A delayed message is in the schedule
+            topic, but counts here under the caller's topic.
         named_ids: for each message the index of its topic in ``named``.
         waits: whether any message waits for flush and replica.
         times: the earliest allowed store time of each message; None if all get the time of the put.
@@ -203,8 +203,9 @@ def outgoing_kernel(
         config: the store's settings.
         check: rejects a frame that no file could hold.
         largest: bytes of the largest frame that a file can hold.
-        refused: if given, a rejected message raises no error: its number and the reason are added
-            here. It gets neither a frame nor a row; the other messages are kept.
+        refused: if given, the number of each rejected message and the reason are added here, and no
+            error is raised. A rejected message gets neither a frame nor a row; the other messages
+            do.
 
     Raises:
         MessageRejected, UsageError: as :func:`outgoing_reference`, if ``refused`` is not given.
@@ -261,7 +262,8 @@ def outgoing_kernel(
         queues,
         head_bytes,
         head_facts,
-        # Copy it: an array over bytes is read-only, and for a kernel that is another type.
+        # Copy the bytes: an array over them is read-only, and for a kernel a read-only array has
+        # another type.
         np.frombuffer(b"".join(written) or b"\0", np.uint8).copy(),
         np.cumsum([0, *map(len, written)], dtype=np.int64),
         (columns.bodies, columns.properties),
@@ -350,7 +352,9 @@ def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
 
 
 def _interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]:
-    """Find distinct values by a kernel, with a small table, or a full one if that overflows."""
+    """Find distinct values by a kernel: with a small table, or if that overflows, with a full
+    one.
+    """
     ids, found = np.empty(count, np.int64), np.empty(0, np.int64)
     known, most = -1, _FEW
     while known < 0:

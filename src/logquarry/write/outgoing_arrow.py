@@ -1,8 +1,8 @@
 """Makes the columns for ``put_many`` from an Arrow record batch or from message objects.
 
 The columns are the fields of :class:`~logquarry.message.Message`; a missing column or a null has
-the default. Columns that only a reader has (offsets, CRC, size) are ignored, so that an export can
-be put again. Only text that has to be joined is copied.
+the default. Columns that only stored messages have (offsets, CRC, size) are ignored, so that you
+can put the rows of an export. Only text that has to be joined is copied.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def columns_of_batch(
         batch: at least one row.
         clock: the born time of messages that have none.
         first: the number of the first row within the call, for errors.
-        stored: whether they were stored before, and keep ``queue_offset`` and ``store_timestamp``.
+        stored: whether the messages were stored before; then they keep ``queue_offset`` and
+            ``store_timestamp``.
         look: whether to mark messages as odd if the store acts on one of their properties.
 
     Raises:
@@ -224,7 +225,7 @@ def columns_of_messages(messages: Sequence[Message], clock: Callable[[], int]) -
                 given = [None if pairs is None else list(pairs.items()) for pairs in values]
             arrays[name] = pa.array(given, _KINDS.get(name, pa.int64()))
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        # For example half a surrogate pair, hosts both as text and as bytes, a number too large.
+        # Examples: half a surrogate pair, hosts of both text and bytes, a number that is too large.
         return None
     columns = columns_of_batch(pa.record_batch(arrays), clock)
     columns.message = messages.__getitem__
@@ -289,7 +290,7 @@ def _plain_list(kind: pa.DataType) -> pa.DataType:
 
 
 def _joined_keys(column: pa.Array) -> pa.Array:
-    """Lists of words as KEYS properties; an empty list gives no property.
+    """Join lists of words to KEYS properties; an empty list gives no property.
 
     Raises:
         UsageError: if a word is missing, is empty or contains a space.

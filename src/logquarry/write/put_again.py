@@ -1,7 +1,8 @@
-"""Makes a message to put from a frame of the log: for delivery, commit and send back.
+"""Makes a new message from a frame of the log, to deliver, commit or send back the old message.
 
-RocketMQ parses the property string into a ``HashMap`` and builds the string again, in the map's
-order. So the order may differ from the old string's, and the parts that the parser skips are lost.
+RocketMQ parses the property string into a ``HashMap``, and builds a new string in the map's order.
+So the new string may have another order than the old one, and it lacks the parts that the parser
+skips.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ def put_again(
     delays: bool = True,
     waits: bool = True,
 ) -> Message:
-    """A message with body, flags, born time and hosts of a frame.
+    """Make a message with the body, flags, born time and hosts of a frame.
 
     Args:
         frame: the frame of the old message.
         topic: topic of the new message.
         queue_id: its queue.
-        values: properties of the new message: first those of the old message in the order in which
-            they were parsed, then those that the caller adds.
+        values: properties of the new message: first the old message's properties, in the order in
+            which they were parsed, then the properties that the caller adds.
         sys_flag: SYSFLAG, if it changes.
         prepared_transaction_offset: for a COMMIT: the physical offset of its half message.
         delays: whether the store acts on DELAY and on the properties of the timer wheel.

@@ -1,7 +1,7 @@
-"""The put of a batch: makes frames from messages or their wire form, and appends them together.
+"""Puts a batch: makes frames from messages or their wire form, and appends all of them together.
 
-If compiled, :meth:`PutBatchPath.put_common_batch` takes a batch in which the store changes
-nothing. The reference (:mod:`logquarry.write.encode_batch`) takes every batch
+If compiled, :meth:`PutBatchPath.put_common_batch` puts a batch in which the store changes nothing.
+The reference (:mod:`logquarry.write.encode_batch`) handles every batch
 (tests/property/test_put_path_twins.py compares them).
 """
 
@@ -43,7 +43,9 @@ def batch_size(messages: Sequence[Message] | None, wire: bytes | None) -> int:
 
 
 class PutBatchPath(PutPath):
-    """The put of a batch, and of one message (:class:`~logquarry.write.put_path.PutPath`)."""
+    """The methods that put a batch, and those that put one message
+    (:class:`~logquarry.write.put_path.PutPath`).
+    """
 
     def put_batch(
         self,
@@ -154,7 +156,10 @@ class PutBatchPath(PutPath):
             free(items)
 
     def _message_items(self, messages: tuple[Message, ...], items: Any) -> int:
-        """Compiled: describe messages in new memory. Returns their number; 0: use the reference."""
+        """Compiled: describe messages in new memory.
+
+        Returns their number, or 0 if the reference must put them.
+        """
         count = len(messages)
         items[0] = cython.cast(item_pointer, malloc(count * cython.sizeof(Item)))
         if items[0] == cython.NULL:

@@ -24,7 +24,9 @@ _LONG_SECONDS: Final = 3_600.0
 
 
 class _Wakes:
-    """Wakes the coroutines that wait in one event loop, with one call for all puts of a sync."""
+    """Wakes the coroutines that wait in one event loop; one call wakes them for all puts of a
+    sync.
+    """
 
     def __init__(self) -> None:
         self._waiters: deque[Any] = deque()
@@ -49,11 +51,11 @@ class _Wakes:
 
 
 _wakes: WeakKeyDictionary[Any, _Wakes] = WeakKeyDictionary()
-"""Event loop -> its waiting coroutines; only the thread of a loop adds the loop."""
+"""For each event loop, its waiting coroutines. Only the loop's thread adds the loop."""
 
 
 class PutFuture:
-    """The result of a put whose message is in the log, but possibly not yet on the disk.
+    """The future result of a put whose message is in the log, but may not be on the disk yet.
 
     ::
 
@@ -62,9 +64,9 @@ class PutFuture:
         future.add_done_callback(print)            # a function is called
         result = await future                      # a coroutine waits, and blocks no thread
 
-    It cannot be cancelled: the message is in the log. It is not a
-    :class:`concurrent.futures.Future`: making that class's lock and condition takes longer than
-    appending a message, and Ctrl-C could leave the lock taken. Any thread may use it.
+    The future cannot be cancelled, because the message is in the log already. It is not a
+    :class:`concurrent.futures.Future`: to make the lock and the condition of that class takes
+    longer than to append a message, and Ctrl-C could leave the lock taken. Any thread may use it.
     """
 
     def __init__(self) -> None:
@@ -91,7 +93,7 @@ class PutFuture:
             timeout: the maximum seconds to wait (default: as long as it takes).
 
         Raises:
-            TimeoutError: if the result is not known by then.
+            TimeoutError: if the result is not known after ``timeout`` seconds.
             StoreUnavailable: if a sync failed: the message may or may not be on the disk.
             MessageRejected: if the store did not take the message.
         """
@@ -126,9 +128,9 @@ class PutFuture:
     def add_done_callback(self, function: Callable[[PutFuture], object]) -> None:
         """Call a function with this future when the put is done, or at once if it is done already.
 
-        The function is called by the thread that syncs, or that receives the slave's
-        acknowledgement: it must be quick, and must not wait for a put. An exception that it raises
-        is logged.
+        The thread that syncs, or the thread that receives the slave's acknowledgement, calls the
+        function: it must be quick, and must not wait for a put. An exception that it raises is
+        logged.
         """
         arguments.function(function, "function")
         callbacks = self._callbacks

@@ -1,12 +1,13 @@
 """Puts many messages in one call: any mix of topics and queues, in order (``put_many``).
 
-A batch of RocketMQ has one queue, and lies in one file. ``put_many`` writes the same bytes as
-single puts, apart from the store time: all messages of a chunk (about 1 MiB, appended under one
-lock) share it. Other threads can put between two chunks.
+The messages of a RocketMQ batch are of one queue, and are written to one file; those of a
+``put_many`` need not be. ``put_many`` writes the same bytes as single puts, except for the store
+time: all messages of a chunk share one store time. A chunk is about 1 MiB, appended under one lock.
+Other threads can put between two chunks.
 
-Guarantees: every message is checked before the first one is appended, so that a rejected message
-leaves the log unchanged. If an error occurs later, it has the result of the messages that are in
-the log already.
+Guarantees: every message is checked before the first one is appended. So if a message is rejected,
+the log is unchanged. If an error occurs later, the exception contains the result of the messages
+that are in the log already.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 if TYPE_CHECKING:
     import pyarrow as pa
 CHUNK_BYTES: Final = 1 << 20
-"""Approximate bytes that are appended under one lock."""
+"""Approximate number of bytes that are appended while the lock is held once."""
 _FEW: Final = 64
-"""Up to this many messages are encoded one by one: for fewer than about 64, columns take longer."""
+"""Up to this many messages are encoded one by one: for so few messages, columns would take
+longer.
+"""
 _ARROW: Final = ("__arrow_c_stream__", "__arrow_c_array__")
 _TAKES: Final = "put_many"
 _MS: Final = 1_000
@@ -63,7 +66,7 @@ class PutManyResult:
     """The messages of a ``put_many`` that are in the log, in their order.
 
     Attributes:
-        status: PUT_OK, or why flush wait or replica wait ended early.
+        status: PUT_OK, or the reason why the flush wait or the replica wait ended early.
         physical_offset: physical offset of each frame, int64.
         queue_offset: queue offset of each message, int64.
         store_timestamp: store time of each message, in milliseconds, int64.
@@ -137,8 +140,8 @@ class ManyWriter:
             wait: whether to wait for flush and replica if a message requests it.
 
         Raises:
-            StoreUnavailable: if the store takes no messages, or stops taking them. ``appended`` is
-                the result of the messages that are in the log.
+            StoreUnavailable: if the store accepts no messages, or stops accepting them.
+                ``appended`` is the result of the messages that are in the log.
             MessageRejected: if the store does not take a message: ``index`` is its number, and
                 nothing is appended.
             UsageError: if a message is invalid; nothing is appended.
@@ -150,19 +153,19 @@ class ManyWriter:
     def put_stored(self, batch: pa.RecordBatch, least_time: int | None = None) -> PutManyResult:
         """Put messages that a store had before (an import, a salvage), unchanged.
 
-        Topic and property string are kept, even with a delay or further queues. The queue offsets
-        continue those of the queue; a PREPARED or ROLLBACK message takes none, and keeps its
+        Topic and property string stay unchanged, even with a delay or further queues. The messages
+        get the next queue offsets of their queue, but a PREPARED or ROLLBACK message keeps its
         ``queue_offset``.
 
         Args:
             batch: the columns of ``put_many``, and ``queue_offset`` and ``store_timestamp``.
-            least_time: give it if the messages keep their store times: the store time of the log's
-                last message, in milliseconds. A message never gets an earlier time than the
-                message before it. If it is None, the store time is now.
+            least_time: None if all messages get the present time as store time. If they keep their
+                store times: the store time of the log's last message, in milliseconds. A message
+                never gets an earlier time than the message before it.
 
         Raises:
-            StoreUnavailable, MessageRejected, UsageError: as :meth:`put_many`. If the store keeps
-                further queues, a wrong offset in one of them is only found when the message is
+            StoreUnavailable, MessageRejected, UsageError: as :meth:`put_many`. If the store writes
+                further queues, a wrong offset in one of them is found only when the message is
                 appended.
         """
         began = time.monotonic()
@@ -171,7 +174,7 @@ class ManyWriter:
         return self._append(parts, began, least_time)
 
     def check_stored(self, batch: pa.RecordBatch) -> None:
-        """Raise what :meth:`put_stored` would raise, and put nothing.
+        """Raise the error that :meth:`put_stored` would raise; put nothing.
 
         Raises:
             MessageRejected, UsageError: as :meth:`put_stored`.

@@ -1,6 +1,6 @@
-"""What each put uses beside the frame: lock of the log, flags of other threads, latest names.
+"""What each put uses besides the frame: the log's lock, flags of other threads, latest names.
 
-Compiled if possible.
+This module is compiled if possible.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _RECENT: Final = 64
 
 
 class LogLock:
-    """Compiled: a lock of the log. Taking it costs a few instructions if no thread holds it.
+    """Compiled: the log's lock. To take it costs a few instructions if no thread holds it.
 
     The lock is a number that the GIL protects. A thread that finds it taken waits at a gate, which
     is a lock of the system and usually closed. Each :meth:`release` opens the gate for one waiting
     thread, unless it is open already. A thread that passes the gate closes it, and tries again:
-    another thread may have taken the lock first. Like a ``threading.Lock``, it lets Ctrl-C
-    interrupt a thread that waits for it; the gate may then stay open for the next thread that
-    waits, which tries once more.
+    another thread may have taken the lock first. As with a ``threading.Lock``, Ctrl-C can interrupt
+    a thread that waits. The gate may then stay open; the next thread that waits passes it, and just
+    tries once more.
     """
 
     _gate: Any
@@ -82,7 +82,7 @@ class LogLock:
 
 
 class Wakes:
-    """Settles puts in a store in which no put waits: only sets the flags of other threads."""
+    """Settles puts in a store in which no put waits: it only sets the flags of other threads."""
 
     def __init__(self) -> None:
         # Each flag, after its method is_unset, which each put calls.
@@ -109,9 +109,9 @@ class Wakes:
 
 
 class Recent:
-    """Compiled: the values of the latest names, found by the name object itself.
+    """Compiled: a cache of values by name, which compares the identity of name objects.
 
-    A program usually has one object for a topic's name. Comparing identities takes a tenth of the
+    A program usually has one object for a topic's name. To compare identities takes a tenth of the
     time of a dictionary's lookup.
     """
 
@@ -125,6 +125,6 @@ class Recent:
         return self.values[at] if self.names[at] is name else None
 
     def put(self, name: str, value: Any) -> None:
-        """Note the value of a name."""
+        """Store the value of a name."""
         at = recent_place(name)
         self.names[at], self.values[at] = name, value

@@ -1,19 +1,23 @@
-"""The put of one message: property string, frame, CRC, queue offset, append, result.
+"""Puts one message: property string, frame, CRC, queue offset, append, result.
 
 The same source runs compiled by Cython (``put_path.pxd`` has the C types) or interpreted. Only the
-last step, which writes the frame, differs, because the fastest way is not the same: if interpreted,
-:meth:`PutPath.put_common` packs and joins the fields; if compiled,
-:class:`~logquarry.write.frame_append.FrameAppend` stores numbers at an address. Both write the
+last step, which writes the frame, differs, because no way is the fastest in both cases. If
+interpreted, :meth:`PutPath.put_common` packs and joins the fields. If compiled,
+:class:`~logquarry.write.frame_append.FrameAppend` stores numbers at an address. Both ways write the
 same bytes as the reference, :meth:`MessageEncoder.encode
 <logquarry.write.encode.MessageEncoder.encode>` and :meth:`LogAppender.append
 <logquarry.write.log_appender.LogAppender.append>` (tests/property/test_put_path_twins.py).
 
-The reference takes every message. :meth:`PutPath.put_common` takes a message only if the store
-changes nothing in it. It returns None, with nothing changed, if the message has a delay, WAIT or
-further queues, or is refused; in dialect 3.1; and if the last file has no room.
+The reference handles every message. :meth:`PutPath.put_common` puts a message only if the store
+changes nothing in it. It returns None, and changes nothing, in these cases:
 
-If compiled, only one of three clock reads is exact: ``elapsed_ms`` then counts ticks of the
-operating system (1 to 4 ms).
+- The message has a delay, WAIT or further queues.
+- The message must be refused.
+- The store has dialect 3.1.
+- The last file has no room.
+
+If compiled, only one of the three reads of the clock is exact, so ``elapsed_ms`` then counts ticks
+of the operating system (1 to 4 ms).
 """
 
 from __future__ import annotations
@@ -69,12 +73,15 @@ def is_written_as_given(
     """Whether the store writes the property string of a message unchanged."""
     if type(text) is not str or keys is not None or tags is not None or properties is not None:
         return False
-    # The search for _DELAY also finds the timer's delay properties: their names contain it.
+    # The search for _DELAY also finds the delay properties of the timer, because their names
+    # contain it.
     return not (_DELAY in text or _DELIVER in text or _WAIT in text or _COPIES in text)
 
 
 def properties_text(message: Message) -> str | None:
-    """The property string made from a message's ``properties``; None if the store acts on one."""
+    """Make the property string from a message's ``properties``; None if the store acts on one of
+    them.
+    """
     found = message.all_properties()
     for name in _ACTED_ON:
         if name in found:
@@ -83,7 +90,7 @@ def properties_text(message: Message) -> str | None:
 
 
 def settle_nothing(result: PutResult, wait: bool) -> PutResult:
-    """The result of a put that waits for nothing."""
+    """Return the result of a put that waits for nothing."""
     return result
 
 
@@ -93,7 +100,7 @@ def log_slow(seconds: float, body_size: int, result: PutResult) -> None:
 
 
 class PutPath(LogAppender):
-    """The put of one message."""
+    """The methods that put one message."""
 
     def put(self, message: Message) -> PutResult:
         """Put one message; wait for flush and replica if the message requests it.
@@ -106,7 +113,9 @@ class PutPath(LogAppender):
         return self.put_typed(message)
 
     def put_typed(self, message: Message) -> PutResult:
-        """As :meth:`put`, for compiled callers: a call of a C method takes no lookup."""
+        """Does the same as :meth:`put`, for compiled callers: a call of a C method needs no
+        lookup.
+        """
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
         result, wait = self.put_common(message), True
@@ -233,7 +242,8 @@ class PutPath(LogAppender):
                         # A message that takes no queue offset adds its queue to the table too.
                         self.queue_offsets.setdefault(key, 0)
                 except BaseException:
-                    # Ctrl-C may arrive at any line. A message in the log has used up its offset.
+                    # Ctrl-C may arrive at any line. If the message is in the log, count its queue
+                    # offset in any case.
                     if hosts.advances and file.wrote > at:
                         self.queue_offsets[key] = queue_offset + 1
                     raise
@@ -296,7 +306,7 @@ class PutPath(LogAppender):
         The parts of the property string are not joined.
 
         Raises:
-            OverflowError, UnicodeEncodeError: if the reference must take the message.
+            OverflowError, UnicodeEncodeError: if the reference must put the message.
         """
         item.flag = flag
         item.body = PyBytes_AS_STRING(body)

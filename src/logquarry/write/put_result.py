@@ -1,7 +1,8 @@
 """The result of a put: RocketMQ's statuses, and :class:`PutResult`.
 
 If the message is in the log, the put returns a result, even if the sync or the replica was too
-late. If not, the put raises an exception; :data:`OUTCOMES` maps each status to its exception.
+late. If the message is not in the log, the put raises an exception. :data:`OUTCOMES` maps each
+status to its exception.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class AppendStatus(Enum):
     MESSAGE_SIZE_EXCEEDED = "MESSAGE_SIZE_EXCEEDED"
     """Never returned by 4.9.3: the encoder fails before anything is appended."""
     PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
-    """Never returned by 4.9.3: the encoder fails before, as for MESSAGE_SIZE_EXCEEDED."""
+    """Never returned by 4.9.3: the encoder fails before anything is appended."""
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
 
 
@@ -69,15 +70,15 @@ class PutResult(NamedTuple):
     """A message or batch in the log (``PutMessageResult`` with its ``AppendMessageResult``).
 
     Attributes:
-        status: PUT_OK, or why flush wait or replica wait ended early.
+        status: PUT_OK, or the reason why the flush wait or the replica wait ended early.
         append_status: always PUT_OK: if the append fails, the put raises an error.
         store_host: the broker's address, as in the frame.
         physical_offset: physical offset of the frame; of a batch, of its first frame.
         queue_offset: queue offset of the message; of a batch, of its first message.
-        size: bytes in the log.
-        message_count: messages in the log.
+        size: number of bytes in the log.
+        message_count: number of messages in the log.
         store_timestamp: in milliseconds.
-        elapsed_ms: how long the lock was held.
+        elapsed_ms: how long the put held the log's lock.
         starts: where each frame starts, relative to ``physical_offset``.
         page_cache_ms: how long copying the bytes into the page cache took (``pagecacheRT``).
     """
@@ -114,19 +115,22 @@ class PutResult(NamedTuple):
 
     @property
     def end_offset(self) -> int:
-        """Physical offset after the last frame; a flush that reaches it covers the put."""
+        """Physical offset after the last frame; a sync up to this offset covers the put."""
         return self.physical_offset + self.size
 
     def settled(
         self, *, flush: PutStatus = PutStatus.PUT_OK, replica: PutStatus = PutStatus.PUT_OK
     ) -> PutResult:
-        """The result with the status of the replica wait, or if that is PUT_OK, the flush wait."""
+        """Return the result with a new status.
+
+        The status is that of the replica wait, or if that is PUT_OK, that of the flush wait.
+        """
         status = flush if replica is PutStatus.PUT_OK else replica
         return self if status is self.status else self._replace(status=status)
 
 
 def refusal(status: PutStatus, message: str, *, reason: str = "") -> StoreError:
-    """The exception for a status of a put whose message is not in the log."""
+    """Return the exception for the status of a put whose message is not in the log."""
     kind = OUTCOMES[status]
     if kind is StoreUnavailable:
         return StoreUnavailable(message, status=status.value)

@@ -1,12 +1,12 @@
 """The tables of a store that is open for writing: its consume queues and its topics.
 
 A broker serves a topic to clients only if ``config/topics.json`` (``TopicConfigManager``) lists it.
-The writer adds each topic that gets a message. It raises the topic's number of queues if a message
-has a higher queue id. It never removes or lowers anything: another program may have
-configured the rest.
+The writer adds each topic that gets a message. If a message has a higher queue id, the writer
+raises the topic's number of queues. It never removes a topic and never lowers a number, because
+another program may have configured them.
 
-A broker has thousands of queues (``consumeQueueTable``). Their ends are found when the store is
-opened; the files of a queue are mapped with its first read or write.
+A broker can have thousands of queues (``consumeQueueTable``). When the store is opened, the ends of
+all queues are found. The files of a queue are mapped only at its first read or write.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ _MADE_BY_BROKERS: Final = frozenset(
 )
 _EMPTY: Final[Mapping[str, Any]] = {"dataVersion": {"counter": 0}, "topicConfigTable": {}}
 _NOT_LISTED: Final = ("rmq_sys_", "%LMQ%")
-"""Prefixes of further topics that brokers make when they start, and of queues without a topic."""
+"""Prefixes of topics that ``topics.json`` need not list: further topics that brokers create when
+they start, and queues without a topic.
+"""
 
 
 def is_listed(topic: str) -> bool:
     """Whether ``topics.json`` must list a topic: a topic that has queues and is no system topic.
 
-    A broker creates its system topics (``TopicValidator``) at each start, but an entry in the file
-    would replace theirs.
+    A broker creates its system topics (``TopicValidator``) at each start. An entry in the file
+    would replace the broker's settings for them.
     """
     if topic in _MADE_BY_BROKERS or topic.startswith(_NOT_LISTED):
         return False
@@ -79,8 +81,8 @@ class TopicTable:
         disk: the store's disk.
         root: the store's folder.
         clock: gives the time of the table's version, in milliseconds.
-        existing: gives the queues that the store already has. They are added if there is no file,
-            or if the store was not shut down cleanly.
+        existing: returns the queues that the store already has. They are added to the file if there
+            is no file yet, or if the store was not shut down cleanly.
         batch_topics: topics with batch queues.
         was_unclean: whether the store was not shut down cleanly.
     """
@@ -101,7 +103,7 @@ class TopicTable:
         self._lock = threading.Lock()
         loaded = self._file.load()
         self._document: dict[str, Any] | None = loaded.value
-        # An unreadable file is not replaced: perhaps the user can restore its content by hand.
+        # An unreadable file is not replaced: the user may be able to restore its content by hand.
         self._is_readable = loaded.value is not None or not loaded.problems
         self._noted: set[QueueKey] = set()
         self._new: set[QueueKey] = set()
@@ -109,7 +111,7 @@ class TopicTable:
             self.note(list(existing))
 
     def note(self, queues: Collection[QueueKey]) -> None:
-        """Remember queues, which the next flush adds to the file. Fast if all were noted before."""
+        """Remember queues, which the next flush adds to the file. Fast if all are known already."""
         if not self._noted.issuperset(queues):
             with self._lock:
                 self._new.update(set(queues) - self._noted)
@@ -125,7 +127,8 @@ class TopicTable:
         """Add, replace or remove topics, and write the file once.
 
         Args:
-            topics: name -> settings; None removes the topic, and its messages stay in the log.
+            topics: for each name, the new settings. None removes the topic; its messages stay in
+                the log.
 
         Raises:
             StoreUnavailable: if the file cannot be read or written; nothing changes.
@@ -207,9 +210,9 @@ class QueueTable:
         ends: for each existing queue the position after its last entry, counted in entries. In a
             queue of 20-byte entries that is one past its last queue offset.
         log: the log's files.
-        mendings: for a recovery: its knowledge of each queue that it writes.
-        keeps_tails: whether, as in RocketMQ, bytes after the ends are kept, and files between other
-            files may be missing.
+        mendings: for a recovery: what it knows about each queue that it writes.
+        keeps_tails: whether to follow RocketMQ: bytes after the queues' ends are kept, and files
+            may be missing between other files.
 
     Attributes:
         writers: the writers for the dispatcher.
@@ -332,10 +335,10 @@ class QueueTable:
 
 
 class _SoleOwner:
-    """Makes the files of a queue; an existing file of the same name goes to quarantine.
+    """Creates the files of a queue, and moves an existing file of the same name to quarantine.
 
-    If a RocketMQ broker is started on this store, it dispatches before the lock stops it. So it may
-    have made the queue's next file.
+    If a RocketMQ broker is started on this store, it dispatches messages before it fails to take
+    the lock. So it may have created the queue's next file.
     """
 
     def __init__(self, disk: Disk, aside: Path) -> None:

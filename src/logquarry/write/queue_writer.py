@@ -3,15 +3,15 @@
 Follows ``ConsumeQueue.putMessagePositionInfo`` and ``fillPreBlank`` of 4.9.3. One thread writes:
 the dispatcher.
 
-Guarantees: an entry is written at its queue offset or not at all. Existing entries are skipped, so
-that a part of the log can be dispatched again. If entries before a new entry are missing, the new
-entry is refused. (Java writes it at a wrong offset, and logs a bug.)
+Guarantees: an entry is written at its queue offset or not at all. Entries that the queue already
+has are skipped, so that a part of the log can be dispatched again. If entries before a new entry
+are missing, the new entry is refused. (Java writes the entry at a wrong offset, and logs a bug.)
 
 Batch queues of RocketMQ 5 follow ``BatchConsumeQueue.putBatchMessagePositionInfo``. If the log has
 lost messages of a queue, the entry of the next frame also covers their queue offsets
-(:func:`without_gaps`). The broker looks for the last entry that begins at or before an offset, so a
-consumer that requests a lost message gets that next frame. If a gap remained between two entries,
-the consumer would get the frame before the gap again, possibly forever.
+(:func:`without_gaps`). The broker searches for the last entry that begins at or before an offset.
+So a consumer that requests a lost message gets the frame after the lost ones. If a gap remained
+between two entries, the consumer would get the frame before the gap again, possibly forever.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class QueuePart:
 
 
 def is_batch(units: Units) -> bool:
-    """Whether entries are those of a batch queue."""
+    """Whether these are entries of a batch queue."""
     return units.dtype == BATCH_DTYPE
 
 
@@ -178,8 +178,9 @@ Offsets = npt.NDArray[np.int64]
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 MOST_GAP: Final = 1 << 24
-"""Maximum number of entries that may be missing before a new one. A larger gap means that the queue
-offset is wrong (no CRC covers it)."""
+"""Maximum number of entries that may be missing before a new entry. A larger gap means that the
+queue offset is wrong (no CRC covers it).
+"""
 MOST_OFFSET: Final = 1 << 48
 """Maximum queue offset. A queue with a million messages a second reaches it after nine years."""
 _GAP_AT_ONCE: Final = 1 << 14
@@ -216,15 +217,15 @@ class ConsumeQueueWriter:
             units: the entries.
 
         Returns:
-            How many were new.
+            The number of entries that were new.
 
         Raises:
-            CorruptFile: if entries before one of them are missing.
+            CorruptFile: if the queue lacks entries before one of them.
             StoreUnavailable: if a file cannot be made.
         """
         if not len(units):
             return 0
-        # They are in the log's order: if the first one is new, all are.
+        # The entries are in the log's order: if the first one is new, all are new.
         if int(units["physical_offset"][0]) + int(units["size"][0]) <= self.physical_end:
             new = units["physical_offset"] + units["size"] > self.physical_end
             offsets, units = offsets[new], units[new]
@@ -305,14 +306,15 @@ class ConsumeQueueWriter:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """The knowledge of a recovery about a queue that it writes.
+    """What a recovery knows about a queue that it writes.
 
     Attributes:
         resume_at: physical offset of the first message that is not in the queue.
         kept: entries of messages that the log has lost, by their queue offsets. A lost message
-            without an entry gets a filler; no reader stops at a filler, not even RocketMQ's.
+            without an entry gets a filler. All readers, even RocketMQ's, skip fillers.
         aside: the quarantine folder.
-        moved: physical offset -> right queue offset, for messages whose queue offset is damaged.
+        moved: the right queue offset of each message whose queue offset is damaged, by physical
+            offset.
         largest_gap: the maximum number of fillers in a row; a message after a larger gap has a
             wrong queue offset.
     """
@@ -383,8 +385,8 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
     """Entries that continue a queue without a gap in its queue offsets.
 
     An entry after a gap begins where the entry before it ended. Its reserved field, which brokers
-    ignore, gives the number of lost messages. If it would then have more messages than its field
-    can count, the frame gets several entries; the last of them has the frame's messages.
+    ignore, gives the number of lost messages. If such an entry would have more messages than its
+    field can count, the frame gets several entries; the last of these has the frame's messages.
 
     Args:
         entries: ascending entries.

@@ -1,4 +1,6 @@
-"""Settles puts: gives a put its result after its waits for flush and replica. Compiled if possible.
+"""Settles puts: returns the result of a put after its flush wait and replica wait.
+
+Compiled if possible.
 
 :mod:`logquarry.write.waits` has the table of what a put waits for.
 """
@@ -41,14 +43,16 @@ class Flusher(Protocol):
     """Syncs the log for puts that wait (:class:`logquarry.write.flush.GroupCommitService`)."""
 
     def wait(self, offset: int) -> bool:
-        """Wait until the log is on the disk up to an offset; returns whether that was in time."""
+        """Wait until the log is on the disk up to an offset; return whether this happened in
+        time.
+        """
 
     def add(self, waiter: Waiter) -> None:
         """Add a wait until the log is on the disk up to the waiter's offset."""
 
 
 class Once:
-    """An action that only one thread may take: the first that calls :meth:`take`."""
+    """A token that only one thread can take: the first that calls :meth:`take`."""
 
     def __init__(self) -> None:
         self._is_taken = False
@@ -56,7 +60,7 @@ class Once:
             self._lock = _Lock()
 
     def take(self) -> bool:
-        """Whether the caller is the first."""
+        """Take the token. Return whether the caller is the first."""
         if cython.compiled:
             # No other thread runs between these lines.
             if self._is_taken:
@@ -98,8 +102,8 @@ class WaitingPut(PutFuture):
         self._settled = done
         self._failed = failed
         self._began = _monotonic()
-        # If there are two waits, the first that ends takes _first, and the one that settles the put
-        # takes _open. If there is one wait, it ends only once (PutWait).
+        # If there are two waits, the wait that ends first takes _first, and the wait that settles
+        # the put takes _open. A single wait ends only once (PutWait).
         self._first = Once() if parts > 1 else None
         self._open = Once() if parts > 1 else None
 
@@ -138,7 +142,7 @@ class PutWait(Once):
 
     Args:
         offset: the physical offset after the put's frames.
-        heard: called with whether the log reached it in time.
+        heard: called with True if the log reached the offset in time, else with False.
         fail: called with the error of a failed sync.
     """
 
@@ -166,14 +170,16 @@ class PutWait(Once):
 
 
 Asked = tuple[PutStatus, "ReplicaWait | None"]
-"""Status of the replica wait, as far as it is known; and the wait that the put joins, if any."""
+"""The status of the replica wait, as far as it is known, and the wait that the put joins, if
+any.
+"""
 
 
 class FlushWait:
-    """Settles puts.
+    """Settles puts: waits for disk and slave.
 
     Args:
-        flusher: syncs the log; None if no put waits for that (ASYNC_FLUSH).
+        flusher: syncs the log; None if no put waits for a sync (ASYNC_FLUSH).
         appended: called for each put that does not wait for the disk, so that it is synced later.
         replicas: the replica wait; None if no put waits for a slave (ASYNC_MASTER).
     """
@@ -190,10 +196,11 @@ class FlushWait:
         self._replicas = replicas
 
     def asked(self, result: PutResult, wait: bool) -> Asked:
-        """The replica wait of a put.
+        """Return the replica wait of a put.
 
         Call this before the message is sent to slaves. RocketMQ counts the slaves at the time of
-        the put (``submitReplicaRequest``): a slave may disconnect while it receives the message.
+        the put (``submitReplicaRequest``), because a slave may disconnect while it receives the
+        message.
         """
         replicas = self._replicas
         if replicas is None or not wait:
@@ -233,7 +240,7 @@ class FlushWait:
         done: Callable[[PutResult], None],
         failed: Callable[[], None],
     ) -> PutFuture:
-        """A future of the result that :meth:`settle` returns.
+        """Return a future of the result that :meth:`settle` would return.
 
         Args:
             result: the result of the append.

@@ -1,4 +1,4 @@
-"""Appends staged frames to the log: frames that a load made in files outside the log.
+"""Appends staged frames to the log: frames that a load's tasks wrote into files outside of it.
 
 Guarantees: the log gets the same bytes as from ``put_many``; all messages of a chunk (about 1 MiB)
 share one store time. If a call is interrupted, the log has the first frames of the call.
@@ -69,7 +69,7 @@ class StagedWriter:
             The number of frames.
 
         Raises:
-            StoreUnavailable: if the store takes no messages, or stops taking them.
+            StoreUnavailable: if the store accepts no messages, or stops accepting them.
             CorruptFile: if the bytes are not a frame, or the frame is too large for a file of the
                 log.
         """
@@ -106,8 +106,8 @@ class StagedWriter:
                 file.advance(position - before)
                 known.update(told)
             except BaseException:
-                # Ctrl-C may arrive at any line. Messages that are in the log have used up their
-                # queue offsets.
+                # Ctrl-C may arrive at any line. Count the queue offsets of messages that are in the
+                # log in any case.
                 if file.wrote > before:
                     known.update(told)
                 raise

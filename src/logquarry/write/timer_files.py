@@ -97,7 +97,8 @@ def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> I
         for offset in timers.deleted_by(one)
     }
     last: Timer | None = None
-    # Overdue messages share the first slot, so that the broker may start up to a week later.
+    # Overdue messages share the first slot, so that the broker delivers them even if it starts up
+    # to a week later.
     for _, one in sorted(timers.waiting.items()):
         is_late = one.slot_time < begin
         if one.queue_offset in gone or (is_late and one.deletes is not None):
@@ -161,7 +162,7 @@ def _write_wheel(disk: Disk, path: Path, slots: dict[int, list[int]], precision_
 
 
 def _write(disk: Disk, path: Path, size: int, parts: dict[int, bytes]) -> None:
-    """Write a file with holes, durably."""
+    """Write a file with holes, and sync it."""
     disk.make_folders(path.parent)
     with disk.refusing(path):
         descriptor = disk.open(path, create=True, exclusive=True)

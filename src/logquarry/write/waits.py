@@ -1,4 +1,4 @@
-"""Waiting puts: for the disk (flush wait), and for a slave (replica wait).
+"""Lets puts wait: for the disk (flush wait), and for a slave (replica wait).
 
 Follows ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferService`` and
 ``CommitLog.submitReplicaRequest``.
@@ -12,8 +12,9 @@ Follows ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferService`` an
 On a SYNC_MASTER a put with WAIT also waits for a slave, at the same time. The status of the replica
 wait overrides that of the flush wait, unless the sync failed.
 
-Either the caller's thread waits, or another thread completes a future: the thread that syncs, that
-receives the slave's acknowledgement, or that watches deadlines (:mod:`logquarry.write.settling`).
+Either the caller's thread waits, or another thread completes a future
+(:mod:`logquarry.write.settling`). This other thread is the one that syncs, the one that receives
+the slave's acknowledgement, or the one that watches deadlines.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _Lock = threading.Lock
 
 
 class Waiter(Protocol):
-    """Waits until the log has reached an offset: on the disk, or at a slave.
+    """A wait until the disk or a slave has the log up to an offset.
 
     The thread that syncs and the thread that watches deadlines may resolve it at the same time.
     Only the first result counts.
@@ -46,7 +47,7 @@ class Waiter(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it was neither resolved nor failed."""
+        """Whether the wait has neither been resolved nor failed."""
 
     def resolve(self, in_time: bool) -> None:
         """End the wait: the log has reached the offset, or the time is over."""
@@ -112,7 +113,8 @@ class ThreadWait:
 class DeadlineWatch(Service):
     """Ends the waits whose deadline has passed, even while the thread that syncs is stuck.
 
-    A new wait need not wake it: a wait that begins while it sleeps ends later than the sleep.
+    A new wait need not wake the watch: the deadline of a wait that begins during a sleep is after
+    the sleep's end.
     """
 
     def __init__(
@@ -132,10 +134,10 @@ class DeadlineWatch(Service):
 # The replica wait. The replication server reports how many slaves are connected, and the offsets
 # that they acknowledge. The acknowledgement of one slave is enough.
 #
-# As in RocketMQ, a slave counts as soon as it is connected, and its acknowledgement stays after
-# it disconnects. Unlike in RocketMQ, an acknowledgement ends only the waits for bytes that the
-# slave got since it connected. The slave's earlier bytes may be missing, or may come from another
-# master's log.
+# As in RocketMQ, a slave counts as soon as it is connected, and its acknowledgement stays valid
+# after it disconnects. Unlike in RocketMQ, an acknowledgement ends only the waits for bytes that
+# the slave received since it connected. The slave's earlier bytes may be missing, or may come from
+# another master's log.
 
 SLAVE_TIMEOUT_MS: Final = 3_000
 FALL_BEHIND_MAX: Final = 256 << 20
@@ -147,13 +149,13 @@ class ReplicaWait:
     Args:
         health: the store's health.
         timeout_ms: how long a put waits (``slaveTimeout``).
-        fall_behind_max: a put waits for a slave only if it is less than this many bytes behind
-            (``haSlaveFallbehindMax``).
+        fall_behind_max: a put waits for a slave only if the slave is less than this many bytes
+            behind (``haSlaveFallbehindMax``).
 
     Attributes:
         acknowledged: the physical offset that a slave has acknowledged (``push2SlaveMaxOffset``).
-            It is 0 when a master starts, and never falls.
-        connected: how many slaves are connected.
+            It is 0 when a master starts, and never decreases.
+        connected: number of connected slaves.
     """
 
     def __init__(
@@ -171,8 +173,8 @@ class ReplicaWait:
         self._fall_behind_max = fall_behind_max
         self._clock = clock
         self._change = threading.Lock()
-        # Sorted by offset. Usually the deadlines are then sorted too, except when two threads that
-        # put arrive in the other order.
+        # Sorted by offset. Usually this sorts the deadlines too, unless two putting threads get
+        # here in the opposite order.
         self._waiting: deque[Waiter] = deque()
         self._is_mixed = False
         self._has_ended = False
@@ -192,16 +194,16 @@ class ReplicaWait:
             assert self.connected >= 0
 
     def acknowledge(self, offset: int, since: int = 0) -> None:
-        """Note that a slave has the log up to an offset, and end the waits up to that offset.
+        """Record that a slave has the log up to an offset, and end the waits up to this offset.
 
         Args:
             offset: the physical offset.
-            since: physical offset of the first byte that the slave got since it connected.
+            since: physical offset of the first byte that the slave received since it connected.
         """
         waiting = self._waiting
         if self._held_from <= since and offset <= self._held_to and not waiting:
-            # Nothing new. The offset alone does not show that: a slave that is behind another one
-            # may acknowledge earlier bytes that no slave has acknowledged yet.
+            # The acknowledgement is not new. The offset alone does not show this: a slave that is
+            # behind another slave may acknowledge earlier bytes that no slave has acknowledged yet.
             return
         reached: list[Waiter] = []
         others: list[Waiter] = []
@@ -236,7 +238,7 @@ class ReplicaWait:
         return self.connected > 0 and offset - self.acknowledged < self._fall_behind_max
 
     def ask(self, offset: int) -> ThreadWait:
-        """Make a wait of the caller's thread for a slave."""
+        """Create a wait of the caller's thread for a slave."""
         waiter = ThreadWait(offset)
         self.add(waiter)
         return waiter

@@ -1,4 +1,7 @@
-"""Both ends of an HA connection without sockets: bytes and the time in, events and bytes out."""
+"""Both ends of an HA connection, without sockets.
+
+The caller passes received bytes and the time, and gets events and bytes to send.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +65,9 @@ class MasterConnection:
         self._has_caught_up = False
         rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
         if rate is not None:
-            # Send at least one portion in each heartbeat interval. If a heartbeat came between two
-            # portions, the slave would conclude that it has the whole log.
+            # Limit a portion so that the rate allows at least one in each heartbeat interval. If a
+            # heartbeat were sent between two portions, the slave would conclude that it has the
+            # whole log.
             portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
         self._bucket = Bucket(rate, portion, now_ms)
 
@@ -134,7 +138,7 @@ class MasterConnection:
     def transferable(self, log: LogRange, now_ms: int) -> int:
         """Maximum bytes of the next transfer, from :attr:`next_offset` on.
 
-        0 if the log has no more bytes, or if the rate allows none yet.
+        Returns 0 if the log has no more bytes, or if the rate allows none yet.
         """
         if self.state is not MasterState.TRANSFERRING:
             return 0
@@ -166,8 +170,8 @@ class MasterConnection:
             reason = f"the slave sent no report for {self._times.housekeeping_ms} ms"
             return [ConnectionEnded(reason)]
         if self.state is MasterState.TRANSFERRING:
-            # Send a heartbeat as soon as everything is sent for the first time: from it the slave
-            # learns the log's end.
+            # As soon as the whole log is sent for the first time, send a heartbeat, from which the
+            # slave learns the log's end.
             first = not self._has_caught_up and self._next >= log.max_offset
             if first or now_ms - self._said_ms > self._times.heartbeat_ms:
                 self._said_ms = now_ms
@@ -204,8 +208,8 @@ class SlaveConnection:
     """A slave's side of one connection (``HAClient``). Not thread-safe.
 
     Args:
-        offset: the slave has all bytes before this physical offset, and wants the log from it on.
-            0: the slave has nothing, and the master chooses.
+        offset: the slave has all bytes before this physical offset, and requests the log from here
+            on. 0: the slave has nothing, and the master chooses where to begin.
         now_ms: the time in milliseconds, of a monotonic clock.
         times: heartbeat and housekeeping intervals.
 
@@ -278,7 +282,7 @@ class SlaveConnection:
         if offset < 0 or not 0 <= size <= LARGEST_TRANSFER:
             self._violated(f"a transfer of {size} bytes at physical offset {offset}", events)
         if self.received is None:
-            # The first header, even that of a heartbeat, has the offset where the master begins.
+            # The first header, even of a heartbeat, contains the offset at which the master begins.
             self.received = offset
         if offset != self.received:
             if size:
@@ -361,7 +365,7 @@ class Bucket:
         """Bytes that may be sent now: a portion, or 0."""
         if self._rate is None:
             return self._portion
-        # At most one second's bytes: a pause must not lead to a burst.
+        # Allow at most the bytes of one second, so that a burst does not follow a pause.
         most = 1_000 * max(self._portion, self._rate)
         passed = max(0, now_ms - self._filled_ms)
         self._held = min(most, self._held + passed * self._rate)

@@ -1,6 +1,7 @@
 """Messages, settings, events and state tables of RocketMQ's HA protocol.
 
-The tables drive the connections, and draw the diagrams in docs/replicate.md.
+The connections follow the state tables. The diagrams in docs/replicate.md are made from these
+tables.
 """
 
 from __future__ import annotations
@@ -131,8 +132,9 @@ HEADER: Final = Layout(
 assert (REPORT.size, HEADER.size) == (8, 12)
 
 LARGEST_TRANSFER: Final = (4 << 20) - HEADER.size
-"""Maximum bytes of data in a transfer: the buffer of a RocketMQ slave (``READ_MAX_BUFFER_SIZE``)
-must hold them and the header."""
+"""Maximum bytes of data in a transfer. They must fit, with the header, into the buffer of a
+RocketMQ slave (``READ_MAX_BUFFER_SIZE``).
+"""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -142,9 +144,9 @@ class HaTimes:
     """Intervals of both sides, in milliseconds.
 
     Attributes:
-        heartbeat_ms: a side that has sent nothing for this long sends a heartbeat
+        heartbeat_ms: if a side has sent nothing for this long, it sends a heartbeat
             (``haSendHeartbeatInterval``).
-        housekeeping_ms: a side that has received nothing for this long closes the connection
+        housekeeping_ms: if a side has received nothing for this long, it closes the connection
             (``haHousekeepingInterval``). A RocketMQ slave sends nothing in its first five seconds.
     """
 
@@ -215,8 +217,8 @@ class SlaveAcknowledged(NamedTuple):
     Attributes:
         offset: the slave has all bytes before it.
         since: physical offset at which sending began. The master did not send the bytes before
-            ``since`` over this connection, so the slave may have other bytes there. Release no put
-            for those bytes.
+            ``since`` over this connection, so the slave may have other bytes there. Do not end
+            replica waits for those bytes.
     """
 
     offset: int
@@ -244,8 +246,8 @@ class HeartbeatReceived(NamedTuple):
 class MasterElsewhere(NamedTuple):
     """The master cannot continue at the slave's offset; it sends nothing more.
 
-    If the slave is ahead, the offset is the end of the master's log; if the slave is too far
-    behind, it is the start.
+    If the slave is ahead, ``offset`` is the end of the master's log. If the slave is too far
+    behind, ``offset`` is the start of that log.
     """
 
     offset: int

@@ -99,8 +99,9 @@ class QueueAudit:
 
     # ------------------------------------------------------------------ harmed queue offsets
     def _settle(self, following: int | None) -> None:
-        """Decide the queue offset of the last message, whose offset did not fit; ``following`` is
-        the queue offset of the next message.
+        """Decide the queue offset of the last message, whose offset did not fit.
+
+        ``following`` is the queue offset of the next message.
         """
         odd, self._odd = self._odd, None
         if odd is None:
@@ -120,8 +121,9 @@ class QueueAudit:
             self._take_run(offset, entries)
 
     def _take_first(self, offset: int, entries: Units, following: int | None) -> None:
-        """Decide the queue offset of the first message: the next message, or the queue, shows
-        whether the offset in its frame is harmed.
+        """Decide the queue offset of the first message.
+
+        The next message, or the queue, shows whether the offset in its frame is harmed.
         """
         if following == offset + 1 or (offset >= 0 and self._has(offset, entries)):
             self._take_run(offset, entries)

@@ -1,9 +1,9 @@
-"""Recognizes stale bytes: a broker that does not map its files can write bytes of earlier messages
-after the log's end.
+"""Recognizes stale bytes: bytes of earlier messages that a broker wrote after the log's end.
 
-With ``writeWithoutMmap``, RocketMQ 5.5.0 copies an append into one of 16 buffers that all appends
-share, and writes the buffer up to the next page of the file (``DefaultMappedFile``). Nothing clears
-the buffer. So the rest of the page receives bytes of earlier, longer appends::
+With ``writeWithoutMmap``, RocketMQ 5.5.0 does not map its files. It copies an append into one of 16
+buffers that all appends share, and writes the buffer up to the next page of the file
+(``DefaultMappedFile``). Nothing clears the buffer. So the rest of the page receives bytes of
+earlier, longer appends::
 
     buffer   | last append | older append | append before that, longer | zeros
     file     | last frame  | stale bytes up to the end of the page     | next page

@@ -314,8 +314,9 @@ _MOST_WAITING: Final = 8
 
 
 class IndexFiles:
-    """Builds the index of a store. This runs in a separate thread, because random access to memory
-    is slow.
+    """Builds the index of a store.
+
+    This runs in a separate thread, because random access to memory is slow.
 
     Two threads must not call an object's methods at the same time.
 

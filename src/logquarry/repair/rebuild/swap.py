@@ -1,5 +1,6 @@
-"""Moves rebuilt folders into place. If an interruption stops it, the next call finishes the
-renames.
+"""Moves rebuilt folders into place.
+
+If an interruption stops it, the next call finishes the renames.
 
 A build is complete when its file ``complete`` exists: see :mod:`logquarry.repair.rebuild.rebuild`.
 
@@ -75,8 +76,9 @@ def finish_into(
     note: Path,
     config: StoreConfig | None = None,
 ) -> bool:
-    """If an interrupted rebuild had built all files, move them into place. Return whether all are
-    there.
+    """If an interrupted rebuild had built all files, move them into place.
+
+    Return whether all are there.
 
     Args:
         path: the store's folder.

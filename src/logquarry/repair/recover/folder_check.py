@@ -121,8 +121,9 @@ def check_places(root: Path) -> None:
 
 
 def check_queue_folder(folder: Path) -> None:
-    """Check that the files of a queue can be created. Readers ignore a file at the path of its
-    folder.
+    """Check that the files of a queue can be created.
+
+    Readers ignore a file at the path of its folder.
 
     Raises:
         StoreUnavailable: if there is a file at the path of the topic's folder or of the queue's

@@ -90,8 +90,9 @@ def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
 
 
 def save_kept(disk: Disk, path: Path, kept: Kept) -> None:
-    """Save entries in a file for the next recovery, and sync it. If there are none, delete an old
-    file.
+    """Save entries in a file for the next recovery, and sync it.
+
+    If there are none, delete an old file.
 
     Raises:
         StoreUnavailable: if the disk cannot store them.

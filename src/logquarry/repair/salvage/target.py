@@ -200,8 +200,9 @@ class SalvageTarget:
             self.disk.make_folders(self.work / name)
 
     def discard(self) -> None:
-        """Remove only the files that this salvage has made. The first Ctrl-C does not interrupt
-        this.
+        """Remove only the files that this salvage has made.
+
+        The first Ctrl-C does not interrupt this.
         """
         if not self._has_begun:
             return

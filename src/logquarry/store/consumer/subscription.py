@@ -93,8 +93,9 @@ class Subscription:
         return tuple(dict.fromkeys((*self.topics, retry_topic(self.group))))
 
     def tags_of(self, topic: str) -> frozenset[str] | None:
-        """The tags to match in a topic. None for the retry topic, whose messages have matched
-        before.
+        """The tags to match in a topic.
+
+        None for the retry topic, whose messages have matched before.
         """
         return None if self._is_retry(topic) else self.tags
 
@@ -185,8 +186,9 @@ class Member(Protocol):
         """The topics that it consumes."""
 
     def disturb(self) -> None:
-        """Make the consumer check its assignment after the current message. Any thread may call
-        this.
+        """Make the consumer check its assignment after the current message.
+
+        Any thread may call this.
         """
 
 

@@ -80,8 +80,9 @@ class Segment:
 
 
 class SegmentWriter:
-    """Writes one segment. A load can use the segment only after :meth:`finish` has returned its
-    metadata.
+    """Writes one segment.
+
+    A load can use the segment only after :meth:`finish` has returned its metadata.
 
     Args:
         path: the file, which must not exist.

@@ -1,5 +1,4 @@
-"""Carries out a retention, in a store that this process writes or in a store that no process has
-open.
+"""Carries out a retention, in a store that this process writes or that no process has open.
 
 In an open store, files are deleted while other threads put, dispatch and read. A log file may be
 deleted only if it is synced, dispatched and not the last file; so no thread writes to it. A reader

@@ -392,7 +392,7 @@ class DelayedDelivery:
         """Save and sync the progress; return whether anything was written.
 
         Raises:
-        StoreUnavailable: if the write failed; the progress saved before stays valid.
+            StoreUnavailable: if the write failed; the progress saved before stays valid.
         """
         with self._lock:
             progress = Progress(dict(sorted(self.offsets.items())), self._log.end)

@@ -6,10 +6,9 @@
                  ^ progress: consumerOffset.json, group CID_RMQ_SYS_TRANS
                    -> skipped -> put back at the end, then the listener is called; then skipped
 
-A check puts an open half message back: it puts a copy at the end of the half topic's queue, as a
-new half message whose TRANSACTION_CHECK_TIMES is higher by 1. So the progress can advance past the
-old half message. Then the check calls the listener. The rules are RocketMQ's, in the same order,
-unless they would lose messages:
+A check puts an open half message back: it puts a copy at the queue's end, as a new half message
+whose TRANSACTION_CHECK_TIMES is higher by 1. So the progress can pass the old half message. Then
+the check calls the listener. RocketMQ has the same rules, except where they would lose messages:
 
 - The check calls the listener for a half message that is old enough: older than the timeout, or if
   it has the property CHECK_IMMUNITY_TIME_IN_SECONDS, older than that time. A younger half message
@@ -65,8 +64,7 @@ class CheckRules(NamedTuple):
     Attributes:
         timeout_ms: minimum age (``transactionTimeOut``).
         most_checks: maximum number of checks (``transactionCheckMax``).
-        kept_hours: age in hours above which a half message is abandoned without a check
-            (``fileReservedTime``).
+        kept_hours: age in hours above which it is abandoned unchecked (``fileReservedTime``).
     """
 
     timeout_ms: int
@@ -105,8 +103,7 @@ class CheckReport:
         unknown: transactions that stay open although the listener was called.
         put_back: half messages that were put back without a call of the listener.
         given_up: half messages that were moved to TRANS_CHECK_MAX_TIME_TOPIC.
-        noted: half messages that ended before a crash, and for which this check put the missing op
-            message.
+        noted: half messages that ended before a crash, and got their op message from this check.
         unreadable: damaged half messages.
     """
 
@@ -455,9 +452,8 @@ class TransactionChecks:
         A committed message may be put again later: sent back by a consumer, delayed, or imported.
         Such a copy still has type COMMIT, but its PREPAREDTRANSACTIONOFFSET is 0 or belongs to
         another log. So its topic and UNIQ_KEY must match those of the half message too. A power cut
-        can lose a half message that was put back, and leave its committed message. The offset in
-        that message is then not in ``sound`` (readable half messages), and the message ends the
-        original half message.
+        can lose a half message that was put back, and leave its committed message. That message
+        then ends the original half message: its offset is not in ``sound`` (readable halves).
         """
         # The module imports pyarrow, which a store without transactions does not need.
         from logquarry.log import columns

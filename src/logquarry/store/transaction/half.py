@@ -1,5 +1,4 @@
-"""Makes the messages of a transaction (``TransactionalMessageBridge``), and counts open half
-messages.
+"""Makes a transaction's messages (``TransactionalMessageBridge``), and counts open half messages.
 
 ::
 
