@@ -65,14 +65,14 @@ Listener = Callable[[PreparedTransaction], TransactionEnd | None]
 
 
 class PreparedTransactions:
-    """The transactions of a store in dialect 3.1. Any thread may use an object.
+    """The transactions of a store in dialect 3.1. Thread-safe.
 
     Args:
-        table: has the open transactions.
+        table: lists the open transactions.
         put: puts a message.
         read: reads the frame at a physical offset, None if there is none.
         wait_dispatched: waits until the table covers the log.
-        stored: wraps a frame for users.
+        stored: makes the message that users get from a frame.
         clock: the store's clock, in milliseconds.
         least_age_ms: minimum age, in milliseconds, at which a transaction is checked.
     """

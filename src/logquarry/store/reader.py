@@ -63,7 +63,7 @@ class ReadOnlyStore(StoreUnavailable, AttributeError):
 class BaseReader(StoreReads):
     """The methods of :class:`~logquarry.store.message_store.StoreReader`.
 
-    Only one thread may use an object.
+    Not thread-safe.
     """
 
     def __init__(self, layout: StoreLayout, *, broker: str) -> None:
@@ -316,7 +316,7 @@ KernelGet = Callable[[Queue, int, int, frozenset[str] | None], GetResult | None]
 
 
 class LiveReads(StoreReads):
-    """Reads a store that this process also writes. Any thread may use an object.
+    """Reads a store that this process also writes. Thread-safe.
 
     A read by physical offset finds a message as soon as it is put. A read from a queue finds it as
     soon as it is dispatched.

@@ -48,8 +48,8 @@ class StoreFiles:
         was_unclean: whether the store was not shut down cleanly.
 
     Attributes:
-        disk: as given.
-        root: as given.
+        disk: the argument of this name.
+        root: the argument of this name.
         config: the settings, with all sizes.
         keeps_tails: whether bytes of an earlier log follow the log's end.
         pool: buffers for puts before they are committed; None if puts write directly to the files.

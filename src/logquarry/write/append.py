@@ -45,7 +45,7 @@ from logquarry.write.put_path import settle_nothing
 
 
 class CommitLogWriter(PutBatchPath):
-    """Puts messages into the log (as the puts of ``CommitLog`` do). Any thread may put.
+    """Puts messages into the log, like the put methods of ``CommitLog``. Any thread may put.
 
     Args:
         files, config, clock, queue_offsets, flags, health, settle, rules: see

@@ -253,7 +253,7 @@ def load_kernels() -> None:
 
 
 class Dispatcher:
-    """Dispatches the log to queues and index. Only one thread may use it.
+    """Dispatches the log to queues and index. Not thread-safe.
 
     Args:
         files: the log's files.

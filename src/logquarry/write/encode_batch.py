@@ -239,8 +239,8 @@ def _frames_reference(
     queue_id, _, born, reconsume_times, _ = numbers
     for flag, body, own in _items(wire):
         glue = _SEPARATOR if own and shared and not own.endswith(_SEPARATOR) else b""
-        # QUIRK: Java lets PROPERTIESLEN wrap if a message's and the batch's properties are too
-        # long together, and the frame cannot be read; here it is refused
+        # QUIRK: if the properties of a message and of the batch are too long together, Java lets
+        # PROPERTIESLEN wrap, and the frame cannot be read. logquarry refuses the batch
         # (test_encode_batch.py::test_properties_that_are_too_long_together).
         made = encoder.frame(
             hosts,

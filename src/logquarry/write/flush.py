@@ -255,7 +255,7 @@ class CommitRealTimeService(Service):
     Args:
         queue: the log's files.
         health: the store's health.
-        committed: called when something was committed.
+        committed: called after bytes were committed.
     """
 
     def __init__(

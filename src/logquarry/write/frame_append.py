@@ -374,7 +374,8 @@ class FrameAppend:
                 return None
         key = topic.key(queue_number)
 
-        # Under the lock: physical offset, queue offset and store time; then the bytes.
+        # With the lock held, get physical offset, queue offset and store time; then write the
+        # bytes.
         lock = self._lock
         lock.take()
         try:

@@ -73,7 +73,7 @@ class FrameTable:
         used = self._used(start, stop)
         for queue in used:
             next_offsets[queue] = offsets.setdefault(self.queues[queue], 0)
-        # The view keeps the map while the kernel writes.
+        # The view keeps the file mapped while the kernel writes.
         view: npt.NDArray[np.uint8] = np.frombuffer(file.buffer, np.uint8)
         physical, queued, times, sizes = columns
         found, position = kernels.encode_frames(

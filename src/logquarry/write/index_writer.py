@@ -164,7 +164,7 @@ class IndexFileWriter:
     def _put_kernel(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
         """The kernel twin of :meth:`_put_reference`."""
         kernels = codec.require_kernels()
-        # The view keeps the map alive while the kernel writes.
+        # The view keeps the file mapped while the kernel writes.
         view: npt.NDArray[np.uint8] = np.frombuffer(self.file.buffer, np.uint8)
         assert len(view) >= self.shape.entry_position(self.header.entry_count + len(hashes))
         address, number = view.ctypes.data, self.header.entry_count

@@ -407,7 +407,7 @@ def binary_spans(column: pa.Array | None, count: int, name: str) -> Spans:
 
 # ------------------------------------------------------------------------------------ properties
 def _properties(found: dict[str, pa.Array], count: int, odd: Bools, *, look: bool) -> Spans:
-    """The property string of each message: as given, or made from its other columns."""
+    """The property string of each message: the given one, or one made from its other columns."""
     kernels = codec.require_kernels()
     strings = binary_spans(found.get("properties_string"), count, "properties_string")
     given = strings.length >= 0

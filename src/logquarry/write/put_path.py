@@ -199,7 +199,8 @@ class PutPath(LogAppender):
         crc = crc32(body) & java.INT_MAX
         key = topic, queue_id
 
-        # Under the lock: physical offset, queue offset and store time; then the bytes.
+        # With the lock held, get physical offset, queue offset and store time; then write the
+        # bytes.
         with self._lock:
             began = self._held_since = _monotonic()
             try:

@@ -332,7 +332,7 @@ class ConsumeQueueMender(ConsumeQueueWriter):
     Args:
         files: the queue's files, truncated to the sound entries.
         name: the queue's name in errors.
-        mending: the recovery's knowledge about the queue.
+        mending: what the recovery knows about the queue.
     """
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending) -> None:
@@ -418,7 +418,7 @@ class BatchQueueWriter(ConsumeQueueWriter):
     Args:
         files: the queue's files, which end with its last entry.
         name: the queue's name in errors.
-        mending: a recovery's knowledge about the queue; None if there is no recovery. A recovery
+        mending: what a recovery knows about the queue; None if there is no recovery. A recovery
             fills gaps, and empties the queue if its topic was recreated.
     """
 

@@ -394,7 +394,7 @@ def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
 
 
 def within(places: Int64, spans: Iterable[Span]) -> Bools:
-    """Which physical offsets lie in the given spans of the log."""
+    """Mark the physical offsets that lie in the given spans of the log."""
     ordered = sorted(spans, key=lambda span: (span.offset, span.length))
     inside: Bools = span_numbers(places, ordered) >= 0
     return inside

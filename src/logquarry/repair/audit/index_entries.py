@@ -197,7 +197,7 @@ def _distinct(values: Int64) -> Int64:
 
 
 def _among(values: Int64, known: Int64) -> Bools:
-    """Which values occur in a sorted array."""
+    """Mark the values that occur in a sorted array."""
     if not len(known):
         return np.zeros(len(values), np.bool_)
     at = np.minimum(np.searchsorted(known, values), len(known) - 1)
@@ -271,7 +271,7 @@ class IndexEntries:
         return self._parts[number].count
 
     def start(self, number: int) -> int:
-        """The first entry of a file whose message is possibly still in the log."""
+        """The first entry of a file whose message may still be in the log."""
         known = self._starts[number]
         if known is None:
             known = 0

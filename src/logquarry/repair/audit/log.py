@@ -61,7 +61,7 @@ class KnownBounds:
         queued: physical offset after the last message in a queue, None if there is none.
         is_closed: whether the store was shut down cleanly.
         dispatched_timestamp: store time of the last dispatched message, from the checkpoint; None
-            if unknown, or if the store is possibly of RocketMQ 5.5.
+            if unknown, or if the store may be from RocketMQ 5.5.
     """
 
     durable: int | None
@@ -357,7 +357,7 @@ NEVER_WRITTEN: Final = (
 
 
 def never_written(layout: StoreLayout) -> set[int]:
-    """Physical offsets of the blanks that RocketMQ 3 wrote for messages larger than a file.
+    """Find the blanks that RocketMQ 3 wrote for messages larger than a file; return their offsets.
 
     QUIRK: For such a message, RocketMQ 3 fills two files with blanks and answers PUT_OK. It writes
     a queue entry that points to the second file and has the size of a file. No sound message has

@@ -434,7 +434,7 @@ class QueuesAudit:
         self.entries += spare.entries
 
     def _missing(self, key: QueueKey, messages: int, *, is_explained: bool) -> Iterator[Difference]:
-        """The difference of a queue that has messages in the log, but no files."""
+        """Return the difference for a queue that has messages in the log, but no files."""
         folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
         reason = f"the log has {messages} messages of it"
         # The dispatcher makes no queue for a topic that cannot be a folder name.

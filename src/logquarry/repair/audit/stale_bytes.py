@@ -31,7 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 _PAGES: Final = (4 << 10, 16 << 10, 64 << 10)
 """Page sizes of the systems that RocketMQ runs on."""
 _BACK: Final = 16 << 20
-"""Bytes of the log before its end that are searched for the earlier messages."""
+"""Number of bytes before the log's end that are searched for the earlier messages."""
 _MOST_FRAMES: Final = 1 << 14
 _MOST_BATCH: Final = 128
 """Maximum number of messages in the last append, which can be a batch."""
@@ -123,7 +123,7 @@ class _Appends:
         from_buffer = len(data) - int(self._starts[number])
         nonzero = np.flatnonzero(tail)
         zeros_from = int(nonzero[-1]) + 1 if len(nonzero) else 0
-        # Position in the tail -> the latest append that ends at this position.
+        # For each position in the tail, the latest append that ends there.
         reached = {0: number}
         due, best = [0], 0
         while due:

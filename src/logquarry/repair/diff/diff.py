@@ -162,7 +162,7 @@ class LogDiff:
 
     # ------------------------------------------------------------------------- the first difference
     def _blank_at(self, offset: int) -> _Blank | None:
-        """The blank whose padding holds an offset in both logs, None if there is none."""
+        """The blank whose padding contains an offset in both logs, None if there is none."""
         left, right = place_at(self._a, offset), place_at(self._b, offset)
         same = (left.what, left.offset, left.size) == (right.what, right.offset, right.size)
         if left.what != "blank" or not same or offset < left.offset + BLANK.size:
@@ -257,7 +257,7 @@ class Common:
     is_live: bool
 
     def relevant(self, units: Units) -> npt.NDArray[np.bool_]:
-        """Which entries point to messages that both logs have."""
+        """Mark the entries that point to messages that both logs have."""
         found: npt.NDArray[np.bool_] = (
             (units["size"] > 0)
             & (units["size"] != FILLER_SIZE)

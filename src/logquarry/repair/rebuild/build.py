@@ -1,4 +1,4 @@
-"""Builds consume queues and index in one walk over the log, and reports the result.
+"""Reads the log once, builds consume queues and index from it, and reports the result.
 
 A note next to the target folder records from which store, and with which settings, the files were
 built. So a later rebuild does not mistake them for files of another store. The rebuild holds the
@@ -284,7 +284,7 @@ Builder = Callable[[BuildJob, "Progress | None"], Built]
 
 
 def build_here(job: BuildJob, progress: Progress | None) -> Built:
-    """Build queues and index in one walk over the log.
+    """Read the log once, and build queues and index from it.
 
     Raises:
         StoreUnavailable: if the disk fails, or is full.

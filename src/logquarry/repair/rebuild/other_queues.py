@@ -138,7 +138,7 @@ class BatchFiles:
         self._held = 0
 
     def expired(self, layout: StoreLayout) -> list[BatchQueue]:
-        """The old queues of which retention has deleted all messages."""
+        """The old queues whose messages retention has all deleted."""
         return [
             queue
             for queue in BatchQueue.all_of(layout)
@@ -263,7 +263,7 @@ class RocksFiles(QueueFiles):
     def take_over(self, layout: StoreLayout) -> dict[QueueKey, int]:
         """Copy the ends of queues whose messages retention has all deleted, and close RocksDB.
 
-        A broker continues at these ends.
+        A broker gives new messages the queue offsets after these ends.
 
         Args:
             layout: the store's files.

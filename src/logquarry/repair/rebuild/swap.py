@@ -267,7 +267,7 @@ def replace_queues(
     Args:
         layout: the store's files; the log ends at ``log_end``, and has only damage that stays.
         config: settings of the store, with all sizes.
-        folder: the folder of RocksDB; the old folder goes to quarantine.
+        folder: the folder of RocksDB; the old folder is moved to quarantine.
         log_end: physical offset of the log's end.
         disk: disk of the store.
         clock: the time in milliseconds, for the name of the quarantine.

@@ -95,7 +95,7 @@ class RecoveryPlan:
 
     Attributes:
         root: the store's folder.
-        mode: ``safe``, or ``rocketmq`` for RocketMQ's own outcome.
+        mode: ``safe``, or ``rocketmq`` for the result that RocketMQ's own recovery would have.
         looked_at: the facts that the plan is based on, in words.
         log_start: physical offset of the log's first byte.
         log_end: physical offset of the log's end after the recovery.

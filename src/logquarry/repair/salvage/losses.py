@@ -245,7 +245,7 @@ class LostSpan:
 def lost_spans(
     layout: StoreLayout, damage: Sequence[DamagedSpan], end: int, known_end: int
 ) -> list[LostSpan]:
-    """The damaged spans, and the bytes that the log had after its end.
+    """Return the damaged spans, and the span after the log's end that the log once had.
 
     Args:
         layout: the store's files.

@@ -298,7 +298,7 @@ class _Verification:
             self.report.add("misnamed_file", path, 0, reason)
         lacks_first = self.layout.lost_head is not None
         for found in file_differences(log.files, log.file_size, lacks_first=lacks_first):
-            # The walk over the log reports missing files.
+            # Reading the log reports missing files.
             if found.fault in (FileFault.SIZE, FileFault.EMPTY_LAST):
                 self.report.add_all([found.size_difference(found.file.base)])
 
@@ -341,7 +341,8 @@ class _Verification:
         requests = followed.requests
         self.queues.add(followed, parts)
         if not self.live:
-            # Retention can delete index files during the walk. Their keys would seem to be missing.
+            # Retention can delete index files during the check. Their keys would seem to be
+            # missing.
             self.index.add(followed)
         keyed = np.flatnonzero(requests.has_key)
         if len(keyed):

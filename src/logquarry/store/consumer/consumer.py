@@ -83,7 +83,7 @@ class Consumer:
     """Consumes messages for a group, in the order of each queue. Made by ``store.consumer(...)``.
 
     Use a plain iteration, an asynchronous iteration or :meth:`poll`, but only one of them at a
-    time. Only one thread may use an object. Several consumers of a group share the group's queues.
+    time. Not thread-safe. Several consumers of a group share the group's queues.
 
     Args:
         subscription: the group, the topics and the filter.
@@ -239,7 +239,7 @@ class Consumer:
             timeout: seconds to wait for a message; None to wait without limit.
 
         Returns:
-            The messages; empty if the time ran out, or the consumer was closed meanwhile.
+            The messages; empty if the time ran out, or if the consumer was closed during the wait.
 
         Raises:
             StoreUnavailable: if the consumer or its store is closed.

@@ -222,7 +222,7 @@ class PolledStore(StoreQueues, Protocol):
 
 
 class LiveQueueReader:
-    """Reads the queues of a store that this process writes. Any thread may use an object.
+    """Reads the queues of a store that this process writes. Thread-safe.
 
     Args:
         store: the store's queues.

@@ -200,7 +200,7 @@ class QueueBatch(NamedTuple):
 
 
 class QueueReader(Protocol):
-    """Reads the queues of one store. Any thread may use an object."""
+    """Reads the queues of one store. Thread-safe."""
 
     def queue_ids(self, topic: str) -> Sequence[int]:
         """The queues of a topic, sorted."""

@@ -2,8 +2,7 @@
 
 ::
 
-    verify segments -> sync the log -> write intent -> append -> sync -> write ledger -> delete
-    intent
+    verify segments -> sync log -> write intent -> append -> sync -> write ledger -> delete intent
 
 If the process dies in between, the intent stays. The next writer finishes the load when it opens
 the store, before any other put (:func:`pending_load`, :meth:`Loads.finish`):
@@ -289,7 +288,7 @@ def _lower_mark(root: Path, disk: Disk, offset: int) -> None:
 
 
 def _keep(disk: Disk, root: Path, log: MappedFileQueue, start: int, end: int) -> None:
-    """Copy the frames of a load to the quarantine before they are truncated."""
+    """Copy the frames of a load to quarantine, before they are cut off."""
     folder = quarantine(root, COMMIT_LOG)
     disk.make_folders(folder)
     path = folder / f"{start:020d}.taken-back"

@@ -421,10 +421,10 @@ class Delivery(Protocol):
         """Whether the last call of :meth:`deliver` may have left messages in the queues."""
 
     def deliver(self, now: int, *, limit: int | None = None) -> int:
-        """Deliver due messages; returns how many."""
+        """Deliver due messages; return their number."""
 
     def save(self) -> bool:
-        """Save the progress durably; returns whether anything was written."""
+        """Save and sync the progress; return whether anything was written."""
 
 
 class DeliveryService(Service):

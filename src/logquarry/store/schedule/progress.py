@@ -168,9 +168,10 @@ def _offsets(table: Mapping[str, Any]) -> dict[int, int]:
 # Finding deliveries in the log
 #
 # A frame outside the schedule topic is a delivery if it has DELAY, REAL_TOPIC and REAL_QID and is
-# in the queue that REAL_TOPIC and REAL_QID name. (A put with DELAY goes to the schedule topic.) The
-# deliveries of one level are in the log in the order of its queue. So one walk over the log after
-# the saved position shows, message by message, which entries of each level were delivered:
+# in the queue that REAL_TOPIC and REAL_QID name. (The put of a user's message with DELAY writes it
+# to the schedule topic.) The deliveries of one level are in the log in the order of its queue. So
+# reading the log once, from the saved position on, shows message by message which entries of each
+# level were delivered:
 #
 # ::
 #
@@ -183,7 +184,9 @@ def _offsets(table: Mapping[str, Any]) -> dict[int, int]:
 # lost and none is delivered twice.
 
 Pending = Callable[[int, int], Iterator[tuple[int, Frame | None]]]
-"""(level, queue offset) -> queue offset and message of each later entry of the level's queue."""
+"""Called with a level and a queue offset; yields queue offset and message of each entry of the
+level's queue from there on.
+"""
 
 _SCHEDULE_TOPIC: Final = props.SCHEDULE_TOPIC.encode()
 _UNIQUE: Final = f"{props.UNIQ_KEY}{props.NAME_VALUE_SEPARATOR}".encode()
@@ -197,7 +200,7 @@ def advance(
     """Advance the offset of each level past the deliveries in the log.
 
     Args:
-        offsets: level -> next queue offset; changed in place.
+        offsets: for each level, the next queue offset; changed in place.
         runs: the log from the saved position on.
         pending: gives the messages in a level's queue.
         unique: whether to recognise only messages with a UNIQ_KEY. This is needed if ``runs``

@@ -328,5 +328,5 @@ class TimerDelivery:
 
 
 def _rank(one: Timer) -> tuple[int, bool, int]:
-    """The key in the heap: by slot; in a slot, messages that delete others come first."""
+    """The sort key in the heap: by slot; within a slot, messages that delete others come first."""
     return one.slot_time, one.deletes is None, one.queue_offset

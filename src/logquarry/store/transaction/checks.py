@@ -449,11 +449,11 @@ class TransactionChecks:
     def _committed(self, opened: dict[int, _Identity], sound: set[int]) -> set[int]:
         """Find the half messages in ``opened`` that were committed; return their physical offsets.
 
-        A committed message may be put again later: sent back by a consumer, delayed, or imported.
-        Such a copy still has type COMMIT, but its PREPAREDTRANSACTIONOFFSET is 0 or belongs to
-        another log. So its topic and UNIQ_KEY must match those of the half message too. A power cut
-        can lose a half message that was put back, and leave its committed message. That message
-        then ends the original half message: its offset is not in ``sound`` (readable halves).
+        A copy of a committed message may be put later (sent back, delayed, imported). The copy has
+        type COMMIT too, but its PREPAREDTRANSACTIONOFFSET is 0 or belongs to another log. So topic
+        and UNIQ_KEY must match those of the half message too. A power cut can lose a half message
+        that was put back, and leave its committed message. That message then ends the original half
+        message, because ``sound`` (the readable ones) lacks the lost one.
         """
         # The module imports pyarrow, which a store without transactions does not need.
         from logquarry.log import columns

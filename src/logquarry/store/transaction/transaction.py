@@ -203,7 +203,8 @@ class TransactionService:
         """End a half message. The caller holds the lock.
 
         Returns:
-            The future of the decisive put: of the message, or of the op for a rollback.
+            The future of the put that decides: of the message for a commit, of the op for a
+                rollback.
 
         Raises:
             StoreUnavailable, MessageRejected: if that put failed; the half message is still open.
