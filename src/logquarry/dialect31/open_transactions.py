@@ -401,7 +401,7 @@ def _differs_from_redo(
         return (
             f"{REDO_LOG}: the transaction at {unknown[0]} is in the table, but not in the redo log"
         )
-    # A COMMIT or ROLLBACK of the transaction ends it only if its group is the same.
+    # A COMMIT or ROLLBACK ends the transaction only if both have the same group.
     log = CommitLog(layout)
     for offset in np.intersect1d(there, ended).tolist():
         for place in redo["physical_offset"][~is_prepared][ended == offset].tolist():

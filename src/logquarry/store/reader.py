@@ -326,7 +326,7 @@ class LiveReads(StoreReads):
         self._engine = engine
         self._health = engine.health
         self._recorder = engine.recorder
-        # First, because LiveLog may call _new_layout, which uses these two.
+        # Set these two first: LiveLog may call _new_layout, which uses them.
         self.layout, self.config = layout, layout.config
         self._live_log = LiveLog(engine.log, self._new_layout)
         super().__init__(layout, self._live_log, broker=broker)
@@ -366,8 +366,8 @@ class LiveReads(StoreReads):
             return self._engine.queues.get(topic, queue_id)
         except StoreUnavailable:
             self._require_open()
-            # It cannot be opened for writing: a sync has failed, or the disk is full. Its files
-            # can still be read.
+            # The queue cannot be opened for writing: a sync has failed, or the disk is full. Its
+            # files can still be read.
             return self._unopened_queue(topic, queue_id)
 
     def _queues_for_state(self) -> list[Queue]:

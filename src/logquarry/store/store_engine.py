@@ -223,7 +223,8 @@ class StoreEngine:
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
             # While the store is open, its files have a second name (hard link). If a crash left
-            # only that name, restore the file; then no quarantined file reappears under it.
+            # only that name, restore the file now, so that a file which the recovery quarantines
+            # does not return later.
             folders = StoreLayout.open(root, config).log_folders
             NameGuard(self.disk).restore([*log_paths(root, folders), root / INDEX])
             plan = plan_to_open(root, config)
@@ -249,7 +250,8 @@ class StoreEngine:
         No message was put; afterwards the store can be opened again.
         """
         with contextlib.suppress(StoreError):
-            # The opening has dispatched messages. Sync them: without `abort` they count as synced.
+            # The opening has dispatched messages. Sync their entries: without `abort` they count as
+            # synced.
             for part in self.files.derived():
                 part.flush(0)
             self.files.close()

@@ -118,7 +118,7 @@ class _Rows:
 
     def __init__(self, columns: dict[str, pa.Array], first: int) -> None:
         self._first = first
-        # Message has no field for the store time.
+        # :class:`Message` has no field for the store time.
         self._columns = {name: c for name, c in columns.items() if name != "store_timestamp"}
 
     def message(self, number: int) -> Message:

@@ -70,7 +70,7 @@ class PutFuture:
     """
 
     def __init__(self) -> None:
-        # A future that is done from the start needs no list of callbacks.
+        # If the put is done already, the future needs no list of callbacks.
         self._callbacks: list[Callable[[PutFuture], object]] | None = None
         self._result: PutResult | None = None
         self._error: LogquarryError | None = None
@@ -143,7 +143,7 @@ class PutFuture:
 
     def __await__(self) -> Generator[Any, None, PutResult]:
         if not self.done():
-            # Code that awaits has already imported asyncio.
+            # Code that awaits a future has already imported asyncio, so this import is fast.
             import asyncio
 
             loop = asyncio.get_running_loop()

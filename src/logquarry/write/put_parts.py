@@ -85,7 +85,7 @@ class Wakes:
     """Settles puts in a store in which no put waits: it only sets the flags of other threads."""
 
     def __init__(self) -> None:
-        # Each flag, after its method is_unset, which each put calls.
+        # For each flag, its method is_unset, which each put calls, and the flag itself.
         self._tests_and_flags: tuple[Any, ...] = ()
 
     def use(self, flags: Iterable[Any]) -> None:

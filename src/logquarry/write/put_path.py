@@ -232,7 +232,7 @@ class PutPath(LogAppender):
                     body_length,
                 )
                 try:
-                    # As MappedFile.append does it, without the call.
+                    # This does the same as MappedFile.append, without the call.
                     file.buffer[at:end] = b"".join((head, body, rest))
                     if not file.address:
                         file.keep(at, end)
@@ -250,7 +250,8 @@ class PutPath(LogAppender):
                     raise
                 file.store_timestamp = now
             except struct.error:
-                # A number does not fit its field: the reference raises an error with the field.
+                # A number does not fit its field: the reference raises an error that names the
+                # field.
                 return None
             finally:
                 self._held_since = 0.0

@@ -171,7 +171,8 @@ class TopicTable:
             try:
                 self._file.save(document)
             except StoreUnavailable as error:
-                # The messages do not depend on this file, and the next opening adds the topics.
+                # Ignore this error: the messages do not depend on this file, and the next opening
+                # adds the topics.
                 self._new |= new
                 logger.warning("%s: topics were not added: %s", self._file.path, error)
                 return False
@@ -276,7 +277,7 @@ class QueueTable:
         found = self.live.get(key)
         if found is not None:
             return found
-        # Only names of existing queues may become paths.
+        # Make paths only from the names of existing queues.
         if key not in self._ends and key not in self.writers:
             return None
         writer = self.writers.get(key)

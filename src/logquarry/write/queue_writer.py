@@ -229,7 +229,8 @@ class ConsumeQueueWriter:
         if int(units["physical_offset"][0]) + int(units["size"][0]) <= self.physical_end:
             new = units["physical_offset"] + units["size"] > self.physical_end
             offsets, units = offsets[new], units[new]
-        # An offset that is not the previous one plus 1: a gap, or the topic was created again.
+        # An offset that is not the previous one plus 1 means a gap, or that the topic was
+        # recreated.
         cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
         bounds = [0, *cuts.tolist(), len(offsets)]
         return sum(
@@ -240,7 +241,7 @@ class ConsumeQueueWriter:
 
     def _append_run(self, offset: int, units: Units) -> int:
         if offset < 0:
-            # No CRC covers a queue offset. A negative one is damaged.
+            # No CRC covers a queue offset. A negative queue offset is damaged.
             units, offset = units[-offset:], 0
             if not len(units):
                 return 0

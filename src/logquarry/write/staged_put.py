@@ -157,7 +157,7 @@ def _place_kernel(
     placed: Int64,
 ) -> tuple[int, int, int, int]:
     kernels = codec.require_kernels()
-    # The views keep the maps alive while the kernel works.
+    # The views keep the files mapped while the kernel works.
     source, target = np.frombuffer(frames.data, np.uint8), np.frombuffer(file.buffer, np.uint8)
     stop, position, count, why = kernels.place_staged(
         *(source.ctypes.data, start, len(source), CHUNK_BYTES),

@@ -134,7 +134,7 @@ class SeenMessages(Generic[_Queue]):
         if len(self.gaps) < MOST_GAPS:
             self.gaps.append((start, stop))
         else:
-            # The entries between the two gaps are checked twice, with the same result.
+            # The entries between the two gaps are then checked twice, with the same result.
             self.gaps[-1] = self.gaps[-1][0], stop
 
     def restart(self, first: int, place: int) -> None:

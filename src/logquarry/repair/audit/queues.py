@@ -233,8 +233,8 @@ class QueuesAudit:
         self._names = self._find_names()
         self._other_queues = other_queues(layout)
         self.batch = BatchQueuesAudit(layout, self._other_queues.batch)
-        # Retention can delete the log's first file during the audit, and with the file the entries
-        # of its messages.
+        # Retention can delete the log's first file during the audit, and then also the entries of
+        # the messages in that file.
         files = layout.commit_log.files
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 

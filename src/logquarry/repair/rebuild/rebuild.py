@@ -269,7 +269,7 @@ class _Rebuild:
             shutil.rmtree(self._build)
         layout = StoreLayout.open(self._root, self._config)
         into = None if is_in_place else self._target
-        # In place, this process holds the lock.
+        # In a rebuild in place, this process holds the lock.
         is_live = not is_in_place and layout.is_live()
         report = _report(layout, into, self._names, is_live=is_live)
         try:

@@ -178,7 +178,7 @@ def swap(
                 _rename(disk, place, old)
             _rename(disk, build / name, place)
         except BaseException:
-            # Even after Ctrl-C either all folders are moved or none.
+            # Even after Ctrl-C, either all folders are moved or none.
             if old.exists() and not place.exists():
                 _rename(disk, old, place)
             raise

@@ -309,7 +309,7 @@ class _Work:
                 # A blank or a renamed file can already have the name of a misnamed file.
                 continue
             if step.kind is StepKind.SET_ASIDE and path.parent == root / CONSUME_QUEUE:
-                # Move the folder itself: a broker does not start if an empty one is left.
+                # Move the folder itself: a broker does not start if it finds an empty folder.
                 if path.is_dir():
                     disk.set_aside(path, quarantine(root, CONSUME_QUEUE))
             elif step.kind is StepKind.SET_ASIDE and path.is_dir():

@@ -219,7 +219,7 @@ def _carry_out(
         if step.kind is StepKind.SET_ASIDE and step.file in _OWN_FILES:
             disk.set_aside(root / step.file, quarantine(root))
     if isinstance(plan, RocketmqPlan):
-        # The mode depends on whether there was an `abort`.
+        # A recovery as RocketMQ has other rules if there was an `abort`.
         is_clean = not abort.exists
         abort.make()
         apply_rocketmq(plan, disk, is_clean=is_clean)

@@ -251,7 +251,7 @@ class _Recovery:
             steps=() if refused else tuple(self._steps),
             refused=refused,
             damage=gaps,
-            # If the plan was applied, the queues have already changed.
+            # Find no loss if the plan was applied: the queues have already changed.
             loss=None if refused or self._disk else find_loss(self._layout, end=end, damage=gaps),
             config=self.config,
             rules=self._rules,

@@ -302,7 +302,7 @@ class _Planner:
             queue = self._queues.get(one.key)
             first = one.kept_until if one.difference is None else one.difference.offset
             if queue is None or first < one.had_until:
-                # A batch queue's number counts entries, not queue offsets.
+                # For a batch queue, this number counts entries, not queue offsets.
                 found[one.key] = 0 if queue is None or queue.is_batch else first
         return found
 

@@ -272,7 +272,7 @@ def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent
     try:
         log.load()
         _keep(disk, root, log, intent.start, plan.log_end)
-        # Otherwise the truncated bytes would count as lost.
+        # If the durable offset stayed, the truncated bytes would count as lost.
         _lower_mark(root, disk, intent.start)
         log.truncate_to(intent.start, aside=quarantine(root, COMMIT_LOG))
     finally:

@@ -88,13 +88,13 @@ def unread(
         start: the log's start.
         cut: the log's start after the retention.
     """
-    # At debug level: the retention of a running store calls this every ten seconds.
+    # Log at debug level, because the retention of a running store calls this every ten seconds.
     consumed = consumer_offsets(layout, logging.DEBUG)
     levels = delay_offsets(layout, logging.DEBUG) or {}
     ends = {
         queue.queue_id: queue.max_offset for queue in queues if queue.topic == props.SCHEDULE_TOPIC
     }
-    # With an offset beyond the queue's end, the delivery starts at the first message.
+    # If the saved offset is beyond the queue's end, the delivery starts at the first message.
     delivered = {
         level - 1: offset for level, offset in levels.items() if offset <= ends.get(level - 1, 0)
     }

@@ -301,7 +301,7 @@ class DelayedDelivery:
             for at in np.flatnonzero(there).tolist()
         ]
         if count and not found:
-            # These are only entries that were never written: skip them.
+            # None of these entries was ever written: skip them.
             self.offsets[level] = start + count
         return found, count == len(units) and start + count < high
 
