@@ -254,7 +254,7 @@ def _last_file(files: MappedFileQueue, start: int) -> MappedFile:
 # Opening a store of dialect 3.1 for writing
 
 _READ_FILES: Final = 3
-"""When RocketMQ opens a store, it reads this many files at the log's end through the buffer."""
+"""Number of files at the log's end that RocketMQ reads through the buffer when it opens a store."""
 
 
 def open_state_table(
@@ -296,7 +296,7 @@ class UnitsPlan:
 
     Attributes:
         folder: folder of its files, below the store's folder.
-        reason: why it is rebuilt; None if it is kept.
+        reason: why the table or redo log is rebuilt; None if it stays.
         had: whether the store has old files of it.
         start: byte offset of its first entry.
         units: its entries as bytes.

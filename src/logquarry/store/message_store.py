@@ -32,7 +32,7 @@ class MessageStore(StoreReads):
     Attributes:
         layout: the store's files.
         config: its settings.
-        broker: name of the store; each message of it has this name.
+        broker: name of the store, which each of its messages has as ``broker``.
     """
 
     @overload

@@ -59,7 +59,7 @@ class StoreReads(LogReads):
     Args:
         layout: the store's files.
         log: its log.
-        broker: name of the store; each message of it has this name.
+        broker: name of the store, which each of its messages has as ``broker``.
     """
 
     def __init__(self, layout: StoreLayout, log: CommitLog, *, broker: str) -> None:

@@ -140,7 +140,7 @@ class Services:
         """The tables that a slave copies from its master's ``config/``.
 
         Raises:
-            UsageError: if the store is not a slave, because its own services write there.
+            UsageError: if the store is not a slave: then its own services write these files.
         """
         with self._lock:
             self._require_open()
@@ -293,7 +293,7 @@ class Services:
         )
 
     def transaction(self, message: Message, group: str) -> Transaction:
-        """A transaction; it begins when its ``with`` block begins."""
+        """Return a transaction, which begins when its ``with`` block begins."""
         self._require_halves()
         require_message(message, "transaction")
         arguments.text(group, "group", takes="the name of a producer group")
@@ -449,7 +449,7 @@ class Services:
 
 
 class _HalfLog:
-    """The log and the queues, as checks of transactions read them."""
+    """Reads the log and the queues for the checks of transactions."""
 
     def __init__(self, store: ServedStore) -> None:
         self._store = store
@@ -465,7 +465,7 @@ class _HalfLog:
 
 
 class _DueLog:
-    """The log and the schedule topic's queues, as delivery reads them."""
+    """Reads the log and the schedule topic's queues for the delivery."""
 
     def __init__(self, store: ServedStore, files: MappedFileQueue, levels: Sequence[int]) -> None:
         self._store = store

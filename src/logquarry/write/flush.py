@@ -398,7 +398,7 @@ class FlushServices:
 
     Attributes:
         group: syncs the log for puts that wait; None with ASYNC_FLUSH.
-        log: syncs the log: ``group``, or the service that syncs at an interval.
+        log: the service that syncs the log: ``group``, or one that syncs at an interval.
         commit: writes the pool's buffers to the files; None if there is no pool.
         after_put: the service that a put wakes.
         queues: flushes queues, index and checkpoint.

@@ -91,7 +91,7 @@ class IndexFileWriter:
 
     @property
     def room(self) -> int:
-        """How many more keys fit."""
+        """Number of keys for which the file still has room."""
         return self.shape.entries - self.header.entry_count
 
     def put(self, hashes: Int64, offsets: Int64, times: Int64) -> None:

@@ -290,8 +290,8 @@ class LogAppender(FrameAppend):
         """The file to append to; made if the last one is full. Only under the lock.
 
         Raises:
-            StoreUnavailable: CREATE_MAPEDFILE_FAILED; SERVICE_NOT_AVAILABLE if there is a
-                :attr:`bar`.
+            StoreUnavailable: with the status SERVICE_NOT_AVAILABLE if there is a :attr:`bar`, or
+                CREATE_MAPEDFILE_FAILED if no file could be created.
         """
         if self.bar is not None:
             raise self._barred()

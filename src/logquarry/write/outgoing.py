@@ -342,7 +342,7 @@ def distinct(values: Int64) -> tuple[list[int], Int64]:
 
 
 def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
-    """The first message with each distinct byte string, and for each message its string's index.
+    """Return the first message with each distinct byte string, and each message's string index.
 
     All messages that have no byte string share one index.
     """

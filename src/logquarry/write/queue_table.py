@@ -209,7 +209,7 @@ class QueueTable:
         root: the store's folder.
         config: the store's settings, with all sizes.
         ends: for each existing queue the position after its last entry, counted in entries. In a
-            queue of 20-byte entries that is one past its last queue offset.
+            queue of 20-byte entries, this position is one past the last queue offset.
         log: the log's files.
         mendings: for a recovery: what it knows about each queue that it writes.
         keeps_tails: whether to follow RocketMQ: bytes after the queues' ends are kept, and files

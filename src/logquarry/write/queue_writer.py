@@ -409,7 +409,7 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
 
 
 def falls(starts: Int64, stops: Int64, expected: int) -> list[int]:
-    """The entries that begin below the end before them, because the topic was recreated."""
+    """The entries that begin before the previous entry's end, because the topic was recreated."""
     return np.flatnonzero(starts < np.append(expected, stops[:-1])[: len(starts)]).tolist()
 
 

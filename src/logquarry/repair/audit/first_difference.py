@@ -50,7 +50,7 @@ class QueueAudit:
         key: topic and queue id.
         disk: the queue's files; None if the queue has no files, or if they cannot be used.
         damage: the damage of the part of the log that was read.
-        tags: which tags codes count as right.
+        tags: the rule for the tags codes that count as right.
         mends: whether to correct harmed queue offsets.
     """
 
@@ -190,7 +190,7 @@ class QueueAudit:
             self._compare(offset, entries)
 
     def _room(self, entries: Units) -> int:
-        """How many messages can be missing before the first of these entries."""
+        """Maximum number of messages that can be missing before the first of these entries."""
         lost = max(0, int(entries["physical_offset"][0]) - self._known_until)
         return lost // FIXED_SIZE_V1 + GAP_SLACK
 

@@ -116,7 +116,7 @@ class IndexAudit:
 
         Args:
             run: the run.
-            has_key: which of its frames have keys for the index.
+            has_key: marks the frames of the run that have keys for the index.
         """
         self._keys.add(run, has_key)
 

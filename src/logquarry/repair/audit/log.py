@@ -157,7 +157,7 @@ class LogAudit:
         last_timestamp: store time of the last message, 0 if there is none.
         latest_timestamp: the latest store time, which differs if a clock was set back.
         count: number of sound messages.
-        words: how the end was found, in words.
+        words: how the end of the log was found, in words.
     """
 
     def __init__(

@@ -266,7 +266,9 @@ class QueuesAudit:
         )
 
     def add_sound(self, queues: Mapping[QueueKey, tuple[int, int]]) -> None:
-        """Accept entries that a Spark task has compared: from one queue offset to another."""
+        """Accept entries that a Spark task has compared; ``queues`` has their range in each
+        queue.
+        """
         for key, (first, stop) in queues.items():
             self._of(key, first).advance(stop - first)
             self.entries += stop - first

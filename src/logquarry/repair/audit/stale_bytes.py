@@ -8,9 +8,9 @@ earlier, longer appends::
     buffer   | last append | older append | append before that, longer | zeros
     file     | last frame  | stale bytes up to the end of the page     | next page
 
-Byte k of the buffer is byte k of the latest append of more than k bytes. The next append overwrites
-the stale bytes. Stale bytes are never a valid frame, because their PHYSICALOFFSET is that of the
-earlier message.
+Byte k of the buffer is byte k of the latest append that had more than k bytes. The next append
+overwrites the stale bytes. Stale bytes are never a valid frame, because their PHYSICALOFFSET is
+that of the earlier message.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _Appends:
         return range(count - 1, max(-1, count - 1 - _MOST_BATCH), -1)
 
     def explained(self, tail: Bytes, number: int) -> int:
-        """How many of the bytes after the last append come from earlier appends.
+        """Return the number of bytes after the last append that come from earlier appends.
 
         Args:
             tail: the bytes after the last append, up to the end of its page.

@@ -242,7 +242,7 @@ def why_replaced(
 
 
 def why_not_built(queues: Iterable[AuditedQueue]) -> str | None:
-    """Why a broker could not serve new queues in RocksDB; None if it could."""
+    """The reason why a broker could not serve new queues in RocksDB; None if it could."""
     for queue in queues:
         if queue.largest_gap or queue.moved:
             return (

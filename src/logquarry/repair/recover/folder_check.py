@@ -75,7 +75,7 @@ def check_entries(root: Path, config: StoreConfig) -> None:
 
     Args:
         root: the store's folder.
-        config: its settings, which can give the log further folders.
+        config: the store's settings, which can name further folders of the log.
 
     Raises:
         WrongEntry: if a check fails.
@@ -256,7 +256,7 @@ def check_file_size(layout: StoreLayout) -> None:
         StoreUnavailable: if a file has a message after that size, or where another file begins.
             Then the settings belong to another store, and with them most of the log would seem
             damaged.
-        UsageError: if the configuration gives that size, but the files have another one.
+        UsageError: if the configuration gives a size, but the files have another size.
     """
     require_stated_size(layout)
     files = layout.commit_log

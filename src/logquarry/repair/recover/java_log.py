@@ -180,7 +180,8 @@ class JavaLog:
 
         Args:
             start: index of the first file to read.
-            dispatch: dispatches each message; None for a normal recovery of 4.9.
+            dispatch: dispatches each message; None to dispatch nothing, as a normal recovery of 4.9
+                does.
             check_crc: whether to compare bodies with their CRC.
             known: only messages after this physical offset are dispatched.
 
@@ -382,7 +383,7 @@ class _Runs:
 
 
 def _stop_reason(window: Window, check_crc: bool) -> str | None:
-    """Why no message begins at a position, None if only zeros follow."""
+    """The reason why no message begins at a position; None if only zeros follow."""
     outcome = window.decode(0, check_crc=check_crc)
     if isinstance(outcome, frame.Damage):
         return None if outcome.kind is frame.DamageKind.ZEROED else outcome.reason

@@ -70,7 +70,7 @@ class Step:
         offset: in the log a physical offset, elsewhere a position in the file; None if the step is
             about the whole file.
         length: number of bytes, None if unknown.
-        reason: why the step is needed, in words. "
+        reason: why the step is needed, in words.
     """
 
     kind: StepKind

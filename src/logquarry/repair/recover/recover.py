@@ -77,7 +77,7 @@ def recover(
         config: settings of the store; missing sizes are inferred from the files.
         clock: the time in milliseconds, for the names of new index files.
         disk: disk of the store.
-        progress: called with the bytes of the log done so far, and their total.
+        progress: called with the bytes of the log processed so far, and their total.
 
     Returns:
         The plan; :attr:`RecoveryPlan.is_needed` shows whether it has any step.

@@ -111,7 +111,7 @@ class ReplacedFiles:
         return {keys[number]: 0 for number in differing}
 
     def _probes(self) -> Iterator[tuple[QueueKey, Units]]:
-        """A few entries of each queue, from its first to its last."""
+        """A few entries of each queue, spread from its first to its last."""
         most = max(2, min(_QUEUE_PROBES, _MOST_PROBES // max(1, len(self._all))))
         for queue in self._all:
             first, last = queue.min_offset, queue.max_offset - 1
@@ -195,8 +195,8 @@ def frames_of(units: Units, *, is_batch: bool) -> Frames:
 def in_order(frames: Frames, after: int | None) -> Frames:
     """Remove the frames of damaged entries.
 
-    A queue's entries are in the order of the log. So an entry is damaged if it points to a higher
-    offset than a later entry does.
+    A queue's entries are in the order of the log. So if an entry points to a higher offset than a
+    later entry, the first one is damaged.
     """
     if not len(frames):
         return frames

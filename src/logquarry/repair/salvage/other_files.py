@@ -69,7 +69,7 @@ class LeftBehind:
 
 @dataclass(frozen=True, slots=True)
 class OtherFiles:
-    """The files of a store beside log, queues, index and the documents in ``config/``.
+    """The files of a store besides log, queues, index and the documents in ``config/``.
 
     Attributes:
         carried: folders and files below the root that are copied; folders with their contents.

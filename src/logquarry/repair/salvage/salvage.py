@@ -234,7 +234,7 @@ def salvage(
 
 # ----------------------------------------------------------------------------------------- config
 def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress], dict[str, bytes]]:
-    """Consumer groups whose progress had to change, and the new files of ``config/`` by path."""
+    """Return the groups whose progress had to change, and the new files of ``config/`` by path."""
     documents: dict[str, bytes] = {}
     for entry in layout.filesystem.list(CONFIG):
         if not entry.is_dir:

@@ -14,9 +14,10 @@ from logquarry.repair.audit.differences import Int64
 class StoreTimes:
     """Finds the store times to correct, in the order of the new log.
 
-    If one message is later than the next one, but the messages before and after it are in order,
-    only its own time is wrong, and it gets the time of the next message. In other cases, each
-    message that is earlier than the previous one gets the time of the previous one.
+    If a message has a later time than the next one, but the messages before and after it are in
+    order, only the time of this message is wrong. Then it gets the time of the next message. In all
+    other cases, each message that is earlier than the previous message gets the time of the
+    previous message.
 
     Attributes:
         lowered: new store times of single wrong messages, by physical offset.

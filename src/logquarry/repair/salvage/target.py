@@ -433,7 +433,7 @@ class LogWriter:
 
 
 def _replaced(places: Int64, values: Mapping[int, int]) -> tuple[Int64, Int64]:
-    """The frames that get a new value, as numbers, and the new values."""
+    """The numbers of the frames that get a new value, and these values."""
     found = np.flatnonzero(np.isin(places, list(values)))
     return found, np.array([values[place] for place in places[found].tolist()], np.int64)
 

@@ -368,7 +368,7 @@ class VerifyReport:
 
     @property
     def by_kind(self) -> Counter[str]:
-        """How many findings there are of each kind."""
+        """The number of findings of each kind."""
         return Counter(finding.kind for finding in self.findings)
 
     def add(
@@ -381,7 +381,9 @@ class VerifyReport:
         *,
         is_explained: bool = False,
     ) -> None:
-        """Add a finding. It is a note if a crash explains it, else it has its kind's severity."""
+        """Add a finding. If a crash explains it, it is a note; otherwise its kind gives the
+        severity.
+        """
         severity: Severity = "note" if is_explained else KINDS[kind].severity
         self.findings.append(Finding(kind, severity, file, offset, length, reason))
 

@@ -1,4 +1,4 @@
-"""SQL92 filters over message properties: their tree, and its evaluation.
+"""SQL92 filters over message properties: the tree of a filter, and its evaluation for a message.
 
 A condition is true, false or unknown. It is unknown (None) if a property is missing. A message
 matches if the whole filter is true. The rules are those of ``org.apache.rocketmq.filter`` 4.9.3,

@@ -124,7 +124,7 @@ class RetentionPlan:
 
     Attributes:
         store: the store's folder.
-        rules: what may be deleted.
+        rules: the rules that allow files to be deleted.
         now: the time for computing ages, in milliseconds.
         min_offset: the log's start.
         new_min_offset: the log's start after the retention.
@@ -194,7 +194,7 @@ def plan_retention(
 
     Args:
         layout: the store's files.
-        rules: what may be deleted.
+        rules: the rules that allow files to be deleted.
         now_ms: the time.
         safe_end: for a store that is open for writing, the offset up to which the log is synced and
             dispatched.

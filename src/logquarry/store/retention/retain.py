@@ -115,7 +115,7 @@ class LiveRetention:
         """Plan which files to delete now. Changes nothing.
 
         Args:
-            rules: what may be deleted.
+            rules: the rules that allow files to be deleted.
             always_derived: see :func:`plan_retention`.
 
         Raises:
@@ -143,7 +143,7 @@ class LiveRetention:
         """Delete expired files; returns the plan that was applied.
 
         Args:
-            rules: what may be deleted.
+            rules: the rules that allow files to be deleted.
             pause_s: pause in seconds between two log files, so that the disk can do other work.
 
         Raises:

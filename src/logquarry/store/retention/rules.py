@@ -41,9 +41,9 @@ from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_
 from logquarry.text import document
 
 DELAYED: Final = "(delayed messages that are not delivered)"
-"""Stands for the consumer group if the delivery of delayed messages has not read the messages."""
+"""Used in place of a group's name if the delivery of delayed messages has not read the messages."""
 OPEN: Final = "(transactions that are open)"
-"""Stands for the consumer group for half or PREPARED messages of open transactions."""
+"""Used in place of a group's name for half or PREPARED messages of open transactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +295,7 @@ _HOURS: Final = 24
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionRules:
-    """Which log files may be deleted. At least one of the first three rules must be given.
+    """The rules for deleting log files. At least one of the first three must be given.
 
     Attributes:
         older_than_ms: allows files whose last message was stored at least this long ago.

@@ -115,7 +115,7 @@ class TimerDelivery:
         heapify(self._heap)
         self._is_saved = self._has_files = False
         self._last_left_out = -1
-        """The last slot of the delivered messages that the saved list need not contain."""
+        """The saved list need not contain the delivered messages up to this slot."""
 
     @property
     def waiting(self) -> int:

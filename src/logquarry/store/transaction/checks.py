@@ -494,7 +494,7 @@ def _identity(committed: Frame) -> _Identity:
 
 
 def _immunity_ms(values: dict[str, str]) -> int | None:
-    """CHECK_IMMUNITY_TIME_IN_SECONDS in ms; None without this property (``getImmunityTime``)."""
+    """The property CHECK_IMMUNITY_TIME_IN_SECONDS in ms; None if missing (``getImmunityTime``)."""
     text = values.get(props.CHECK_IMMUNITY_TIME)
     seconds = java.NO_NUMBER if text is None else java.digits(text)
     return None if seconds == java.NO_NUMBER else seconds * _MS
