@@ -1,8 +1,8 @@
 """Reads the current state of a store: offsets, bytes per topic, lag, disk use, open transactions.
 
-Any process can read this state, even while another process writes the store. RocketMQ reports the
-same values in its runtime info (``DefaultMessageStore.getRuntimeInfo``). That report also has the
-counts of one process, which :mod:`logquarry.store.stats` computes.
+Any process can read this state, even while another process writes the store. It corresponds to the
+part of RocketMQ's runtime info (``DefaultMessageStore.getRuntimeInfo``) that does not depend on one
+process. :mod:`logquarry.store.stats` counts the work of one process.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Audit of the consume queues: every difference between the queues and the log.
 
-:class:`QueuesAudit` compares each dispatched frame with its entry, run by run (a run: frames
-without a gap). It keeps the differences of each queue until the whole log is read, because a queue
-holds only the newest messages if its topic was recreated. :class:`SpareEntries` then checks the
-spare entries: no message of the log has their queue offset in this queue. The message of a spare
-entry is expired or lost, or the entry is misplaced or a copy by multi-dispatch. All entries of a
-queue file with a wrong name are misplaced.
+:class:`QueuesAudit` compares each dispatched frame with its entry, run by run (a run is a series of
+frames without a gap). It reports the differences of a queue only after the whole log is read: if
+the topic was recreated, the queue has only the newest messages. :class:`SpareEntries` then checks
+the spare entries: no message of the log has their queue offset in this queue. The message of a
+spare entry is expired or lost, or the entry is misplaced or a copy by multi-dispatch. All entries
+of a queue file with a wrong name are misplaced.
 
 Memory does not grow with the log.
 """

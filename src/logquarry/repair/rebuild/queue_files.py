@@ -2,7 +2,7 @@
 
 Entries are collected in memory and written many at a time, so that thousands of queues need neither
 maps nor open files. The dispatcher would write the same files
-(:mod:`logquarry.write.queue_writer`): each entry is at its queue offset.
+(:mod:`logquarry.write.queue_writer`): an entry is either at its queue offset, or left out.
 """
 
 from __future__ import annotations
