@@ -1,4 +1,4 @@
-"""Makes the frames of a batch: of all its messages, which are of one topic and queue, or of none.
+"""Makes the frames of a batch: messages of one topic and queue, of which all are put or none.
 
 Follows ``DefaultMessageStore.checkMessages``, ``CommitLog.asyncPutMessages`` and the batch form of
 ``MessageExtEncoder.encode`` of 4.9.3. The caller gives the batch in the wire form that clients send

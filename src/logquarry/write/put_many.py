@@ -1,9 +1,9 @@
 """Puts many messages in one call: any mix of topics and queues, in order (``put_many``).
 
-The messages of a RocketMQ batch are of one queue, and are written to one file; those of a
-``put_many`` need not be. ``put_many`` writes the same bytes as single puts, except for the store
-time: all messages of a chunk share one store time. A chunk is about 1 MiB, appended under one lock.
-Other threads can put between two chunks.
+In RocketMQ, all messages of a batch are in one queue and in one file. ``put_many`` has no such
+limit. It writes the same bytes as single puts, except for the store time: all messages of a chunk
+share one store time. A chunk is about 1 MiB, appended under one lock. Other threads can put between
+two chunks.
 
 Guarantees: every message is checked before the first one is appended. So if a message is rejected,
 the log is unchanged. If an error occurs later, the exception contains the result of the messages
