@@ -450,8 +450,8 @@ class Consumer:
     def close(self) -> None:
         """Leave the group; further calls do nothing.
 
-        Commits and writes the offsets of handled messages. The last returned message does not count
-        as handled, unless :meth:`commit` was called.
+        Commits and writes the offsets of handled messages. A message that the caller is still
+        handling is not among them, unless :meth:`commit` was called.
         """
         with self._lock:
             if self._is_closed:
