@@ -183,7 +183,7 @@ class StateReader:
 
         Args:
             now: gives the time, in milliseconds.
-            queues: the store's queues (default: as the store gives them).
+            queues: the store's queues (default: all queues that the store lists).
             behind: ``dispatch_behind`` and ``flush_behind``, if this process writes the store.
         """
         store = self._store

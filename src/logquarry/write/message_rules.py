@@ -198,7 +198,7 @@ def delay_level(text: str | None) -> int:
     """The level in a DELAY property; 0 if there is no such property (``getDelayTimeLevel``).
 
     Raises:
-        MessageRejected: if it is not a number; ``putMessage`` throws then.
+        MessageRejected: if the text is not a number (RocketMQ's ``putMessage`` throws).
     """
     if text is None:
         return 0

@@ -328,7 +328,7 @@ class BatchQueueAudit:
         self._found: FirstDifference | None = None
 
     def take(self, _: Int64, entries: BatchEntries) -> None:
-        """Compare the queue with the entries that the next frames of the log need."""
+        """Compare the queue with the entries that the next frames of the log should have."""
         entries = entries[entries["base"] >= 0]
         if not len(entries):
             return

@@ -259,7 +259,7 @@ class IndexEntries:
 
     @cached_property
     def has_odd_header(self) -> bool:
-        """Whether the first or last message in a header differs from that of the entries."""
+        """Whether a header names another first or last message than the file's entries."""
         for number, part in enumerate(self._parts):
             first, last = self._offset(number, 0), self._offset(number, part.count - 1)
             if not names_ends(part.header, first, last):

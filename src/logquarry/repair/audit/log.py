@@ -141,7 +141,7 @@ F = TypeVar("F", bound=TimedRun)
 class LogAudit:
     """Reads a log once, from its start to its end.
 
-    The attributes are final when :meth:`runs` or :meth:`guided_runs` is exhausted.
+    The attributes have their final values when :meth:`runs` or :meth:`guided_runs` has ended.
 
     Args:
         layout: the store's files.

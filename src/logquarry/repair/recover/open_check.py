@@ -283,8 +283,8 @@ def recovered_store(
 ) -> StoreFound:
     """Recover a store as RocketMQ does, and open it.
 
-    ``abort`` is created before anything is changed. It is removed again if RocketMQ would not start
-    on a store that was shut down cleanly.
+    ``abort`` is created before anything is changed. The file is removed again if the store was shut
+    down cleanly and RocketMQ would not start on it.
 
     Raises:
         StoreUnavailable: if RocketMQ would not start, or the disk fails.

@@ -343,7 +343,9 @@ class Consumer:
         self._is_disturbed = True
 
     def _share(self) -> bool:
-        """Release queues assigned to others, claim free queues; return whether it claimed any."""
+        """Release queues that belong to other members, and claim free ones; return whether it got
+        any.
+        """
         group = self._group
         self._look_again_at = time.monotonic() + _NEW_QUEUES_SECONDS
         self._shared_version = group.version

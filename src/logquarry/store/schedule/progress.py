@@ -111,7 +111,7 @@ class DelayProgress:
     def load(self) -> Progress | None:
         """The saved progress, None if there is none.
 
-        If RocketMQ's file is lost or unreadable, the offsets are taken from our file.
+        If RocketMQ's file is lost or unreadable, the offsets are taken from logquarry's file.
         """
         loaded = self._file.load()
         marks = self._read_marks()
