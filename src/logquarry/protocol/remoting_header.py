@@ -276,8 +276,8 @@ def _is_int(value: Any) -> bool:
 def scan_json(header: bytes) -> Any:
     """The document of a header; None if it is not strict JSON.
 
-    If compiled, it reads only an object of texts, whole numbers and such objects, and returns None
-    for all other documents.
+    If compiled, it reads only objects whose values are texts, whole numbers or such objects, and
+    returns None for all other documents.
 
     Raises:
         ValueError: if a text is not UTF-8.

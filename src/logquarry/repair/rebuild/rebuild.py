@@ -126,8 +126,8 @@ def rebuild(
         StoreUnavailable: if a process has the store open (in place), if another process uses
             ``into``, if the log's files have another size than ``config`` gives, or if the disk
             fails or is full; the store is unchanged.
-        LossRefused: without ``into``, if the old queues point to more than a small share of
-            messages that the log has lost. This holds for a preview too. Recover the store first.
+        LossRefused: without ``into`` (even for a preview), if the log has lost messages to which
+            the old queues point, and these are more than a small share. Recover the store first.
         UsageError: if a folder is invalid, or the settings belong to another store.
     """
     root = local_store(path)
