@@ -105,7 +105,8 @@ class Loss:
 
 
 class LossRefused(StoreUnavailable):
-    """A recovery would lose messages, and the caller has not accepted that. Nothing was changed.
+    """A recovery would lose messages, and the caller has not accepted this loss. Nothing was
+    changed.
 
     Attributes:
         loss: the messages that would be lost.
@@ -147,19 +148,19 @@ def find_loss(
     last_timestamp: int | None = None,
     dropped: Mapping[QueueKey, int] | None = None,
 ) -> Loss | None:
-    """Find the messages that the store shows and the recovered log lacks; None if there are none.
+    """Find the messages that existed according to the store, but that the recovered log lacks.
 
-    Reads the queues from their ends back to the first entry that is not lost, and the frames of the
-    entries that are dropped.
+    Returns None if there are none. Reads each queue backwards, from its end to the first entry
+    whose message is not lost, and the frames of the entries that the recovery drops.
 
     Args:
         layout: the store's files before the recovery; its log without misnamed files.
         end: physical offset at which the log will end.
         damage: damage within the log.
         last_timestamp: store time of the last message before ``end``, None if unknown.
-        dropped: the queues that differ from the log, each with the queue offset of its first
-            entry that is dropped. None if they were not compared: a few entries of each queue then
-            show which queues differ.
+        dropped: the queues that differ from the log, each with the queue offset of the first entry
+            that the recovery drops. None if nothing has compared the queues: then a few entries of
+            each queue show which queues differ.
     """
     return _Search(layout, end, damage, last_timestamp, dropped).loss()
 
@@ -177,8 +178,8 @@ def vouched_end(
 def replaced_frames(layout: StoreLayout, *, end: int, damage: Sequence[DamagedSpan]) -> Frames:
     """The frames of log files that were replaced, for example by files of another store.
 
-    Queues point to these frames, and the log has other frames in their places. The log is sound
-    there. Only a few entries of each queue are checked if no file was replaced.
+    Queues point to these frames, but the log has other, sound frames at their offsets. If no file
+    was replaced, only a few entries of each queue are checked.
 
     Args:
         layout: the store's files; its log without misnamed files.
@@ -189,7 +190,8 @@ def replaced_frames(layout: StoreLayout, *, end: int, damage: Sequence[DamagedSp
 
 
 def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, Frames, str]]:
-    """For each replaced log file: its path, where its frames were, and what happened in words.
+    """For each replaced log file: its path, the range of its old frames, and what happened in
+    words.
 
     Args:
         layout: the store's files.
@@ -317,7 +319,7 @@ class _Search:
                 after = int(frames[0, 0])
 
     def _is_expected(self, frames: Frames) -> npt.NDArray[np.bool_]:
-        """Which frames lie in sound parts of the recovered log."""
+        """Mark the frames that lie in sound parts of the recovered log."""
         starts, ends = frames[:, 0], frames[:, 0] + frames[:, 1]
         inside: npt.NDArray[np.bool_] = (starts >= self._log.start) & (ends <= self._end)
         for span in self._all_damage:
@@ -325,7 +327,8 @@ class _Search:
         return inside & ~np.isin(starts, list(self._never))
 
     def _lost_of_index(self, lowest: int) -> Frames:
-        # RocketMQ keeps the index of an empty log, so that index shows no loss.
+        # RocketMQ keeps the index if it deletes the whole log, so the index of an empty log proves
+        # no loss.
         has_log = bool(self._log.files)
         least = lowest if has_log else java.LONG_MAX
         places, sizes = indexed_frames(self._layout, least, self._damage)
@@ -333,7 +336,7 @@ class _Search:
         return frames[self._lacks(frames)]
 
     def _lacks(self, frames: Frames) -> npt.NDArray[np.bool_]:
-        """Which messages the recovered log does not have."""
+        """Mark the messages that the recovered log lacks."""
         starts, ends = frames[:, 0], frames[:, 0] + frames[:, 1]
         lacking: npt.NDArray[np.bool_] = ends > self._end
         for span in self._damage:
@@ -346,7 +349,7 @@ class _Search:
 
     # ------------------------------------------------------------------------------- which count
     def _is_vouched(self, lost: Frames) -> npt.NDArray[np.bool_]:
-        """Which lost messages were on the disk for certain."""
+        """Mark the lost messages that were certainly on the disk."""
         starts = lost[:, 0]
         if self._durable is not None:
             return starts < self._durable
@@ -367,7 +370,7 @@ class _Search:
         return LogReader(self._layout).find(self._end, self._log.end) is not None
 
     def _is_missing(self, lost: Frames) -> npt.NDArray[np.bool_]:
-        """Which messages were in files that are missing."""
+        """Mark the messages that were in missing files."""
         missing = np.ones(len(lost), np.bool_)
         for file in self._log.files:
             missing &= (lost[:, 0] < file.base) | (lost[:, 0] >= file.base + self._log.file_size)
@@ -411,7 +414,8 @@ class _Search:
                 where = f"{span.offset} to {span.offset + span.length}"
                 words = f"the log has no file for {where}: {path_at(span.offset)} is missing"
                 if span.offset < self._log.start:
-                    # If no message was put after the deletion, RocketMQ leaves no trace of it.
+                    # If no message was put after the deletion, RocketMQ leaves no trace of the
+                    # deletion.
                     words += (
                         " (if RocketMQ's retention deleted it, --accept-loss records the new start)"
                     )
@@ -451,6 +455,6 @@ _IS_MOUNTED: Final = "a disk may not be mounted"
 
 
 def _is_small(size: int, known: int) -> bool:
-    """Whether a loss is so small a part of the known bytes that it needs no consent."""
+    """Whether a loss needs no consent, because it is a small part of the known bytes."""
     is_little = size <= _SMALL_BYTES and size * _SMALL_SHARE <= known
     return is_little or (size <= _LARGE_BYTES and size * _LARGE_SHARE <= known)

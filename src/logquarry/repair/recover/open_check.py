@@ -1,11 +1,11 @@
-"""Checks whether a store can be opened for writing without a recovery, before anything is changed.
+"""Checks, without changing anything, whether a store can be opened for writing without a recovery.
 
 A store that was shut down cleanly and whose log and queues agree is opened without changes. Any
 other store needs a recovery first (:mod:`logquarry.repair.recover.safe`).
 
-The log ends after the last message that the queues point to and the frames that follow it without
-a break. Frames after this end are stale frames of an earlier recovery (reliability.md, "Where the
-log ends").
+To find the log's end, the check starts at the last message to which a queue points. The log ends
+after this message and the frames that follow it without a break. Any later frames are stale: an
+earlier recovery cut them off (docs/reliability.md, "Where the log ends").
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class StoreFound:
         config: its settings, with all sizes.
         log_end: physical offset of the log's end.
         pieces: the undamaged stretches of the log that are not dispatched yet. Queues and index
-            have all messages before the first stretch.
+            have the entries of all messages before the first stretch.
         queue_ends: for each queue the position after its last entry, counted in entries.
         recovered: result of RocketMQ's recovery, if that mode is set.
         transactions: state table and redo log, in dialect 3.1.
@@ -106,15 +106,17 @@ class StoreFound:
 
     @property
     def keeps_tails(self) -> bool:
-        """Whether files keep the bytes after their ends, as RocketMQ leaves them."""
+        """Whether files keep their bytes after the log's end and after the queues' ends, as in
+        RocketMQ.
+        """
         return self.recovered is not None
 
 
 def check_folder(root: Path) -> None:
-    """Check, by the names in a folder, that a store may be opened or created there.
+    """Check the names in a folder, to see whether a store may be opened or created there.
 
     Raises:
-        StoreNotFound: if the folder is not a store and holds other files.
+        StoreNotFound: if the folder is not a store and has other files.
     """
     try:
         if not root.exists():
@@ -139,7 +141,7 @@ class NeedsRecovery(StoreUnavailable):
 
 
 def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -> StoreFound:
-    """Check a store before it is opened for writing. Call it with the lock held.
+    """Check a store before it is opened for writing. Call this with the lock held.
 
     Args:
         root: the store's folder.
@@ -200,7 +202,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         )
     pieces, names_copies = _pieces(layout, start, end)
     if settings.enable_multi_dispatch is None:
-        # New messages go into additional queues only if the existing messages did.
+        # New messages go into further queues only if the existing messages did.
         has_lmq = names_copies if settings.enable_lmq is None else settings.enable_lmq
         settings = replace(settings, enable_multi_dispatch=names_copies, enable_lmq=has_lmq)
     return StoreFound(
@@ -305,7 +307,7 @@ def recovered_store(
         if is_clean:
             abort.remove()
         raise
-    # The damage that an earlier recovery recorded belongs to another log.
+    # The record is about the log before this recovery; it does not fit the new log.
     disk.remove(root / DAMAGE)
     plan = result.plan
     if not is_clean:
@@ -394,7 +396,7 @@ def _check_queues(
     """Check that a part of the log is sound, and that the queues have its messages.
 
     Java dispatches only from the end of the last message that any queue has. If another queue lacks
-    earlier messages, it never gets them (`noabort-cq-behind`, `noabort-one-topic-gone`).
+    an earlier message, that queue never gets it (`noabort-cq-behind`, `noabort-one-topic-gone`).
 
     Raises:
         NeedsRecovery: if there is damage that no recovery has recorded, or if a queue lacks
@@ -419,8 +421,8 @@ def _check_queues(
 def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
     """Physical offset up to which the index has the messages, 0 if unknown.
 
-    The queues have them as well: dispatch puts a message into its queue first. Call it after
-    :func:`_check_index`.
+    The queues have these messages too, because the dispatch writes to the queue before the index.
+    Call this after :func:`_check_index`.
     """
     found = Index(layout, files=files).files
     if not found or found[-1].is_empty:
@@ -431,7 +433,7 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 
 
 def _check_rest(layout: StoreLayout, end: int) -> None:
-    """Check that only zeros follow the log's end: other bytes could extend the new frames.
+    """Check that only zeros follow the log's end: readers could take other bytes for later frames.
 
     A broker without maps leaves stale bytes in a sound store. Opening makes them zeros
     (:meth:`MappedFileQueue.truncate_to`).

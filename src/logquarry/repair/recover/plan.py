@@ -1,7 +1,7 @@
 """Plans of a recovery: the steps, and the changes to each queue and to the index.
 
-A plan is made by reading alone. You can print, compare and apply it. If you apply it twice, or
-again after an interruption, the result is the same.
+To make a plan, logquarry only reads the store. You can print a plan, compare it with another one,
+and apply it. If you apply it twice, or again after an interruption, the result is the same.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ class StepKind(Enum):
     """The kind of a step."""
 
     RENAME = "rename"
-    """Rename a file of the log to the name that its frames show; the step's offset is that name."""
+    """Rename a file of the log to the name that its frames show; ``offset`` of the step is the new
+    name.
+    """
     CUT = "cut"
     """Shorten the log or a queue."""
     ZERO = "zero"
-    """Overwrite the bytes after an end with zeros; quarantine keeps a copy."""
+    """Overwrite the bytes after the log's or a queue's end with zeros; quarantine gets a copy."""
     SET_ASIDE = "set_aside"
     """Move a file to quarantine."""
     EXTEND = "extend"
     """Append zeros to a file that is too short."""
     PUT_BLANK = "put_blank"
-    """Replace a lost file of the log by a blank, so that readers can skip it."""
+    """Replace a lost log file by a file that is one blank, so that readers can skip it."""
     BUILD_QUEUE = "build_queue"
     """Append the entries that a queue lacks."""
     BUILD_TRANSACTIONS = "build_transactions"
@@ -51,11 +53,11 @@ class StepKind(Enum):
     BUILD_INDEX = "build_index"
     """Put the missing keys into the index."""
     WRITE_CHECKPOINT = "write_checkpoint"
-    """Write a checkpoint in place of one that cannot be read, or that covers lost messages."""
+    """Write a new checkpoint, because the old one cannot be read or covers lost messages."""
     NOTE_DAMAGE = "note_damage"
     """Record the damage of the log, so that readers skip it."""
     REMOVE = "remove"
-    """Delete ``abort``: the store is shut down cleanly then."""
+    """Delete ``abort``. Afterwards the store counts as shut down cleanly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,10 @@ class Step:
     Attributes:
         kind: the kind of the step.
         file: path below the store's folder: a file, or the folder of a queue or of the index.
-        offset: physical offset in the log, elsewhere a position in the file; None for the whole
-            file.
+        offset: in the log a physical offset, elsewhere a position in the file; None if the step is
+            about the whole file.
         length: number of bytes, None if unknown.
-        reason: why, in words.
+        reason: why the step is needed, in words. "
     """
 
     kind: StepKind
@@ -78,7 +80,7 @@ class Step:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of docs/json.md."""
+        """The step as a JSON object, in the form that docs/json.md describes."""
         return asdict(self) | {"kind": self.kind.value}
 
     def __str__(self) -> str:
@@ -94,13 +96,13 @@ class RecoveryPlan:
     Attributes:
         root: the store's folder.
         mode: ``safe``, or ``rocketmq`` for RocketMQ's own outcome.
-        looked_at: the facts on which the plan is based, in words.
+        looked_at: the facts that the plan is based on, in words.
         log_start: physical offset of the log's first byte.
         log_end: physical offset of the log's end after the recovery.
         dispatch_from: physical offset of the first message that is dispatched again.
         damage: damage within the log, which stays.
         steps: the steps in their order.
-        refused: why the store cannot be recovered in this mode, None if it can.
+        refused: the reason why the store cannot be recovered in this mode, None if it can.
         loss: what the recovery would lose, None if nothing.
         applied: whether the steps were done.
     """
@@ -192,7 +194,7 @@ class QueuePlan:
         end: queue offset at which it will end.
         resume_at: physical offset of the first message that the queue lacks; None if it has all.
         reason: why, in words.
-        moved: for messages with a harmed queue offset: physical offset -> right queue offset.
+        moved: the right queue offset of each message with a harmed one, by physical offset.
         largest_gap: maximum number of messages that are missing at one place.
     """
 
@@ -242,7 +244,7 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
 def kept_entries(
     queue: Queue, start: int, stop: int, damage: Container[int]
 ) -> Iterator[tuple[int, bytes]]:
-    """The entries of a range whose messages are lost, with their queue offsets."""
+    """The entries of lost messages in a range of queue offsets, with their queue offsets."""
     for offset, entry in queue.entries(start, stop):
         if not entry.is_filler and names_damage(entry, damage):
             yield offset, queue_entry.encode(entry)
@@ -255,8 +257,8 @@ class IndexPlan:
 
     Attributes:
         set_aside: names of the files that go to quarantine, each with its reason.
-        built_from: physical offset of the first message whose keys are possibly missing.
-        keys_there: number of that message's keys that the index has.
+        built_from: physical offset of the first message whose keys may be missing.
+        keys_there: number of keys of that message that the index has.
         kept_timestamp: store time of the last key that stays, 0 if none stays.
     """
 
@@ -277,8 +279,8 @@ def plan_index(
 ) -> IndexPlan:
     """The plan for the index of a store.
 
-    After a crash only the files that the checkpoint covers stay. RocketMQ destroys the other files
-    too, but then indexes only a part of their messages again (#8007).
+    After a crash, only the index files that the checkpoint covers stay. RocketMQ also deletes the
+    other index files, but then indexes only a part of their messages again (#8007).
 
     Args:
         layout: the store's files.

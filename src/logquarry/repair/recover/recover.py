@@ -1,7 +1,8 @@
 """Recover: makes the plan for a store that is not open, and applies it.
 
-Opening a store for writing does the same if needed (:mod:`logquarry.store.store_engine`). Call
-:func:`recover` to see the plan first, or before you give the store to a broker.
+Opening a store for writing does the same if the store needs it
+(:mod:`logquarry.store.store_engine`). Call :func:`recover` to see the plan first, or before you
+give the store to a broker.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def recover(
     try:
         check_entries(root, settings)
         bring_out_cut_off(root, disk)
-        # After a crash, only the spare hard link of a file is possibly left: give it its name back.
+        # A crash can leave only the spare hard link of a file: give the file its name back.
         NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _planned(root, mode, settings, progress)
         _require_possible(plan, accept_loss)
@@ -153,7 +154,7 @@ def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:
 def _planned(
     root: Path, mode: RecoveryMode, config: StoreConfig, progress: Progress | None
 ) -> RecoveryPlan:
-    """The plan of a mode, with the steps that all modes share: checkpoint, damage, ``abort``."""
+    """Return a mode's plan, with the steps that all modes share: checkpoint, damage, ``abort``."""
     layout = StoreLayout.open(root, config).by_content()
     plan: RecoveryPlan
     if mode == "rocketmq":

@@ -1,10 +1,11 @@
-"""Finds messages that are in a queue, but whose place in the log now holds other messages.
+"""Finds messages that have an entry in a queue, but whose place in the log now has other messages.
 
 That happens if a file of the log was replaced, for example by the file of another store. The log is
 sound then, and only the queues show the loss.
 
-An entry that points to no frame can also be damaged itself, or belong to another store's queue. The
-frames that follow its place decide: if queues have these frames, the entry is wrong, not the log.
+If an entry points to no frame, the entry can also be damaged, or its queue file can be from another
+store. To decide, the code checks the frames that follow in the log: if queues have entries for
+these frames, the entry is wrong, not the log.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _MOST_PROBES: Final = 4_096
 """Approximate maximum number of entries that are compared to find the queues that differ."""
 _QUEUE_PROBES: Final = 64
 _JUDGES: Final = 15
-"""Maximum number of places in a log file that decide whether the file or the entries are wrong."""
+"""Maximum number of places in a log file at which frames are checked, to decide whether the file or
+the entries are wrong.
+"""
 _FRAMES: Final = 8
 """Maximum number of frames that are compared at each place."""
 
@@ -45,7 +48,7 @@ class ReplacedFiles:
     Args:
         layout: the store's files.
         queues: all queues.
-        is_expected: which frames the recovered log should have.
+        is_expected: marks the frames that the recovered log should have.
         known: damage of the log that an earlier recovery recorded.
     """
 
@@ -76,7 +79,7 @@ class ReplacedFiles:
         found = self._frames_of(self._differing() if dropped is None else dropped)
         if not len(found):
             return found
-        # A replaced file is the exception. Check all entries to count all of its messages.
+        # A replaced file is rare. Only then check all entries, to count all of the file's messages.
         return self._frames_of(dict.fromkeys(self._queues, 0))
 
     def _frames_of(self, starts: Mapping[QueueKey, int]) -> Frames:
@@ -131,7 +134,7 @@ class ReplacedFiles:
         return frames[np.isin(frames[:, 0], bad)]
 
     def _are_replaced(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which places lie among frames that the store's queues do not have.
+        """Mark the places that lie among frames for which the store's queues have no entries.
 
         Args:
             places: physical offsets to which entries point, but at which no frame starts.
@@ -180,7 +183,7 @@ class ReplacedFiles:
 
 
 def frames_of(units: Units, *, is_batch: bool) -> Frames:
-    """The frames of some entries, without impossible ones."""
+    """The frames of some entries, without entries that cannot be valid."""
     units = units[has_message(units)]
     places = units["physical_offset"].astype(np.int64)
     which, held = frames_in(places, is_batch=is_batch)
@@ -190,7 +193,7 @@ def frames_of(units: Units, *, is_batch: bool) -> Frames:
 
 
 def in_order(frames: Frames, after: int | None) -> Frames:
-    """The frames without those that a queue cannot have had.
+    """Remove the frames of damaged entries.
 
     A queue's entries are in the order of the log. So an entry is damaged if it points to a higher
     offset than a later entry does.

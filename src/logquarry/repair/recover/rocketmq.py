@@ -1,14 +1,15 @@
-"""Recovery in the mode ``rocketmq``: does to a store what load() and start() of RocketMQ do.
+"""Recovery in the mode ``rocketmq``: makes the changes that RocketMQ's load() and start() make.
 
-The version is the one that wrote the store, as far as its files show it; 4.9.3 for older stores
-(:mod:`.java_dispatch`).
+It follows the RocketMQ version that wrote the store, if the files show the version. For older
+stores it follows 4.9.3 (:mod:`.java_dispatch`).
 
 This mode follows RocketMQ's own code, bugs included: it cuts off the messages after a bad message,
 and queues can have gaps. Files that Java destroys are moved to quarantine. The recovery refuses
-stores on which Java fails. As in Java, the log is cut in memory only: no byte of the log changes.
+stores on which Java fails. As in Java, the log's end changes only in memory: no byte of the log
+changes.
 
-The parts are :mod:`.java_log`, :mod:`.java_queues` and :mod:`.java_dispatch`. The same code makes
-the plan and applies it: once on files in memory, once on the real files.
+:mod:`.java_log`, :mod:`.java_queues` and :mod:`.java_dispatch` do the work. The same code makes the
+plan and applies it: it runs once on files in memory, and once on the real files.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class RocketmqPlan(RecoveryPlan):
         queue_ends: one past the last queue offset of each queue, as Java counts them.
         checkpoint: the checkpoint after a shutdown.
         offsets: the checkpoint's offsets, in a store of RocketMQ 5.
-        has_log: whether any file of the log is left.
+        has_log: whether the log still has a file.
     """
 
     config: StoreConfig
@@ -115,16 +116,15 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
 
 
 def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None) -> RocketmqPlan:
-    """Apply a plan, durably. Call it with the lock held.
+    """Apply a plan, and sync all changes. Call this with the lock held.
 
     The caller creates ``abort`` before, and removes it afterwards.
 
     Args:
         plan: the plan; the store must not have changed since it was made.
         disk: disk of the store.
-        is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
-
-    Returns:
+        is_clean: whether the store was shut down cleanly. Default: true if ``abort`` is missing.
+            Returns:
         The plan that was applied, equal to the given one.
 
     Raises:
@@ -133,8 +133,8 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
     root = Path(plan.root)
-    # Both files describe the log before the recovery. They would stay valid if the checkpoint did
-    # not change.
+    # Both files describe the log before the recovery. If the checkpoint did not change, readers
+    # would still trust them.
     disk.remove(root / DURABLE)
     disk.remove(root / DAMAGE)
     result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
@@ -165,7 +165,7 @@ def recover_as_rocketmq(
     clock: Clock | None = None,
     is_clean: bool | None = None,
 ) -> RocketmqResult:
-    """Recover a store as RocketMQ does, reading the log once. Call it with the lock held.
+    """Recover a store as RocketMQ does, reading the log once. Call this with the lock held.
 
     Args:
         root: the store's folder.
@@ -231,7 +231,7 @@ class _Recovery:
         self._offsets = Offsets()
 
     def plan(self) -> RocketmqPlan:
-        """Run, and return the plan."""
+        """Run the recovery, and return its plan."""
         refused = None
         try:
             self._run()

@@ -1,8 +1,9 @@
 """Plans a safe recovery: every message that is whole in the log stays.
 
-One walk over the log finds its end and its damage (:mod:`logquarry.repair.audit.log`) and the first
-difference of each queue (:mod:`logquarry.repair.audit.first_difference`). The planner turns these
-differences into steps. Nothing is deleted: a recovery moves files to quarantine.
+The planner reads the log once. It finds the log's end and damage
+(:mod:`logquarry.repair.audit.log`), and the first difference of each queue
+(:mod:`logquarry.repair.audit.first_difference`). Then it turns these differences into steps. No
+step deletes anything: a recovery moves files to quarantine.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class SafePlan(RecoveryPlan):
         log_folders: the folders of the log.
         pieces: the stretches of the log without damage: physical offsets of start and end.
         misnamed: paths of files in the log's folder that do not belong to the log.
-        rocksdb: folder of the queues in RocksDB that are built again; None if none are.
+        rocksdb: folder of the queues in RocksDB, if they are built again; else None.
     """
 
     config: StoreConfig
@@ -110,8 +111,9 @@ def plan_safe(
         config: its settings, with all sizes (:func:`logquarry.read.store_sizes.with_sizes`).
         progress: called with the bytes of the log read so far, and their total.
         stretch_bytes: bytes of the log that one thread reads at once.
-        mends: whether to correct harmed queue offsets. False for a log that a salvage has made: it
-            has corrected them, and that log no longer shows how much is missing before a message.
+        mends: whether to correct harmed queue offsets. False for a log that a salvage has made: the
+            salvage has corrected the offsets, and its new log no longer shows how much is missing
+            before a message.
 
     Raises:
         StoreNotFound: if there is no store.
@@ -150,7 +152,8 @@ class _Planner:
         torn = torn_end(layout, bounds)
         if torn is not None:
             self._words.append(f"the log ends at {torn}: the message there ends in zeros")
-        # An earlier recovery's decision still holds if no writer has changed the store since.
+        # If no writer has changed the store since an earlier recovery, that recovery's end of the
+        # log still holds.
         log = LogAudit(layout, bounds, stop=layout.cut_end if torn is None else torn)
         damage = DamageMap(log.damage)
         is_3_1 = keeps_transactions(layout, config)
@@ -293,7 +296,7 @@ class _Planner:
 
     # ----------------------------------------------------------------------------------- queues
     def _dropped(self, audited: Sequence[AuditedQueue]) -> dict[QueueKey, int]:
-        """For each queue that differs from the log, the first entry that is dropped."""
+        """For each queue that differs from the log, the first entry that the recovery drops."""
         found: dict[QueueKey, int] = {}
         for one in audited:
             queue = self._queues.get(one.key)
@@ -304,7 +307,7 @@ class _Planner:
         return found
 
     def _find_queues(self) -> None:
-        """Find the queues whose files can be used; the others are rebuilt."""
+        """Find the queues whose files can be used; all other queues are rebuilt."""
         self._queues: dict[QueueKey, Queue | None] = {}
         for queue in all_queues(self._layout, self._files, with_stale=True):
             key = queue.topic, queue.queue_id
@@ -328,7 +331,7 @@ class _Planner:
             self._queues[key] = queue if reason is None else None
 
     def _unreadable(self, files: tuple[StoreFile, ...]) -> str | None:
-        """The unreadable bytes of some files: the recovery cannot change these files."""
+        """The unreadable bytes of some files, which the recovery cannot change."""
         for file in files:
             self._files.read(file.path, 0, file.size)
             fault = self._files.fault(file.path, 0, file.size)

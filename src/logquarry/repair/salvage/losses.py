@@ -1,13 +1,15 @@
-"""Losses of a damaged log: damaged spans, known messages, and harmed queue offsets.
+"""Finds what a damaged log has lost: damaged spans, the messages known to be in them, and harmed
+queue offsets.
 
-No CRC covers a frame's queue offset, so damage can change it unnoticed ("harm" it). Salvage has no
-reliable queue to compare with. So it treats an offset as harmed if it does not fit between those of
-the neighbouring messages. If salvage trusted it, the topic would seem to be recreated, or billions
-of messages would seem to be missing. A lost message is known from its entry in a consume queue, or
-from its frame if only its body is damaged.
+No CRC covers the queue offset in a frame, so damage can change it unnoticed. Such an offset is
+called harmed. Salvage has no reliable queue to compare with. So it treats an offset as harmed if it
+does not fit between the offsets of the neighbouring messages. If salvage trusted a harmed offset,
+the topic would seem to be recreated, or billions of messages would seem to be missing. Salvage
+knows of a lost message if a consume queue has its entry, or if only the body in its frame is
+damaged.
 
-A harmed topic or queue id puts a sound message into another queue. The queue that lacks it then has
-an entry for it (:func:`misnamed_messages`).
+Damage can also change a frame's topic or queue id, and so put a sound message into another queue.
+The right queue still has an entry for this message (:func:`misnamed_messages`).
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ Range = tuple[int, int]
 """A range of queue offsets: the first one, and one past the last one."""
 
 _SMALL_GAP: Final = 1 << 12
-"""A gap up to this size can be real: in the log of an earlier salvage, gaps take no bytes."""
+"""A gap up to this size can be real: if an earlier salvage made this log, its gaps take no
+bytes.
+"""
 
 
 @dataclass(slots=True)
@@ -62,8 +66,8 @@ class QueueStory:
         first: queue offset of the first message since the topic was last recreated.
         next: one past the last queue offset.
         gaps: offsets between ``first`` and ``next`` that no message has.
-        lives: number of times that the topic was created in this log.
-        mended: for messages with a harmed queue offset: physical offset -> right queue offset.
+        lives: number of times that the topic was created or recreated in this log.
+        mended: the right queue offset of each message with a harmed one, by physical offset.
     """
 
     first: int
@@ -73,7 +77,7 @@ class QueueStory:
     mended: dict[int, int] = field(default_factory=dict)
 
     def has(self, offsets: Int64) -> Bools:
-        """Which of some queue offsets the queue has a message at."""
+        """Mark the queue offsets at which the queue has a message."""
         inside: Bools = (offsets >= self.first) & (offsets < self.next)
         if self.gaps:
             starts, stops = np.array(self.gaps, np.int64).T
@@ -106,7 +110,9 @@ class QueueNotes:
         return self._next
 
     def take(self, places: Int64, offsets: Int64, counts: Int64 | None = None) -> None:
-        """Take more frames; ``counts``: number of messages in each frame (None: one in each)."""
+        """Take more frames; ``counts`` has the number of messages in each frame (None: one in
+        each).
+        """
         impossible = np.flatnonzero((offsets < 0) | (offsets > MOST_OFFSET)).tolist()
         if impossible:
             offsets = offsets.copy()
@@ -201,7 +207,7 @@ class LostSpan:
         offset: physical offset of its first byte.
         length: number of bytes.
         reason: the damage in words.
-        messages: the queue offsets of its messages, as far as they are known.
+        messages: the queue offsets of the messages in this part, as far as they are known.
     """
 
     kind: str
@@ -217,7 +223,7 @@ class LostSpan:
         return self.offset + self.length
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of docs/json.md."""
+        """The span as a JSON object, in the form that docs/json.md describes."""
         return {
             "kind": self.kind,
             "file": self.file,
@@ -318,15 +324,22 @@ def misnamed_messages(
 ) -> list[LostSpan]:
     """The messages that a queue lacks because their frames name another queue.
 
-    Such a message is saved, but in the queue that its frame names. It is reported if these facts
-    show the harm: an entry points to the frame, and has its size and queue offset; the entry before
-    or after it is right; and the queue that the frame names has no entry for it. So neither the
-    swapped files of two queues nor entries of messages that a recovery cut off are reported.
+    Such a message is saved, but in the queue that its frame names. A message is reported if three
+    facts show that its frame is damaged:
+
+    - An entry points to the frame, and has the frame's size and queue offset.
+
+    - The entry before or after this entry is right.
+
+    - The queue that the frame names has no entry for the message.
+
+    So this reports neither the swapped files of two queues, nor the entries of messages that a
+    recovery cut off.
 
     Args:
         layout: the store's files.
         queues: the queue offsets of the saved messages.
-        is_saved: whether the frames at some physical offsets are saved.
+        is_saved: returns, for physical offsets, whether their frames are saved.
     """
     found: list[LostSpan] = []
     log = CommitLog(layout)

@@ -1,9 +1,9 @@
-"""The files of a store that a salvage copies in addition to the log, and those that it leaves out.
+"""Decides which files of a store, besides the log, a salvage copies, and which it leaves out.
 
-The new store is a plain store: log, queue files, index. Files that refer to messages by queue
-offset stay valid and are copied unchanged. The timer wheel, which refers to physical offsets, is
-written again for the messages that wait for their time. All other files are left out, and the
-salvage lists each with the resulting loss.
+The new store is a plain store: it has a log, queue files and an index. Files that refer to messages
+by queue offset stay valid and are copied unchanged. The timer wheel refers to messages by physical
+offset, so it is written again for the messages that wait for their time. All other files are left
+out, and the salvage lists each of them with the resulting loss.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LOST: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """A part of a store that is not in the new store.
+    """A part of the old store that the new store does not have.
 
     Attributes:
         feature: its name (docs/rocketmq-5.md).
@@ -63,7 +63,7 @@ class LeftBehind:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of ``salvage --json``."""
+        """The part as an object of ``salvage --json``."""
         return document(self)
 
 
@@ -104,7 +104,8 @@ def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
     compacted: Feature | None = found.get(names.COMPACTION)
     if compacted is not None and layout.filesystem.list(COMPACTED):
         carried.append(COMPACTED)
-    # The tables become JSON files. Do not copy their RocksDB: a broker would read it instead.
+    # The tables become JSON files. Do not copy their RocksDB: a broker would read the RocksDB
+    # instead.
     in_json = {FOLDER_V2, *FOLDERS_V1.values()} if is_read else set()
     for entry in layout.filesystem.list(CONFIG):
         if entry.is_dir and entry.name not in in_json:
@@ -117,7 +118,7 @@ def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
 
 
 def _wrong_entries(layout: StoreLayout, carried: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Pipes, broken links and other names that cannot be copied, and what each of them is."""
+    """Names that cannot be copied, such as pipes and broken links, and what each of them is."""
     files = layout.filesystem
     for name in sorted(
         {entry.name for entry in files.list(CONFIG)} | {*files.broken_links(CONFIG)}

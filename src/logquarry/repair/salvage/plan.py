@@ -1,7 +1,7 @@
 """Plans a salvage: which messages of a damaged store are saved, and where they go.
 
-A frame keeps its bytes, except for its physical offset. Each file of the old log becomes one file
-of the new log, so that a loss moves only the later frames of the same file.
+In the new log, a frame has the same bytes except for its physical offset. Each file of the old log
+becomes one file of the new log. So a loss moves only the later frames of the same file.
 :class:`logquarry.repair.audit.log.LogAudit` decides which frames are messages. Nothing is written.
 """
 
@@ -69,14 +69,14 @@ class Piece:
 
 @dataclass(slots=True)
 class StaleFrames:
-    """Sound frames that an earlier recovery cut off, and that are still after the log's end.
+    """Sound frames that an earlier recovery cut off, and whose bytes are still after the log's end.
 
     Attributes:
         messages: number of frames.
         bytes: their bytes.
         spans: physical offsets of start and end of each stretch.
         included: whether they are saved.
-        moved: number of frames that get a new queue offset, because another message has their old
+        moved: number of frames that get a new queue offset, because another message has the old
             one.
     """
 
@@ -89,7 +89,7 @@ class StaleFrames:
 
 @dataclass(slots=True)
 class TopicCount:
-    """Saved messages of one topic, their bytes, and the number of known losses."""
+    """For one topic: the number of saved messages, their bytes, and the number of known losses."""
 
     messages: int = 0
     bytes: int = 0
@@ -111,14 +111,15 @@ class SalvagePlan:
         queues: the queue offsets of the saved frames, by queue.
         topics: messages by topic.
         stale: frames after the log's end.
-        queue_offsets: new queue offsets of messages, by physical offset.
+        queue_offsets: the queue offset of each message that gets a new one, by physical offset.
         rotten_offsets: number of messages with a harmed queue offset.
         raised_times: number of messages whose store time was before that of the previous message.
         lowered_times: new store times of single messages whose time was wrong, by physical offset.
-        ends: number of COMMIT and ROLLBACK messages whose half message is lost.
+        ends: number of COMMIT and ROLLBACK messages that end the transaction of a lost half
+            message.
         wrong_crcs: physical offsets of saved frames whose property CRC is wrong.
         has_heads: whether the old log is a DLedger log.
-        unproved_start: why messages before the log's start are possibly lost too, in words.
+        unproved_start: the reason why messages before the log's start may be lost too, in words.
     """
 
     store: str
@@ -284,7 +285,7 @@ class _Planner:
             queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
         # Each message in a queue once had a frame, even if the store crashed.
         self._known_end = max(bounds.durable or 0, queued or 0)
-        # Without queues the end of a log is unknown, even if the store was shut down cleanly.
+        # Without queues, the end of a log is unknown, even if the store was shut down cleanly.
         is_closed = bounds.is_closed and (bounds.durable or queued) is not None
         return replace(bounds, queued=queued, is_closed=is_closed)
 
@@ -436,7 +437,7 @@ class _Planner:
         plan.ends = int(np.count_nonzero(places.of(halves) < 0))
 
     def _shift(self) -> int:
-        """Bytes by which all physical offsets are raised.
+        """Number of bytes that is added to all physical offsets.
 
         QUIRK: a filler has physical offset 0. RocketMQ's getMessage then treats the log's first
         file as deleted, and skips the entries of all its messages. So the first file of the new log

@@ -1,8 +1,8 @@
-"""Salvage: saves every sound message of a damaged store in a new store; and convert.
+"""Salvage and convert: copy every sound message of a store into a new store.
 
-The new store is made in a folder within the target (``DIR/.salvage``) and is moved out when it is
-complete, so that no program opens an incomplete store. A safe recovery of the new log builds queues
-and index.
+The new store is made in a folder within the target (``DIR/.salvage``). When the store is complete,
+it is moved to the target, so that no program opens an incomplete store. A safe recovery of the new
+log builds queues and index.
 
 :func:`convert` makes a plain store from a store whose log is outside of ``commitlog/``. A broker of
 RocketMQ 4.9 or 5 can serve the new store. The messages of a DLedger log get new physical offsets,
@@ -44,12 +44,15 @@ from logquarry.units import Bars, now_ms
 from logquarry.write.queue_table import topics_of
 
 ORIGINALS: Final = "salvage"
-"""Folder in the sidecar of the new store for original files that salvage had to change."""
+"""Folder below ``.logquarry/`` of the new store, for the originals of files that salvage
+changed.
+"""
 
 
 @dataclass(slots=True)
 class MovedProgress:
-    """The change to a consumer group's progress, after a queue has lost its last messages.
+    """The change to a consumer group's progress (its consumer offset), after a queue has lost its
+    last messages.
 
     Attributes:
         topic: topic of the queue.
@@ -66,7 +69,7 @@ class MovedProgress:
     now: int
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of docs/json.md."""
+        """The change as a JSON object, in the form that docs/json.md describes."""
         return document(self)
 
 
@@ -160,7 +163,8 @@ def salvage(
     Args:
         layout: the store's files; they are not changed.
         into: the folder of the new store, empty or missing; None to write nothing.
-        include_stale: whether to save sound frames after the log's end, after all others.
+        include_stale: whether to also save sound frames after the log's end; they become the last
+            messages of the new log.
         disk: disk of the new store.
         bars: makes progress bars.
         pause: called at safe points; raise to cancel.
@@ -169,8 +173,8 @@ def salvage(
         UsageError: if the folder is not empty, or lies within the store.
         UnsupportedStore: if a plain store cannot hold the store's queues.
         StoreUnavailable: if a process has the store open, or the disk fails or is full.
-        CorruptStore: if queue offsets are invalid, the store is changed meanwhile, or the disk no
-            longer delivers bytes that were read.
+        CorruptStore: if queue offsets are invalid, the store changes during the call, or the disk
+            no longer delivers bytes that it delivered before.
     """
     began = time.monotonic()
     bars = bars or (lambda _: nullcontext())
@@ -236,7 +240,7 @@ def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress]
     for entry in layout.filesystem.list(CONFIG):
         if not entry.is_dir:
             path = f"{CONFIG}/{entry.name}"
-            # A pipe or a device is no file. It stays behind.
+            # A pipe or a device is not a regular file, and is not copied.
             with suppress(UnreadableFile, FileNotFoundError):
                 documents[path] = layout.filesystem.read(path)
     for file, table in (tables_in_rocksdb(layout.filesystem) or {}).items():

@@ -27,7 +27,7 @@ class StoreTimes:
         self.lowered: dict[int, int] = {}
         self.raised = 0
         self._last = self._before = 0
-        # The last message so far: the next one shows whether its time is wrong.
+        # The last message so far: the next message shows whether the time of this one is wrong.
         self._open = np.empty((2, 0), np.int64)
 
     def take(self, places: Int64, times: Int64) -> None:

@@ -1,11 +1,19 @@
 """Makes the new store of a salvage: its folder, and its log.
 
-The store is made in ``DIR/.salvage`` and is moved out when it is complete. :func:`settle` finishes
-or undoes an interrupted salvage.
+The store is made in ``DIR/.salvage``, and is moved to ``DIR`` when it is complete. :func:`settle`
+finishes or undoes an interrupted salvage.
 
-The writer of the log changes these fields of a frame: PHYSICALOFFSET, the offset of a half message
-if that was moved, a store time that is out of order, a queue offset that the plan replaces, and the
-property CRC if a field changed and the CRC was right.
+The writer of the log changes these fields of a frame:
+
+- PHYSICALOFFSET
+
+- PREPAREDTRANSACTIONOFFSET, if the half message gets a new offset
+
+- STORETIMESTAMP, if it is out of order
+
+- QUEUEOFFSET, if the plan replaces it
+
+- the property CRC, if a field changed and the CRC was right
 """
 
 from __future__ import annotations
@@ -125,7 +133,7 @@ def _undo_or_finish(into: Path) -> bool:
         if any(work.iterdir()) or not (into / SIDECAR / REPORT).is_file():
             _remove_unfinished(into)
             return False
-        # The log was moved out last: a broker may use the store already.
+        # The log is moved last, so the store is complete: a broker may use it already.
         work.rmdir()
     return True
 
@@ -133,7 +141,7 @@ def _undo_or_finish(into: Path) -> bool:
 def _remove_unfinished(into: Path) -> None:
     work = into / SALVAGE
     report = Path(SIDECAR, REPORT)
-    # The report is written before the first part is moved out.
+    # The report is written before the first part is moved to the target.
     comes_out = (into / report).is_file() or (work / report).is_file()
     made = [COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, CONFIG, SIDECAR, CHECKPOINT]
     made += carried_names(into)
@@ -196,7 +204,9 @@ class SalvageTarget:
             self.disk.make_folders(self.work / name)
 
     def discard(self) -> None:
-        """Remove the files that this salvage has made, and no others, despite a first Ctrl-C."""
+        """Remove only the files that this salvage has made. The first Ctrl-C does not interrupt
+        this.
+        """
         if not self._has_begun:
             return
         # If a file cannot be removed, the folder .salvage stays, and marks the store as incomplete.
@@ -231,8 +241,9 @@ class SalvageTarget:
         """Keep RocketMQ's clean-up from deleting queue files that end in a filler.
 
         QUIRK: the clean-up deletes a file whose last entry points before the log's start, and a
-        filler points to 0. Such a last entry gets the start of the log file that has the next
-        message of the queue. Readers skip no message, because no entry follows in the queue file.
+        filler points to 0. So such a last entry gets another physical offset: the start of the log
+        file with the queue's next message. Readers skip no message for this, because no entry
+        follows in the queue file.
         """
         size, log_size = plan.config.queue_file_size, plan.config.mapped_file_size_commit_log
         assert size is not None and log_size is not None
@@ -308,7 +319,7 @@ class LogWriter:
         self._last_time = 0
 
     def write(self, progress: Progress | None = None, pause: Pause = lambda: None) -> None:
-        """Write the whole log, durably.
+        """Write the whole log, and sync it.
 
         Args:
             progress: called with the bytes written so far, and their total.

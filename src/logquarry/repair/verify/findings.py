@@ -20,7 +20,7 @@ from logquarry.text import document
 
 
 class Action(Enum):
-    """The user's next step for a finding; the most urgent step first."""
+    """The user's next step for a finding. The most urgent step comes first."""
 
     RECOVER = "`recover`"
     QUEUES = "`rebuild --queues`"
@@ -41,9 +41,9 @@ class Kind(NamedTuple):
 
     Attributes:
         severity: ``damage``, or ``note`` for a fact that is not damage.
-        meaning: what is found, in the words of the docs.
+        meaning: what the finding means, in the words of the docs.
         action: the user's next step.
-        words: the step in the docs; if empty, the docs use ``action.value``.
+        words: the text of the step in the docs; if empty, the docs use ``action.value``.
     """
 
     severity: Severity
@@ -329,7 +329,7 @@ class Finding:
         severity: ``damage``, or ``note`` for a fact that is not damage.
         file: path below the store's folder.
         offset: in the commit log a physical offset, elsewhere a position in the file.
-        length: bytes concerned, 0 if unknown.
+        length: number of bytes that are affected, 0 if unknown.
         reason: the finding in words.
     """
 
@@ -466,7 +466,9 @@ def next_step(report: VerifyReport) -> Next | None:
 
 
 def _index_step(report: VerifyReport, kinds: set[str]) -> Next | None:
-    """The next step if an unknown file is in place of an index file; its keys are then missing."""
+    """The next step if a file that is no index has the name of an index file, so that keys are
+    missing.
+    """
     strange = [f.file for f in report.findings if f.kind == "unknown_file"]
     inside = (file for file in strange if file.startswith(f"{INDEX}/"))
     file = next((file for file in inside if file.removeprefix(f"{INDEX}/").isdigit()), None)
@@ -477,7 +479,8 @@ def _index_step(report: VerifyReport, kinds: set[str]) -> Next | None:
 
 def _action(finding: Finding) -> Action:
     action = KINDS[finding.kind].action
-    # A recovery replaces no file of the broker's configuration; a rebuild makes timercheck.
+    # A recovery replaces no file of the broker's configuration, but a rebuild writes
+    # ``timercheck``.
     if finding.file.startswith(f"{CONFIG}/") and action is not Action.QUEUES:
         return Action.RESTORE
     return action

@@ -2,7 +2,8 @@
 
 The message of a queue entry has a topic, a queue id and a queue offset, which show where the entry
 belongs. If most entries of a queue file belong in another file, the file was renamed, or two files
-were swapped. Other findings list wrong entries; :func:`misnamed_queue_files` finds this cause.
+were swapped. Other findings only list the wrong entries; :func:`misnamed_queue_files` finds this
+cause of them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from logquarry.repair.verify.findings import VerifyReport
 _PIECE: Final = 16 << 20
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
 _MOST_ENTRIES: Final = 9
-"""Number of entries of a file whose messages are read."""
+"""Number of entries of a queue file for which the check reads the messages."""
 _REMEDY: Final = "move it out of the store, or correct the link"
 _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
@@ -114,7 +115,7 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
             try:
                 view = layout.filesystem.open(path)
             except FileNotFoundError:
-                # A broker that runs deletes such files.
+                # A running broker deletes such files.
                 continue
             except StoreNotFound as error:
                 report.add(UNREADABLE, path, 0, str(error))
@@ -156,7 +157,7 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
 def check_sidecar(
     layout: StoreLayout, report: VerifyReport, *, is_live: bool, last_sound: int
 ) -> None:
-    """Check the files of logquarry: settings, durable offset, leftovers of interrupted work."""
+    """Check logquarry's own files: settings, durable offset, and leftovers of interrupted work."""
     files = layout.filesystem
     try:
         kept_settings.decode(files.read(SETTINGS))

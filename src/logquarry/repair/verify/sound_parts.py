@@ -1,8 +1,8 @@
 """Sound parts of a store, as Spark tasks report them to verify.
 
-A task compares a part of the log with queues and index. It reports each series of frames without
-any difference (a run), in a few numbers, and nothing else. Verify reads all other parts itself, so
-that its findings do not depend on the number of tasks.
+A task compares a part of the log with queues and index. For each series of frames without a
+difference (a run), it reports a few numbers. It reports nothing else. Verify reads all other parts
+itself, so the findings do not depend on the number of tasks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SoundParts:
 
 
 class SoundReader:
-    """Finds the sound parts of a store. For one thread.
+    """Finds the sound parts of a store. Only one thread may use an object.
 
     Args:
         layout: the store's files.
@@ -100,7 +100,7 @@ class SoundReader:
         return FrameFacts(self.layout.config)
 
     def _sound(self, run: Stretch, facts: FrameFacts) -> SoundRun | None:
-        """The run, None if queues or index differ from it."""
+        """Return the run; None if queues or index differ from the log."""
         queues: dict[QueueKey, tuple[int, int]] = {}
         stream: EntryStream | None = None
         first = self._entries.first_from(run.start)
@@ -148,7 +148,7 @@ class SoundReader:
 
 
 def _joined(before: SoundRun, after: SoundRun) -> SoundRun | None:
-    """Two runs joined; None if they or their entries are apart."""
+    """Join two runs; None if there is a gap between them or between their entries."""
     if before.end != after.start or before.entries[1] != after.entries[0]:
         return None
     queues = dict(before.queues)

@@ -1,7 +1,8 @@
-"""Verify: checks a whole store in one walk over the log, and changes nothing.
+"""Verify: reads the log once, checks the whole store, and changes nothing.
 
-The walk compares each run of frames with queues and index (:mod:`logquarry.repair.audit`). Then the
-differences become findings, and the checkpoint, the configuration and the sidecar are checked.
+While it reads the log, it compares each run of frames with queues and index
+(:mod:`logquarry.repair.audit`). Then it turns the differences into findings, and checks the
+checkpoint, the configuration and logquarry's own files.
 """
 
 from __future__ import annotations
@@ -68,12 +69,16 @@ _COMES_AND_GOES: Final = frozenset(
         "index_header",
     }
 )
-"""Findings that are notes while a writer has the store open: it appends to the log first."""
+"""Findings that are only notes while a writer has the store open, because the writer appends to the
+log before it writes the queues.
+"""
 
 _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahead"})
-"""Findings that are notes after RocketMQ's recovery, which cuts queues and index in memory only."""
+"""Findings that are only notes after RocketMQ's recovery, because this recovery cuts queues and
+index in memory only.
+"""
 _OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MISSING_FILE})
-"""Findings of messages that queues or index have, but that are possibly lost from the log."""
+"""Findings about messages that queues or index have, but that the log may have lost."""
 _OF_REPLACED: Final = frozenset({"queue_entry_dangling", "queue_entry_wrong"})
 """Findings that a log file of another store causes."""
 _Facts = AuditedRun[FrameFacts]
@@ -93,7 +98,8 @@ def verify_store(
         layout: the store's files.
         progress: called with the bytes checked so far, and the total of log, queues and index.
         stretch_bytes: bytes of the log that one thread reads at once.
-        sound: parts that Spark tasks have found sound (default: threads of this process read all).
+        sound: parts that Spark tasks have found sound (default: threads of this process read the
+            whole log).
 
     Returns:
         Findings of damage and notes. Damaged contents never raise an error.
@@ -199,7 +205,9 @@ class _Verification:
             self.progress(min(done, self.total_bytes), self.total_bytes)
 
     def _replaced_files(self, end: int) -> None:
-        """Report log files in whose places queues show other messages."""
+        """Report log files that seem replaced, because queues show other messages at their
+        offsets.
+        """
         if self.live or not self.report.by_kind.keys() & _OF_REPLACED:
             return
         frames = replaced_frames(self.layout, end=end, damage=self.damage)
@@ -208,7 +216,7 @@ class _Verification:
             self.report.add(MISSING_FILE, path, int(places[0]), reason)
 
     def _lost(self, end: int) -> dict[str, int]:
-        """Count the messages that queues or index have, but that are lost from the log."""
+        """Count the messages that queues or index have, but that the log has lost."""
         has_lost = self.damage or self.report.by_kind.keys() & _OF_LOST
         if self.live or not has_lost:
             lost = LostMessages(0, 0)
@@ -225,7 +233,7 @@ class _Verification:
 
     # ---------------------------------------------------------------------------------------- log
     def _log(self) -> int:
-        """Walk over the log; returns the physical offset of its end."""
+        """Read the log, and return the physical offset of its end."""
         self._log_files()
         bound = log_bound(self.layout)
         log = self.layout.commit_log
