@@ -50,23 +50,25 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Batch queue entry (5.x)",
         (batch.ENTRY,),
-        "The position of an entry in the file does not determine its queue offset: readers search "
-        "for the entry by `base`.",
+        "The queue offset of an entry cannot be computed from its position in the file, because "
+        "entries have different numbers of messages. So readers search for an entry by `base`.",
     ),
     (
         "Consume queues in RocksDB (5.x)",
         (rocksdb_queue.ENTRY, rocksdb_queue.BOUND, rocksdb_queue.DISPATCHED_END),
-        "The tables show the values. The key of an entry consists of the length of the topic (4 "
-        "bytes), 01, the topic, 01, the queue id (4 bytes), 01 and the queue offset (8 bytes). "
-        "Bounds are in the column family `offset`. The key of a bound consists of the length of "
-        "the topic, 01, the topic, 01, `min` or `max`, 01 and the queue id. The dispatched end is "
-        "stored as the bound `max` of queue 0 of the topic CHECKPOINT_TOPIC.",
+        "The tables show the values. The key of an entry consists of these parts: the length of "
+        "the topic (4 bytes), the topic, the queue id (4 bytes) and the queue offset (8 bytes). A "
+        "byte 01 separates two parts. Bounds are in the column family `offset`. The key of a bound "
+        "consists of the length of the topic, the topic, `min` or `max`, and the queue id, again "
+        "with a byte 01 between two parts. The dispatched end is stored as the bound `max` of "
+        "queue 0 of the topic CHECKPOINT_TOPIC.",
     ),
     (
         "State table entry (3.x)",
         (state_table.LAYOUT,),
-        "The redo log of 3.x has consume queue entries. Their tags code is -1 for a PREPARED "
-        "message; for COMMIT and ROLLBACK it is the physical offset of the PREPARED frame "
+        "The entries of the redo log of 3.x have the format of consume queue entries. In the entry "
+        "of a PREPARED message, the tags code is -1. In the entry of a COMMIT or ROLLBACK message, "
+        "it is the physical offset of the PREPARED frame "
         "([dialect-3.1.md](dialect-3.1.md)).",
     ),
     (
@@ -78,13 +80,15 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "Timer wheel (5.x)",
         (timer.SLOT, timer.ENTRY, timer.BLANK, timer.CHECK),
         "`timerwheel` has 1,209,600 slots. A file of `timerlog/` has entries, then a blank if the "
-        "next entry does not fit. `config/timercheck` has 4,096 bytes; the rest is zeros.",
+        "next entry does not fit. `config/timercheck` has 4,096 bytes: after these 56 bytes, it "
+        "has only zeros.",
     ),
     (
         "Checkpoint",
         (checkpoint.LAYOUT, checkpoint.OFFSETS),
         "The three times are at the start of the file, and the offsets follow. The file has 4,096 "
-        "bytes; the rest is zeros. In a file of RocketMQ 4.9, the offsets are 0.",
+        "bytes: after these 48 bytes, it has only zeros. In a file of RocketMQ 4.9, the offsets "
+        "are 0.",
     ),
     (
         "Batch wire form, each message",

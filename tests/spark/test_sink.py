@@ -38,7 +38,7 @@ def rows(spark: SparkSession, first: int, count: int, partitions: int = 2) -> Da
     return spark.range(first, first + count, 1, partitions).selectExpr(
         "if(id % 3 = 0, 'orders', 'payments') as topic",
         "cast(concat('body ', id) as binary) as body",
-        "if(id % 2 = 0, concat('k', id, ' all'), null) as keys",
+        "if(id % 2 = 0, array(concat('k', id), 'all'), null) as keys",
         "'paid' as tags",
         "map('city', 'Zürich') as properties",
         "cast(id as int) as flag",

@@ -29,7 +29,10 @@ ENTRY = Layout(
     Field("size", "i", "52"),
     Field("previous", "q", "position of the previous entry of the same slot; -1: none"),
     Field(
-        "magic", "i", "1; plus 2 if the message will be put back, 4 if it deletes another message"
+        "magic",
+        "i",
+        "1; plus 2 if the message goes back to its queue when the slot is due (a roll); plus 4 if "
+        "it deletes another message",
     ),
     Field("write_time", "q", "time of the write, ms, rounded down to timerPrecisionMs"),
     Field("delay", "i", "time of the slot minus write_time, ms"),

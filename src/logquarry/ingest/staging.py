@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logquarry import arguments
 from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import frame, java
@@ -42,6 +43,7 @@ from logquarry.write.outgoing_arrow import (
     cast_column,
     check_columns,
     columns_of_batch,
+    joined_keys,
     messages_of,
 )
 
@@ -227,6 +229,7 @@ class Stager:
         batch = check_rows(rows)
         numbers = np.arange(batch.num_rows)
         refused = _without_text(batch)
+        batch = _with_joined_keys(batch, refused)
         if refused:
             numbers = np.delete(numbers, list(refused))
             batch = batch.take(pa.array(numbers))
@@ -431,6 +434,24 @@ def _without_text(batch: pa.RecordBatch) -> dict[int, str]:
             if reason is not None:
                 refused.setdefault(number, reason)
     return refused
+
+
+def _with_joined_keys(batch: pa.RecordBatch, refused: dict[int, str]) -> pa.RecordBatch:
+    """Turn lists in the column keys into text; add the rows with a wrong word to ``refused``."""
+    if "keys" not in batch.schema.names or not pa.types.is_nested(batch.schema.field("keys").type):
+        return batch
+    try:
+        joined = joined_keys(batch["keys"])
+    except UsageError:
+        words: list[str | None] = []
+        for number, row in enumerate(batch["keys"].to_pylist()):
+            try:
+                words.append(None if row is None else arguments.keys(row, "the column keys"))
+            except UsageError as error:
+                refused.setdefault(number, str(error))
+                words.append(None)
+        joined = pa.array(words, pa.string())
+    return _with_column(batch, "keys", joined)
 
 
 def _text_fault(batch: pa.RecordBatch, number: int) -> str | None:

@@ -133,11 +133,8 @@ class _Rows:
             given["body"] = given["body"].encode()
         if "properties" in given:
             given["properties"] = pairs = dict(given["properties"])
-            for name, value in pairs.items():
-                if value is None:
-                    raise UsageError(
-                        f"message {self._first + number}: the property {name!r} is null"
-                    )
+            for name in (name for name, value in pairs.items() if value is None):
+                raise UsageError(f"message {self._first + number}: the property {name!r} is null")
         try:
             return Message(**given)
         except TypeError as error:
@@ -266,12 +263,14 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
         if not pa.types.is_boolean(kind):
             raise UsageError(f"the column {name} takes true and false, not {kind}")
     elif name == "properties":
+        if pa.types.is_struct(kind) or (_is_list(kind) and _is_list(kind.value_type)):
+            return _as_map(column)
         if not (pa.types.is_map(kind) and _is_text(kind.key_type) and _is_text(kind.item_type)):
             raise UsageError(f"the column properties is a map of text to text, not {kind}")
         if not (_is_string(kind.key_type) and _is_string(kind.item_type)):
-            return cast_column(column, name, pa.map_(pa.string(), pa.large_string()))
-    elif name == "keys" and pa.types.is_list(_plain_list(kind)):
-        return _joined_keys(column)
+            return cast_column(column, name, _KINDS[name])
+    elif name == "keys" and _is_list(kind):
+        return joined_keys(column)
     elif not _is_text(kind):
         raise UsageError(f"the column {name} takes text or bytes, not {kind}")
     elif name in _TEXTS and not _is_string(_value_type(kind)):
@@ -281,16 +280,32 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
     return column
 
 
-def _plain_list(kind: pa.DataType) -> pa.DataType:
-    """``list`` for any type of lists; any other type is returned unchanged."""
+def _is_list(kind: pa.DataType) -> bool:
+    """Whether a type is a list, in any of Arrow's forms."""
     types = pa.types
-    if types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_type)
-    return kind
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _joined_keys(column: pa.Array) -> pa.Array:
-    """Join lists of words to KEYS properties; an empty list gives no property.
+def _as_map(column: pa.Array) -> pa.Array:
+    """Properties that come from pandas, as maps: dicts (structs in Arrow) or lists of pairs.
+
+    Raises:
+        UsageError: if a name or value is not text.
+    """
+    rows = column.to_pylist()
+    if pa.types.is_struct(column.type):
+        # A row has all names of the column; the names that its dict did not have are null.
+        rows = [row and [pair for pair in row.items() if pair[1] is not None] for row in rows]
+    try:
+        return pa.array([row and list(map(tuple, row)) for row in rows], _KINDS["properties"])
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise UsageError(
+            f"the column properties is a map of text to text, not {column.type}: {error}"
+        ) from error
+
+
+def joined_keys(column: pa.Array) -> pa.Array:
+    """Lists of words as KEYS properties; an empty list gives no property.
 
     Raises:
         UsageError: if a word is missing, is empty or contains a space.
@@ -319,9 +334,8 @@ def _is_text(kind: pa.DataType) -> bool:
     """Whether a type is text, bytes or null, in any of Arrow's forms."""
     kind, types = _value_type(kind), pa.types
     is_bytes = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-    return bool(
-        _is_string(kind) or is_bytes or types.is_fixed_size_binary(kind) or types.is_null(kind)
-    )
+    is_bytes = is_bytes or types.is_fixed_size_binary(kind)
+    return bool(_is_string(kind) or is_bytes or types.is_null(kind))
 
 
 def cast_column(column: pa.Array, name: str, kind: pa.DataType, *, safe: bool = True) -> pa.Array:

@@ -146,6 +146,23 @@ def test_bad_rows_go_to_the_dead_letters(tmp_path: Path) -> None:
     )
 
 
+def test_keys_can_be_lists_of_words(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "s", on_rejected="deadLetter", dead_letters=str(tmp_path / "dead"))
+    keys = [["a", "b"], [], ["a b"], ["c", None], None, ["d"]]
+    stager = Stager(plan, LOAD, 0, clock=lambda: 5)
+    stager.add(pa.RecordBatch.from_pylist([row(keys=words) for words in keys]))
+    task = stager.finish()
+    assert task.rejected == 2
+    commit_load(plan, LOAD, [task])
+    assert sorted(str(m.keys) for m in messages(tmp_path / "s")) == ["None", "None", "a b", "d"]
+    (file,) = (tmp_path / "dead").iterdir()
+    told = pq.read_table(file).to_pylist()
+    assert [(each["keys"], each["reason"].split(",")[0]) for each in told] == [
+        (["a b"], "the column keys takes words without spaces"),
+        (["c", None], "each word of the column keys takes text"),
+    ]
+
+
 def test_text_that_is_none_is_refused(tmp_path: Path) -> None:
     plan = planned(tmp_path / "s")
     topics = pa.array([b"t", b"\xff"], pa.binary()).view(pa.string())

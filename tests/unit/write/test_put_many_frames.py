@@ -51,6 +51,14 @@ def test_a_frame_of_pandas(store: lq.StoreWriter) -> None:
     assert next(store.scan()).born_timestamp == 1_577_836_800_000
 
 
+def test_properties_of_pandas(store: lq.StoreWriter) -> None:
+    dicts = pd.DataFrame({"topic": ["t"] * 4, "properties": [{"a": "1"}, {"b": "2"}, {}, None]})
+    store.put_many(dicts)
+    # A table that was read from a store has lists of pairs in pandas.
+    store.put_many(store.to_arrow(columns=["topic", "properties"]).read_all().to_pandas())
+    assert [m.properties for m in store.scan()] == [{"a": "1"}, {"b": "2"}, {}, {}] * 2
+
+
 def test_streams_and_views(store: lq.StoreWriter) -> None:
     table = pa.table(
         {
@@ -78,6 +86,9 @@ def test_streams_and_views(store: lq.StoreWriter) -> None:
         ({"topic": ["t"], "keys": [["a", ""]]}, "keys takes words without spaces"),
         ({"topic": ["t"], "keys": [["a", None]]}, "keys has a list with a null word"),
         ({"topic": ["t"], "properties": [{"a": 1}]}, "properties is a map of text to text"),
+        ({"topic": ["t"], "properties": [["ab"]]}, "properties is a map of text to text"),
+        ({"topic": ["t"], "properties": [[["a", "b", "c"]]]}, "properties is a map of text"),
+        ({"topic": ["t"], "properties": [[["a", None]]]}, "message .: the property 'a' is null"),
         ({"topic": ["t"], "wait_store_ok": [1]}, "wait_store_ok takes true and false"),
         ({"topic": ["t"], "queue_id": [1 << 31]}, "queue_id is 2147483648"),
         ({"topic": ["t"], "delay_level": [True]}, "delay_level takes whole numbers"),

@@ -110,9 +110,8 @@ class Loss:
 
 
 class LossRefused(StoreUnavailable):
-    """A recovery would lose messages, and the caller has not accepted this loss.
-
-    Nothing was changed.
+    """A recovery would lose messages, and the caller has not accepted this loss. Nothing was
+    changed.
 
     Attributes:
         loss: the messages that would be lost.

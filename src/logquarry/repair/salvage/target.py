@@ -6,9 +6,13 @@ finishes or undoes an interrupted salvage.
 The writer of the log changes these fields of a frame:
 
 - PHYSICALOFFSET
+
 - PREPAREDTRANSACTIONOFFSET, if the half message gets a new offset
+
 - STORETIMESTAMP, if it is out of order
+
 - QUEUEOFFSET, if the plan replaces it
+
 - the property CRC, if a field changed and the CRC was right
 """
 
@@ -200,9 +204,8 @@ class SalvageTarget:
             self.disk.make_folders(self.work / name)
 
     def discard(self) -> None:
-        """Remove only the files that this salvage has made.
-
-        The first Ctrl-C does not interrupt this.
+        """Remove only the files that this salvage has made. The first Ctrl-C does not interrupt
+        this.
         """
         if not self._has_begun:
             return

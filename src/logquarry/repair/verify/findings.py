@@ -91,7 +91,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         "damage", "a log file whose frames show that its name is wrong", Action.RECOVER
     ),
     "wrong_file_size": Kind(
-        "damage", "a file whose size differs from that of its neighbours", Action.RECOVER
+        "damage", "a file whose size differs from the size of its neighbours", Action.RECOVER
     ),
     "bad_property_crc": Kind(
         "damage",
@@ -112,7 +112,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         "damage", "queue entries for messages beyond the log's end", Action.RECOVER
     ),
     "queue_hole": Kind(
-        "damage", "an empty entry, followed by entries that were written", Action.QUEUES
+        "damage", "an entry that was never written, before entries that were written", Action.QUEUES
     ),
     "queue_entry_wrong": Kind("damage", "an entry that does not match its message", Action.QUEUES),
     "queue_entry_dangling": Kind("damage", "an entry that points to no frame", Action.QUEUES),
@@ -129,8 +129,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "misnamed_queue_file": Kind(
         "note",
-        "a queue file with the name of another queue or position; this explains the file's other "
-        "findings",
+        "the entries of a queue file belong to another queue or position than its name shows; this "
+        "explains the file's other findings",
         Action.NOTHING,
         "the next step of these other findings",
     ),
@@ -187,7 +187,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     "state_table_stale": Kind(
         "note",
         "the state table has errors that RocketMQ 3.x itself makes: missing entries, ended "
-        "transactions that are still open in the table, or entries that are numbered from 0 again",
+        "transactions that are still open in the table, or a table that was made again, with "
+        "entries numbered from 0",
         Action.NOTHING,
     ),
     "redo_log_wrong": Kind("damage", "the redo log of 3.x does not match the log", Action.RECOVER),
@@ -216,8 +217,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "wrong_entry": Kind(
         "damage",
-        "a folder, a pipe, a broken link, or a link to another file of the store, in place of a "
-        "file of the store",
+        "a file of the store must be at this path, but a folder, a pipe, a broken link, or a link "
+        "to another file of the store is there",
         Action.MOVE,
     ),
     "bad_config": Kind("damage", "an invalid file in config/", Action.RESTORE),
@@ -299,10 +300,12 @@ KINDS: Final[Mapping[str, Kind]] = {
         "note",
         "a Spark load ended before all its rows were in the log",
         Action.NOTHING,
-        "run the load again; opening the store for writing first finishes or removes the old load",
+        "run the load again (the next writer completes or removes the unfinished load)",
     ),
     "new_epoch": Kind(
-        "note", "queue offsets restart: the topic was deleted and created again", Action.NOTHING
+        "note",
+        "the queue offsets begin at a lower number again: the topic was deleted and recreated",
+        Action.NOTHING,
     ),
     "unknown_file": Kind(
         "note",
