@@ -155,8 +155,7 @@ def columns_of_batch(
         batch: at least one row.
         clock: the born time of messages that have none.
         first: the number of the first row within the call, for errors.
-        stored: whether the messages were stored before; then they keep ``queue_offset`` and
-            ``store_timestamp``.
+        stored: whether they were stored before, and keep ``queue_offset`` and ``store_timestamp``.
         look: whether to mark messages as odd if the store acts on one of their properties.
 
     Raises:
