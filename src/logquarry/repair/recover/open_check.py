@@ -307,7 +307,7 @@ def recovered_store(
         if is_clean:
             abort.remove()
         raise
-    # The record is about the log before this recovery; it does not fit the new log.
+    # The record of damage is about the log before this recovery; it does not fit the log after it.
     disk.remove(root / DAMAGE)
     plan = result.plan
     if not is_clean:

@@ -70,7 +70,7 @@ class Step:
         offset: in the log a physical offset, elsewhere a position in the file; None if the step is
             about the whole file.
         length: number of bytes, None if unknown.
-        reason: why the step is needed, in words. "
+        reason: why the step is needed, in words.
     """
 
     kind: StepKind
@@ -95,7 +95,7 @@ class RecoveryPlan:
 
     Attributes:
         root: the store's folder.
-        mode: ``safe``, or ``rocketmq`` for RocketMQ's own outcome.
+        mode: ``safe``, or ``rocketmq`` for the result that RocketMQ's own recovery would have.
         looked_at: the facts that the plan is based on, in words.
         log_start: physical offset of the log's first byte.
         log_end: physical offset of the log's end after the recovery.

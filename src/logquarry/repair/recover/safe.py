@@ -2,8 +2,8 @@
 
 The planner reads the log once. It finds the log's end and damage
 (:mod:`logquarry.repair.audit.log`), and the first difference of each queue
-(:mod:`logquarry.repair.audit.first_difference`). Then it turns these differences into steps. No
-step deletes anything: a recovery moves files to quarantine.
+(:mod:`logquarry.repair.audit.first_difference`). Then it turns these differences into steps. The
+only file that a recovery deletes is ``abort``; it moves all others to quarantine.
 """
 
 from __future__ import annotations

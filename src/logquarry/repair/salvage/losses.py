@@ -1,5 +1,4 @@
-"""Finds what a damaged log has lost: damaged spans, the messages known to be in them, and harmed
-queue offsets.
+"""Finds what a damaged log has lost: spans, the known messages in them, and queue offsets.
 
 No CRC covers the queue offset in a frame, so damage can change it unnoticed. Such an offset is
 called harmed. Salvage has no reliable queue to compare with. So it treats an offset as harmed if it
@@ -328,9 +327,7 @@ def misnamed_messages(
     facts show that its frame is damaged:
 
     - An entry points to the frame, and has the frame's size and queue offset.
-
     - The entry before or after this entry is right.
-
     - The queue that the frame names has no entry for the message.
 
     So this reports neither the swapped files of two queues, nor the entries of messages that a

@@ -1,7 +1,8 @@
 """Plans a salvage: which messages of a damaged store are saved, and where they go.
 
-In the new log, a frame has the same bytes except for its physical offset. Each file of the old log
-becomes one file of the new log. So a loss moves only the later frames of the same file.
+In the new log, a frame has the same bytes, except for its physical offset and sometimes a few other
+fields (:mod:`logquarry.repair.salvage.target`). Each file of the old log becomes one file of the
+new log. So a loss moves only the later frames of the same file.
 :class:`logquarry.repair.audit.log.LogAudit` decides which frames are messages. Nothing is written.
 """
 

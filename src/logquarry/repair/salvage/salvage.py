@@ -51,8 +51,7 @@ changed.
 
 @dataclass(slots=True)
 class MovedProgress:
-    """The change to a consumer group's progress (its consumer offset), after a queue has lost its
-    last messages.
+    """The change to a group's consumer offset, after a queue has lost its last messages.
 
     Attributes:
         topic: topic of the queue.

@@ -6,13 +6,9 @@ finishes or undoes an interrupted salvage.
 The writer of the log changes these fields of a frame:
 
 - PHYSICALOFFSET
-
 - PREPAREDTRANSACTIONOFFSET, if the half message gets a new offset
-
 - STORETIMESTAMP, if it is out of order
-
 - QUEUEOFFSET, if the plan replaces it
-
 - the property CRC, if a field changed and the CRC was right
 """
 

@@ -66,7 +66,7 @@ class SoundParts:
 
 
 class SoundReader:
-    """Finds the sound parts of a store. Only one thread may use an object.
+    """Finds the sound parts of a store. Not thread-safe.
 
     Args:
         layout: the store's files.
