@@ -46,11 +46,7 @@ class QueueAudit:
     """Compares one queue with the log.
 
     Args:
-        key: topic and queue id.
         disk: the queue's files, None if there are none or they cannot be used.
-        damage: the damage of the part of the log that was read.
-        tags: which tags codes count as right.
-        mends: whether to correct harmed queue offsets.
     """
 
     def __init__(
@@ -283,11 +279,7 @@ class QueueAudit:
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
-        """The result, after the whole log is read.
-
-        Args:
-            log_start: physical offset of the log's first byte.
-        """
+        """The result, after the whole log is read."""
         found, end = self.difference, self._next
         if self._first is not None:
             # The entries before the first message belong to deleted or lost messages.
@@ -323,10 +315,7 @@ class QueueAudits:
 
     Args:
         queues: the queues by key; None for a queue whose files cannot be used.
-        config: settings of the store.
         damage: the damage of the log up to where it is read.
-        transactions: state table and redo log of 3.x, if the store has them.
-        mends: whether to correct harmed queue offsets.
 
     Attributes:
         has_keys: whether any message so far has keys for the index.

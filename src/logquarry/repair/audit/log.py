@@ -87,8 +87,6 @@ def find_bounds(
     """The known bounds of a log.
 
     Args:
-        layout: the store's files.
-        queues: the queues whose files can be used.
         ignores_cut: whether to count also the messages that a recovery has cut off.
     """
     entries = last_entries(layout, queues)
@@ -108,7 +106,6 @@ def audit_around(layout: StoreLayout, place: int) -> LogAudit:
     """Audit the log from the file of a sound frame on, and return the finished audit.
 
     Args:
-        layout: the store's files.
         place: physical offset after the sound frame.
     """
     file = layout.commit_log.at(place - 1)
@@ -144,11 +141,8 @@ class LogAudit:
     The attributes are final when :meth:`runs` or :meth:`guided_runs` is exhausted.
 
     Args:
-        layout: the store's files.
-        bounds: known bounds of the log.
         start: physical offset at which to begin: the first byte of a file (default: of the log).
         stop: physical offset at which to stop reading (default: the log's end).
-        is_live: whether a writer has the store open.
 
     Attributes:
         start: physical offset of the first byte.
@@ -210,7 +204,8 @@ class LogAudit:
             if isinstance(event, ExpiredSpan):
                 continue
             if isinstance(event, DamagedSpan):
-                if not broken and self._ends_at(event.offset):
+                least = self._bounds.least
+                if not broken and least is not None and event.offset >= least:
                     self.words.append(f"the log ends at {event.offset}: {event.reason}")
                     break
                 broken.append(event)
@@ -229,7 +224,10 @@ class LogAudit:
                 yield from self._confirmed(broken)
                 broken = []
             if isinstance(event, BlankSpan):
-                if self._replaces_file(event):
+                # A blank at a file's start replaces a lost file: a writer never leaves a file
+                # without a message.
+                file = self._layout.commit_log.at(event.offset)
+                if file is not None and file.base == event.offset:
                     self.damage.append(self._lost_file(event))
             else:
                 # Do not use the latest time: if a clock was set back, later frames would seem
@@ -241,11 +239,6 @@ class LogAudit:
             self.end = event.end
         yield from self._rest(broken)
 
-    def _replaces_file(self, blank: BlankSpan) -> bool:
-        """Whether a blank replaces a lost file: a writer never leaves a file without a message."""
-        file = self._layout.commit_log.at(blank.offset)
-        return file is not None and file.base == blank.offset
-
     def _lost_file(self, blank: BlankSpan) -> DamagedSpan:
         reason = "the file has a blank and no message: the blank replaces a lost file"
         if blank.offset in self._never_written:
@@ -255,10 +248,6 @@ class LogAudit:
     @cached_property
     def _never_written(self) -> set[int]:
         return never_written(self._layout)
-
-    def _ends_at(self, offset: int) -> bool:
-        least = self._bounds.least
-        return least is not None and offset >= least
 
     def _why_stale(self, event: Run | TimedRun) -> str | None:
         """Why the frames after a break are stale, None if they belong to the log."""
@@ -396,10 +385,6 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     lost their end, and the zeros of the file make the frame look whole. A message before the
     durable offset or in a queue was whole once, so it is not such a message.
 
-    Args:
-        layout: the store's files.
-        bounds: known bounds of the log.
-
     Returns:
         Physical offset of that message, None if there is none.
     """
@@ -427,7 +412,6 @@ def made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | Non
     No CRC covers properties, so readers would get the message with its properties cut short.
 
     Args:
-        layout: the store's files.
         file: a file that is too short.
         log: an audit that is finished.
 
