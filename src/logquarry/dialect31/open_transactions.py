@@ -358,9 +358,7 @@ def find_transactions(layout: StoreLayout, start: int, stop: int) -> Transaction
     """Read state table and redo log; returns their content, or why they need a recovery.
 
     Args:
-        layout: the store's files.
         start: physical offset from which to compare the log with them.
-        stop: the log's end.
     """
     table, redo = read_table(layout), read_redo(layout)
     fault = table.fault or redo.fault

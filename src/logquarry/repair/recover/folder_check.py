@@ -73,7 +73,6 @@ def check_entries(root: Path, config: StoreConfig) -> None:
     """Check that there is a file at each path where one belongs, and that no file has two paths.
 
     Args:
-        root: the store's folder.
         config: its settings, which can give the log further folders.
 
     Raises:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,47 +33,20 @@ from logquarry.read.queue import UNIT_DTYPE, Units
 from logquarry.repair.recover.folder_check import check_queue_folder
 
 
-class Target(Protocol):
-    """The files of a store's queues, by paths below the store's folder, with ``/``."""
-
-    def view(self, path: str) -> memoryview:
-        """The bytes of a file."""
-
-    def write(self, path: str, position: int, data: memoryview | bytes) -> None:
-        """Write into a file."""
-
-    def make(self, path: str, size: int) -> None:
-        """Create a file of zeros.
-
-        Raises:
-            StoreUnavailable: if a file is in place of one of its folders.
-        """
-
-    def extend(self, path: str, size: int) -> None:
-        """Append zeros to a file, up to a size."""
-
-    def set_aside(self, path: str) -> None:
-        """Move a file to quarantine."""
-
-
 class Noted:
-    """Keeps all changes in memory, for a plan.
-
-    Args:
-        root: the store's folder.
-    """
+    """Keeps all changes in memory, for a plan."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._changed: dict[str, mmap.mmap] = {}
 
     def view(self, path: str) -> memoryview:
-        """See :meth:`Target.view`."""
+        """The bytes of a file."""
         changed = self._changed.get(path)
         return _mapped(self._root / path) if changed is None else memoryview(changed).toreadonly()
 
     def write(self, path: str, position: int, data: memoryview | bytes) -> None:
-        """See :meth:`Target.write`."""
+        """Write into a file."""
         if path not in self._changed:
             there = _mapped(self._root / path)
             self._changed[path] = mmap.mmap(-1, len(there))
@@ -81,24 +54,20 @@ class Noted:
         self._changed[path][position : position + len(data)] = bytes(data)
 
     def make(self, path: str, size: int) -> None:
-        """See :meth:`Target.make`."""
+        """Create a file of zeros; refuse a file in place of one of its folders."""
         check_queue_folder((self._root / path).parent)
         self._changed[path] = mmap.mmap(-1, size)
 
     def extend(self, path: str, size: int) -> None:
-        """See :meth:`Target.extend`."""
+        """Append zeros to a file, up to a size."""
 
     def set_aside(self, path: str) -> None:
-        """See :meth:`Target.set_aside`."""
+        """Move a file to quarantine."""
         self._changed.pop(path, None)
 
 
 class Applied:
     """Changes the files, and moves files that Java would destroy to quarantine.
-
-    Args:
-        root: the store's folder.
-        disk: disk of the store.
 
     Attributes:
         written: paths of the files that are not synced yet.
@@ -111,14 +80,14 @@ class Applied:
         self.written: set[str] = set()
 
     def view(self, path: str) -> memoryview:
-        """See :meth:`Target.view`."""
+        """See :meth:`Noted.view`."""
         file = self._open.get(path)
         if file is not None:
             return file.buffer.toreadonly()
         return _mapped(self._root / path)
 
     def write(self, path: str, position: int, data: memoryview | bytes) -> None:
-        """See :meth:`Target.write`."""
+        """See :meth:`Noted.write`."""
         file = self._open.get(path)
         if file is None:
             file = self._keep(path, (self._root / path).stat().st_size)
@@ -129,7 +98,7 @@ class Applied:
         file.keep(position, position + len(data))
 
     def make(self, path: str, size: int) -> None:
-        """See :meth:`Target.make`."""
+        """See :meth:`Noted.make`."""
         self._keep(path, size, exclusive=True)
         self.written.add(path)
 
@@ -142,13 +111,13 @@ class Applied:
         return file
 
     def extend(self, path: str, size: int) -> None:
-        """See :meth:`Target.extend`."""
+        """See :meth:`Noted.extend`."""
         # Opening the file extends it.
         MappedFile(self._disk, self._root / path, 0, size).close()
         self.written.add(path)
 
     def set_aside(self, path: str) -> None:
-        """See :meth:`Target.set_aside`. A file that holds only zeros is deleted."""
+        """See :meth:`Noted.set_aside`. A file that holds only zeros is deleted."""
         self._release(path)
         self.written.discard(path)
         size = (self._root / path).stat().st_size
@@ -170,6 +139,9 @@ class Applied:
         """Close the files without a sync."""
         for path in list(self._open):
             self._release(path)
+
+
+Target = Noted | Applied
 
 
 class WrittenFiles:
@@ -263,10 +235,7 @@ class JavaQueue:
     """One queue.
 
     Args:
-        key: topic and queue id.
         files: its files in order, all of full size.
-        file_size: bytes of each file.
-        target: changes the files.
 
     Attributes:
         max_physical: physical offset after the last message, by the entries (``maxPhysicOffset``);

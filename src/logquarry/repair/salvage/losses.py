@@ -128,9 +128,6 @@ class QueueNotes:
     def story(self, *, mends: bool = True) -> QueueStory:
         """The queue offsets of all messages.
 
-        Args:
-            mends: whether to correct offsets that do not fit.
-
         Raises:
             ValueError: if more than MOST_GAP messages are missing at one place.
         """
@@ -243,9 +240,6 @@ def lost_spans(
     """The damaged spans, and the bytes that the log had after its end.
 
     Args:
-        layout: the store's files.
-        damage: the damage of the log, in order.
-        end: physical offset of the log's end.
         known_end: physical offset that the log once reached.
     """
     found: list[LostSpan] = []
@@ -271,8 +265,6 @@ def fill_messages(
     """Fill in the messages of lost spans.
 
     Args:
-        layout: the store's files.
-        spans: the spans in order.
         framed: physical offsets and queue offsets of messages with damage only in the body.
     """
     if not spans:
@@ -324,7 +316,6 @@ def misnamed_messages(
     swapped files of two queues nor entries of messages that a recovery cut off are reported.
 
     Args:
-        layout: the store's files.
         queues: the queue offsets of the saved messages.
         is_saved: whether the frames at some physical offsets are saved.
     """
@@ -383,7 +374,6 @@ def lost_by_queue(
     """Queue offsets of all lost messages that are known, by queue.
 
     Args:
-        spans: the lost spans.
         gaps: gaps in the queue offsets of the saved messages.
     """
     found: dict[QueueKey, list[Range]] = {key: list(ranges) for key, ranges in gaps.items()}
