@@ -1,5 +1,4 @@
 """Checks and repairs stores: verify, recover, rebuild, salvage, diff.
 
-Each call that changes files raises StoreUnavailable if the disk fails or is full. ``config`` is the
-store's settings, after the command's start with all sizes.
+Each call that changes files raises StoreUnavailable if the disk fails or is full.
 """

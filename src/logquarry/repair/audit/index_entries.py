@@ -259,10 +259,6 @@ class IndexEntries:
                 return True
         return False
 
-    def count(self, number: int) -> int:
-        """Number of entries of a file."""
-        return self._parts[number].count
-
     def start(self, number: int) -> int:
         """The first entry of a file whose message is possibly still in the log."""
         known = self._starts[number]

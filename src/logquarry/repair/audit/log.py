@@ -64,10 +64,10 @@ class KnownBounds:
             unknown, or if the store is possibly of RocketMQ 5.5.
     """
 
-    durable: int | None
-    queued: int | None
-    is_closed: bool
-    dispatched_timestamp: int | None
+    durable: int | None = None
+    queued: int | None = None
+    is_closed: bool = False
+    dispatched_timestamp: int | None = None
 
     @property
     def likely_end(self) -> int | None:

@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,7 +72,7 @@ from logquarry.repair.rebuild.other_queues import (
 from logquarry.repair.rebuild.queue_files import BuiltQueue, LeftOut, QueueFiles
 from logquarry.repair.rebuild.swap import (
     COMPLETE,
-    bring_out,
+    bring_out_cut_off,
     check_into,
     finish_cut_off,
     remove_empty,
@@ -173,7 +173,10 @@ def rebuild(
     work = _Rebuild(root, target, names, settings, disk, clock or now_ms, builder, note)
     if into is not None:
         is_new = not target.exists()
-        with alone_in(disk, target), _store_lock(disk, target):
+        with alone_in(disk, target), contextlib.ExitStack() as held:
+            if (target / COMMIT_LOG).is_dir():
+                # The folder is a store without queues.
+                held.callback(StoreLock(disk, target).release)
             try:
                 finish_cut_off(target, names, disk)
                 # Another process may have used the folder until this process got the lock.
@@ -189,17 +192,6 @@ def rebuild(
         return work.run(progress)
     finally:
         lock.release()
-
-
-@contextlib.contextmanager
-def _store_lock(disk: Disk, target: Path) -> Iterator[None]:
-    """Hold the store's lock, if the folder has a log: then it is a store without queues."""
-    lock = StoreLock(disk, target) if (target / COMMIT_LOG).is_dir() else None
-    try:
-        yield
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 def _report(
@@ -251,9 +243,9 @@ class _Rebuild:
     def run(self, progress: Progress | None) -> RebuildReport:
         """Build the files, put them in place, and return the report."""
         is_in_place = self.target == self.root
+        if is_in_place:
+            bring_out_cut_off(self.root, self.disk)
         if self._build.is_dir():
-            if self.target == self.root:
-                bring_out(self._build, self.root, self.disk)
             shutil.rmtree(self._build)
         layout = StoreLayout.open(self.root, self.config)
         into = None if is_in_place else self.target
@@ -370,10 +362,7 @@ class _Rebuild:
             end = CommitLog(
                 layout, files=files, last_entries=lambda: last_entries(layout, found)
             ).max_offset
-            bounds = KnownBounds(
-                durable=None, queued=None, is_closed=False, dispatched_timestamp=None
-            )
-            return LogAudit(layout, bounds, stop=end, is_live=True), end
+            return LogAudit(layout, KnownBounds(), stop=end, is_live=True), end
         usable = [
             queue
             for queue in found

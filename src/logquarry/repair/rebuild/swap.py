@@ -115,24 +115,13 @@ def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
 def bring_out_cut_off(target: Path, disk: Disk) -> bool:
     """Put the folders of an interrupted, complete rebuild in place; whether there was one."""
     build = target / REBUILD
-    if not bring_out(build, target, disk):
-        return False
-    shutil.rmtree(build)
-    remove_empty(build.parent)
-    return True
-
-
-def bring_out(build: Path, target: Path, disk: Disk) -> bool:
-    """Move the folders of a complete build to their places, unless they are there already.
-
-    Returns:
-        Whether the build was complete.
-    """
     if not (build / COMPLETE).is_file():
         return False
     for name in dict.fromkeys((CONSUME_QUEUE, *ROCKSDB_FOLDERS, BATCH_QUEUE, INDEX)):
         if (build / name).is_dir() and not (target / name).exists():
             _rename(disk, build / name, target / name)
+    shutil.rmtree(build)
+    remove_empty(build.parent)
     return True
 
 
@@ -246,7 +235,6 @@ def replace_queues(
     build = root / REBUILD
     if build.exists():
         shutil.rmtree(build)
-    bounds = KnownBounds(durable=log_end, queued=None, is_closed=False, dispatched_timestamp=None)
     job = BuildJob(
         layout=layout,
         config=config,
@@ -254,7 +242,7 @@ def replace_queues(
         clock=clock,
         folder=build,
         names=(CONSUME_QUEUE,),
-        log=LogAudit(layout, bounds, stop=log_end),
+        log=LogAudit(layout, KnownBounds(durable=log_end), stop=log_end),
         likely_end=log_end,
         is_live=False,
         rocksdb=folder,

@@ -11,7 +11,7 @@ import mmap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -231,34 +231,29 @@ class JavaFile:
     wrote: int
 
 
+@dataclass(eq=False)
 class JavaQueue:
     """One queue.
-
-    Args:
-        files: its files in order, all of full size.
 
     Attributes:
         max_physical: physical offset after the last message, by the entries (``maxPhysicOffset``);
             -1 without messages.
-        files: its files.
+        files: its files in order, all of full size at the start.
         set_aside: paths of the files that Java would destroy, each with its reason.
         cut: position from which entries after the log's end were cut, in bytes; None if none were.
         put_from: position of the first new entry, in bytes.
         put_units: number of new entries.
     """
 
-    def __init__(
-        self, key: QueueKey, files: list[JavaFile], file_size: int, target: Target
-    ) -> None:
-        self.key = key
-        self.max_physical = -1
-        self.files = files
-        self.set_aside: list[tuple[str, str]] = []
-        self.cut: int | None = None
-        self.put_from = 0
-        self.put_units = 0
-        self._file_size = file_size
-        self._target = target
+    key: QueueKey
+    files: list[JavaFile]
+    file_size: int
+    target: Target
+    max_physical: int = field(init=False, default=-1)
+    set_aside: list[tuple[str, str]] = field(init=False, default_factory=list)
+    cut: int | None = field(init=False, default=None)
+    put_from: int = field(init=False, default=0)
+    put_units: int = field(init=False, default=0)
 
     @property
     def folder(self) -> str:
@@ -282,7 +277,7 @@ class JavaQueue:
             if last is not None:
                 self.max_physical = java.to_long(last.end)
             index += 1
-            if count * UNIT_SIZE < self._file_size or index == len(self.files):
+            if count * UNIT_SIZE < self.file_size or index == len(self.files):
                 break
         self._truncate(file.base + count * UNIT_SIZE)
 
@@ -291,9 +286,7 @@ class JavaQueue:
 
         An entry is sound if its physical offset is from 0 to below ``limit`` and its size positive.
         """
-        units = np.frombuffer(
-            self._target.view(file.path), UNIT_DTYPE, self._file_size // UNIT_SIZE
-        )
+        units = np.frombuffer(self.target.view(file.path), UNIT_DTYPE, self.file_size // UNIT_SIZE)
         at = start
         while at < len(units):
             part = units[at : at + _CHUNK]
@@ -314,7 +307,7 @@ class JavaQueue:
             reason = f"it lies after the last sound entry, {offset // UNIT_SIZE}"
             self._destroy(self.files.pop(), reason)
         last = self.files[-1]
-        last.wrote = min(self._file_size, offset - last.base)
+        last.wrote = min(self.file_size, offset - last.base)
 
     def truncate_dirty(self, physical: int) -> None:
         """Remove the entries after the log's end (``truncateDirtyLogicFiles``).
@@ -325,7 +318,7 @@ class JavaQueue:
         self.max_physical = physical
         while self.files:
             file = self.files[-1]
-            first = queue_entry.decode_at(self._target.view(file.path), 0)
+            first = queue_entry.decode_at(self.target.view(file.path), 0)
             if first.physical_offset >= physical:
                 self.files.pop()
                 self._destroy(file, f"its messages lie after the log's end at {physical}")
@@ -346,7 +339,7 @@ class JavaQueue:
             self._destroy(self.files.pop(), "there is no log")
 
     def _destroy(self, file: JavaFile, reason: str) -> None:
-        self._target.set_aside(file.path)
+        self.target.set_aside(file.path)
         self.set_aside.append((file.path, reason))
 
     # ------------------------------------------------------------------------------------ put
@@ -395,8 +388,8 @@ class JavaQueue:
         data = memoryview(units.tobytes())
         while data:
             file = self._writable(expected)
-            count = min(len(data), self._file_size - file.wrote)
-            self._target.write(file.path, file.wrote, data[:count])
+            count = min(len(data), self.file_size - file.wrote)
+            self.target.write(file.path, file.wrote, data[:count])
             file.wrote += count
             data = data[count:]
         self.max_physical = end
@@ -409,17 +402,17 @@ class JavaQueue:
                     f"{self.folder}: the queue offset of its first message needs an entry at byte "
                     f"{expected}"
                 )
-            file = self._make(expected - expected % self._file_size)
+            file = self._make(expected - expected % self.file_size)
             padding = expected - file.base
-            self._target.write(file.path, 0, _FILLER * (padding // UNIT_SIZE))
+            self.target.write(file.path, 0, _FILLER * (padding // UNIT_SIZE))
             file.wrote = padding
-        elif self.files[-1].wrote == self._file_size:
-            self._make(self.files[-1].base + self._file_size)
+        elif self.files[-1].wrote == self.file_size:
+            self._make(self.files[-1].base + self.file_size)
         return self.files[-1]
 
     def _make(self, base: int) -> JavaFile:
         file = JavaFile(base, f"{self.folder}/{base:0{NAME_DIGITS}d}", 0)
-        self._target.make(file.path, self._file_size)
+        self.target.make(file.path, self.file_size)
         self.files.append(file)
         return file
 

@@ -39,13 +39,13 @@ from logquarry.repair.salvage.losses import (
     QueueNotes,
     QueueStory,
     Range,
+    StoreTimes,
     fill_messages,
     lost_by_queue,
     lost_spans,
     misnamed_messages,
     queued_at,
 )
-from logquarry.repair.salvage.store_times import StoreTimes
 from logquarry.units import Progress
 from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
 

@@ -51,9 +51,9 @@ from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.differences import Int64
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
+from logquarry.repair.salvage.losses import raised_from
 from logquarry.repair.salvage.other_files import carried_names
 from logquarry.repair.salvage.plan import NewPlaces, Pause, Piece, SalvagePlan
-from logquarry.repair.salvage.store_times import raised_from
 from logquarry.systems import held, read_file
 from logquarry.units import Progress, now_ms
 
