@@ -21,8 +21,8 @@ from logquarry.log import schema
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import LOADS
 from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.audit.runs import SoundReader
 from logquarry.repair.rebuild import parts
-from logquarry.repair.verify.sound_parts import SoundReader
 from logquarry.spark.lakehouse.write import TableWriter
 from logquarry.spark.options import parse_read_options
 from logquarry.spark.output import OutputFolder

@@ -17,10 +17,9 @@ from logquarry.log.splits import tiles
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.index_entries import EntryStream
 from logquarry.repair.audit.queues import QueuesAudit
-from logquarry.repair.audit.runs import FrameFacts, runs_ahead
+from logquarry.repair.audit.runs import FrameFacts, SoundParts, SoundReader, runs_ahead
 from logquarry.repair.verify import verify, verify_store
 from logquarry.repair.verify.findings import VerifyReport
-from logquarry.repair.verify.sound_parts import SoundParts, SoundReader
 from tests.helpers.damage import damaged
 from tests.helpers.store_maker import StoreMaker
 from tests.helpers.twins import both

@@ -362,9 +362,7 @@ def find_transactions(layout: StoreLayout, start: int, stop: int) -> Transaction
     """Read state table and redo log; return their content, or the reason why they need a recovery.
 
     Args:
-        layout: the store's files.
-        start: physical offset; the log from here on is compared with table and redo log.
-        stop: the log's end.
+        start: physical offset from which to compare the log with them.
     """
     table, redo = read_table(layout), read_redo(layout)
     fault = table.fault or redo.fault

@@ -53,12 +53,8 @@ class StateTableKeeper:
     """Writes the state table and the redo log of a store. Only the dispatcher writes.
 
     Args:
-        disk: the store's disk.
-        root: the store's folder.
-        table_size: bytes of a state table file.
-        redo_size: bytes of a redo log file.
-        found: the content of table and redo log, up to the log's end.
-        log_end: the log's end; the transaction frames before it are already in both.
+        found: their content, up to the log's end.
+        log_end: the log's end; frames before it are already in both.
     """
 
     def __init__(
@@ -101,11 +97,7 @@ class StateTableKeeper:
 
     # -------------------------------------------------------------------------------- dispatch
     def follow(self, window: Window, run: Followed) -> None:
-        """Take further frames of the log. Frames that were taken before are skipped.
-
-        Raises:
-            StoreUnavailable: if a file cannot be created.
-        """
+        """Take further frames of the log. Known frames are skipped."""
         requests = run.requests
         if int(requests.physical_offset[-1]) < self._known_until:
             return
@@ -197,9 +189,6 @@ class StateTableKeeper:
             name: STATE_TABLE or REDO_LOG. The messages of the entries in these files are already
                 deleted from the log.
             last_base: base of the last file to delete.
-
-        Raises:
-            StoreUnavailable: if the disk fails.
         """
         if name == REDO_LOG:
             self._redo.remove_until(last_base)
@@ -260,18 +249,7 @@ _READ_FILES: Final = 3
 def open_state_table(
     disk: Disk, root: Path, config: StoreConfig, found: TransactionsFound, log_end: int
 ) -> StateTableKeeper:
-    """Open state table and redo log for writing.
-
-    Args:
-        disk: the store's disk.
-        root: the store's folder.
-        config: its settings, with all sizes.
-        found: their content.
-        log_end: the log's end.
-
-    Raises:
-        StoreUnavailable: if a file cannot be opened.
-    """
+    """Open state table and redo log for writing."""
     table_size, redo_size = config.state_table_file_size, config.redo_log_file_size
     assert table_size is not None and redo_size is not None
     return StateTableKeeper(disk, root, table_size, redo_size, found, log_end)
@@ -462,11 +440,7 @@ class TransactionCheck:
 
 
 def make_units(disk: Disk, root: Path, plan: UnitsPlan) -> None:
-    """Rebuild and sync the table or the redo log. The caller has moved the old files to quarantine.
-
-    Raises:
-        StoreUnavailable: if the disk fails, or is full.
-    """
+    """Rebuild the table or the redo log, durably. The caller has set the old files aside."""
     disk.make_folders(root / plan.folder)
     if plan.reason is None:
         return

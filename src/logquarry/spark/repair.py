@@ -1,7 +1,7 @@
 """Verifies and salvages stores on Spark; see `rebuilding` for consume queues and index.
 
 Verify: a task reads a part of a log or one index file and returns a few numbers for each run of
-sound frames (:mod:`logquarry.repair.verify.sound_parts`). The driver then verifies each store, and
+sound frames (:mod:`logquarry.repair.audit.runs`). The driver then verifies each store, and
 skips the parts that the tasks found sound: it reads only damage, the ends of files, and entries
 without a frame. Its findings are the same as without Spark.
 
@@ -24,10 +24,10 @@ from logquarry.log.splits import tiles
 from logquarry.log.store_files import INDEX
 from logquarry.log.store_names import Stores, as_paths, broker_names, find_stores
 from logquarry.repair.audit.index import IndexAudit
+from logquarry.repair.audit.runs import SoundParts, SoundReader, SoundRun
 from logquarry.repair.salvage.salvage import Salvaged, salvage
 from logquarry.repair.salvage.target import check_target, settle
 from logquarry.repair.verify.findings import VerifyReport
-from logquarry.repair.verify.sound_parts import SoundParts, SoundReader, SoundRun
 from logquarry.repair.verify.verify import verify_store
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT

@@ -16,8 +16,8 @@ offsets.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -27,8 +27,9 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import QueueEntry
+from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import BATCH_QUEUE
+from logquarry.log.store_files import BATCH_QUEUE, FileSequence
 from logquarry.read.batch_queue import (
     BATCH_DTYPE,
     BatchEntries,
@@ -38,58 +39,40 @@ from logquarry.read.batch_queue import (
 )
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import Queue
 from logquarry.repair.audit.differences import (
     AuditedQueue,
     Bools,
     Difference,
+    EntryGroup,
     FirstDifference,
     Int64,
     LostSpans,
-    SeenMessages,
+    and_more,
     names_damage,
-    queue_file_differences,
     within,
 )
-from logquarry.write.queue_writer import falls
+from logquarry.repair.audit.queues import QueuesAudit, SeenMessages
+from logquarry.write.queue_writer import QueuePart, falls, is_batch
 
 _FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count", "base")
 _NAMES: Final = {"tags_code": "tags code", "store_timestamp": "store time", "count": "messages"}
 
 
-@dataclass(slots=True)
-class _Seen(SeenMessages[BatchQueue]):
-    """The messages of a batch queue; ``behind_from``: the first queue offset after its end."""
+class BatchQueuesAudit(QueuesAudit):
+    """Compares the batch queues of a store with its log; see :class:`QueuesAudit`."""
 
-    behind_from: int | None = None
+    def __init__(self, layout: StoreLayout) -> None:
+        super().__init__(layout)
+        self._has_rocksdb, self._batch_topics = False, frozenset()
 
+    def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
+        """Compare the entries of the batch queues with those that the frames of a run need."""
+        for key, part in parts.items():
+            if is_batch(part.units):
+                self._add(key, part.units)
 
-class BatchQueuesAudit:
-    """Compares the batch queues of a store with its log.
-
-    Call :meth:`add` for the frames of each run, in order, then :meth:`finish`.
-
-    Args:
-        layout: the store's files.
-        topics: the topics with batch queues.
-
-    Attributes:
-        entries: number of entries compared.
-    """
-
-    def __init__(self, layout: StoreLayout, topics: frozenset[str]) -> None:
-        self.entries = 0
-        self.topics = topics
-        self._layout = layout
-        self._files = OpenFiles(layout)
-        self._seen: dict[QueueKey, _Seen] = {}
-        self._names = set(layout.batch_queue_names)
-        files = layout.commit_log.files
-        # Retention can delete the log's first file during the audit, and then also the entries of
-        # the messages in that file.
-        self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
-
-    def add(self, key: QueueKey, entries: BatchEntries) -> None:
-        """Compare the entries of a queue with the entries that the frames of a run should have."""
+    def _add(self, key: QueueKey, entries: BatchEntries) -> None:
         starts = entries["base"].astype(np.int64)
         entries = entries[starts >= 0]
         starts = starts[starts >= 0]
@@ -102,35 +85,48 @@ class BatchQueuesAudit:
         for number, (at, stop) in enumerate(pairwise(cuts)):
             if number:
                 seen.restart(int(starts[at]), int(entries["physical_offset"][at]))
-                seen.next_offset, seen.behind_from = seen.first_offset, None
+                seen.next_offset = seen.first_offset
             if at < stop:
-                self._compare(seen, entries[at:stop], starts[at:stop], stops[at:stop])
+                self._compare_batches(seen, entries[at:stop], starts[at:stop], stops[at:stop])
 
-    def _of(self, key: QueueKey, first: int) -> _Seen:
-        seen = self._seen.get(key)
-        if seen is None:
-            queue = self._queue(key) if key in self._names else None
-            seen = self._seen[key] = _Seen(queue, first, first)
-        return seen
+    def _find_names(self) -> set[QueueKey]:
+        return set(self.layout.batch_queue_names)
 
     def _queue(self, key: QueueKey) -> BatchQueue:
-        return BatchQueue(self._layout, *key, files=self._files)
+        return BatchQueue(self.layout, *key, files=self._files)
 
-    def _compare(self, seen: _Seen, wanted: BatchEntries, starts: Int64, stops: Int64) -> None:
-        before = np.append(seen.next_offset, stops[:-1])
-        for at in np.flatnonzero(starts > before).tolist():
-            seen.add_gap(int(before[at]), int(starts[at]))
+    def _sequence(self, key: QueueKey) -> FileSequence:
+        return self.layout.batch_queue(*key)
+
+    def _folder(self, key: QueueKey) -> str:
+        return f"{BATCH_QUEUE}/{key[0]}/{key[1]}"
+
+    def _place(self, queue: Queue, offset: int) -> tuple[str, int]:
+        assert isinstance(queue, BatchQueue)
+        return place_of(queue, offset)
+
+    def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
+        return group.at(*self._place(queue, group.number), ENTRY_SIZE)
+
+    def _spare(
+        self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
+    ) -> Iterator[Difference]:
+        assert isinstance(queue, BatchQueue)
+        return _Spare(self.layout, self._files, queue, seen, log_end, lost).differences()
+
+    def _compare_batches(
+        self, seen: SeenMessages, wanted: BatchEntries, starts: Int64, stops: Int64
+    ) -> None:
+        seen.add_gaps(np.append(seen.next_offset, stops[:-1]), starts)
         seen.next_offset = int(stops[-1])
         seen.messages += int((stops - starts).sum())
         queue = seen.queue
         if queue is None:
             return
-        end = queue.max_offset
-        if seen.behind_from is None and seen.next_offset > end:
-            seen.behind_from = max(end, int(starts[int(np.searchsorted(stops, end, "right"))]))
+        assert isinstance(queue, BatchQueue)
         there, found = entries_at(queue, starts)
         self.entries += int(found.sum())
-        begin = queue.min_offset
+        begin, end = queue.min_offset, queue.max_offset
         places = wanted["physical_offset"].astype(np.int64)
         early = ~found & (starts < begin) & (places >= self._kept)
         seen.note("queue_head_missing", starts, early, f"is missing before {begin}")
@@ -141,45 +137,6 @@ class BatchQueuesAudit:
             at = int(differs.argmax())
             seen.note("queue_entry_wrong", starts, differs, _difference_of(there[at], wanted[at]))
 
-    # --------------------------------------------------------------------------------- the result
-    def finish(self, log_end: int, lost: LostSpans, *, is_crash: bool) -> Iterator[Difference]:
-        """Yield all differences, queue by queue. Call this after the whole log is read.
-
-        Args:
-            log_end: physical offset of the log's end.
-            lost: parts of the log that hold no readable message.
-            is_crash: whether a crash explains that the last messages are missing from the ends of
-                the queues.
-        """
-        for key in sorted({*self._seen, *self._names}):
-            folder = f"{BATCH_QUEUE}/{key[0]}/{key[1]}"
-            yield from queue_file_differences(folder, self._layout.batch_queue(*key))
-            seen = self._seen.get(key)
-            if seen is None:
-                queue = self._queue(key)
-                seen = _Seen(queue, queue.max_offset, queue.max_offset)
-            yield from self._queue_differences(key, seen, log_end, lost, is_crash)
-
-    def _queue_differences(
-        self, key: QueueKey, seen: _Seen, log_end: int, lost: LostSpans, is_crash: bool
-    ) -> Iterator[Difference]:
-        yield from seen.new_epoch(self._layout, key)
-        queue = seen.queue
-        if queue is None:
-            folder = f"{BATCH_QUEUE}/{key[0]}/{key[1]}"
-            reason = f"the log has {seen.messages} messages of it"
-            yield Difference("queue_missing", folder, 0, reason, is_explained=is_crash)
-            return
-        for group in seen.groups.values():
-            yield group.at(*place_of(queue, group.number), ENTRY_SIZE)
-        if seen.messages and seen.behind_from is not None:
-            reason = (
-                f"ends at {queue.max_offset}, and the log has messages up to {seen.next_offset}"
-            )
-            where = place_of(queue, seen.behind_from)
-            yield Difference("queue_behind", *where, reason, is_explained=is_crash)
-        yield from _Spare(self._layout, self._files, queue, seen, log_end, lost).differences()
-
 
 class _Spare:
     """The entries of a queue that belong to no frame of the log."""
@@ -189,7 +146,7 @@ class _Spare:
         layout: StoreLayout,
         files: OpenFiles,
         queue: BatchQueue,
-        seen: _Seen,
+        seen: SeenMessages,
         log_end: int,
         lost: LostSpans,
     ) -> None:
@@ -220,10 +177,8 @@ class _Spare:
                 spare |= (starts >= begin) & (starts < stop)
             self._check(file.path, entries, written & spare & ~overlaps & (entries["count"] > 0))
         for found, count in self._groups.values():
-            more = f", and {count - 1} more" if count > 1 else ""
-            yield Difference(
-                found.kind, found.file, found.offset, found.reason + more, count * ENTRY_SIZE
-            )
+            reason = found.reason + and_more(count)
+            yield replace(found, reason=reason, length=count * ENTRY_SIZE)
 
     def _check(self, path: str, entries: BatchEntries, spare: Bools) -> None:
         places = entries["physical_offset"].astype(np.int64)
@@ -280,14 +235,9 @@ def place_of(queue: BatchQueue, offset: int) -> tuple[str, int]:
         behind = np.flatnonzero(written & (stops > offset))
         if len(behind):
             is_first = not written[: behind[0]].any()
-            return (
-                (path, position)
-                if has_room and is_first
-                else (
-                    file.path,
-                    int(behind[0]) * ENTRY_SIZE,
-                )
-            )
+            if not (has_room and is_first):
+                path, position = file.path, int(behind[0]) * ENTRY_SIZE
+            return path, position
         used = int(np.flatnonzero(written)[-1]) + 1 if written.any() else 0
         if written.any() or not has_room:
             path, position = file.path, used * ENTRY_SIZE
@@ -312,9 +262,7 @@ class BatchQueueAudit:
     """Compares one batch queue with the log.
 
     Args:
-        key: topic and queue id.
-        disk: the queue's files; None if the queue has no files, or if they cannot be used.
-        damage: the damage of the part of the log that was read.
+        disk: the queue's files, None if there are none or they cannot be used.
     """
 
     def __init__(self, key: QueueKey, disk: BatchQueue | None, damage: Container[int]) -> None:
@@ -433,11 +381,7 @@ class BatchQueueAudit:
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
-        """Return the result. Call this after the whole log is read.
-
-        Args:
-            log_start: physical offset of the log's first byte.
-        """
+        """The result, after the whole log is read."""
         first = None
         if self._disk is not None and self._disk.files:
             first = self._disk.files[0].base // ENTRY_SIZE

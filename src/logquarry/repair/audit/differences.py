@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,11 @@ from logquarry.format import java
 from logquarry.format.index import IndexHeader
 from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import NAME_DIGITS, FileSequence, StoreFile
 from logquarry.log.walk import DamagedSpan, ExpiredSpan
 from logquarry.read.index_file import Span
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Queue, Units
+from logquarry.read.queue import Units
 
 Int64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -38,10 +37,6 @@ may be larger than this number by at most ``GAP_SLACK`` messages.
 """
 MOST_MOVED: Final = 1 << 20
 """Maximum number of harmed queue offsets that a recovery corrects in one queue."""
-MOST_GAPS: Final = 1 << 12
-"""Maximum number of gaps of one queue that are recorded separately; all later gaps are joined to
-one.
-"""
 MOST_STRETCHES: Final = 16
 """Maximum number of stretches of misplaced entries that are reported separately for one queue."""
 _CLOCK_MS: Final = 1_000
@@ -85,71 +80,9 @@ class EntryGroup:
     count: int = 0
 
     def at(self, file: str, position: int, entry_size: int) -> Difference:
-        """The difference that verify reports.
-
-        Args:
-            file: path of the file with the first entry.
-            position: position of that entry in the file.
-            entry_size: bytes of one entry.
-        """
+        """The difference that verify reports."""
         text = f"entry {self.number} {self.reason}{and_more(self.count)}"
         return Difference(self.kind, file, position, text, self.count * entry_size)
-
-
-_Queue = TypeVar("_Queue", bound=Queue)
-
-
-@dataclass(slots=True)
-class SeenMessages(Generic[_Queue]):
-    """The messages of one queue that were read from the log so far, since the topic was last
-    recreated.
-
-    Attributes:
-        queue: the queue; None if it has no files.
-        first_offset: queue offset of the first message.
-        next_offset: queue offset after the last message.
-        messages: number of messages.
-        epoch_start: physical offset at which the topic was recreated; None if it was not.
-        groups: the entries that differ, by kind.
-        gaps: missing queue offsets between those of the first and the last message.
-    """
-
-    queue: _Queue | None
-    first_offset: int
-    next_offset: int
-    messages: int = 0
-    epoch_start: int | None = None
-    groups: dict[str, EntryGroup] = field(default_factory=dict)
-    gaps: list[tuple[int, int]] = field(default_factory=list)
-
-    def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
-        """Note entries that all differ in the same way; ``reason`` describes the first of them."""
-        if which.any():
-            first = int(offsets[int(which.argmax())])
-            group = self.groups.setdefault(kind, EntryGroup(kind, first, reason))
-            group.count += int(which.sum())
-
-    def add_gap(self, start: int, stop: int) -> None:
-        """Note queue offsets without a message."""
-        if len(self.gaps) < MOST_GAPS:
-            self.gaps.append((start, stop))
-        else:
-            # The entries between the two gaps are then checked twice, with the same result.
-            self.gaps[-1] = self.gaps[-1][0], stop
-
-    def restart(self, first: int, place: int) -> None:
-        """Forget the earlier messages: the topic was recreated with the message at ``place``."""
-        self.groups.clear()
-        self.gaps.clear()
-        self.messages = 0
-        self.first_offset, self.epoch_start = first, place
-
-    def new_epoch(self, layout: StoreLayout, key: QueueKey) -> Iterator[Difference]:
-        """The difference of a topic that was recreated."""
-        if self.epoch_start is not None:
-            at = self.epoch_start
-            reason = f"{queue_name(key)} starts again at {self.first_offset}"
-            yield Difference("new_epoch", layout.log_file(at), at, reason)
 
 
 def and_more(count: int) -> str:
@@ -381,7 +314,6 @@ def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
     """Return, for each physical offset, the number of the span that contains it, or -1.
 
     Args:
-        places: physical offsets.
         spans: spans of the log that do not overlap, ordered by offset.
     """
     if not spans:

@@ -47,11 +47,7 @@ class QueueAudit:
     """Compares one queue with the log.
 
     Args:
-        key: topic and queue id.
-        disk: the queue's files; None if the queue has no files, or if they cannot be used.
-        damage: the damage of the part of the log that was read.
-        tags: the rule for the tags codes that count as right.
-        mends: whether to correct harmed queue offsets.
+        disk: the queue's files, None if there are none or they cannot be used.
     """
 
     def __init__(
@@ -292,11 +288,7 @@ class QueueAudit:
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
-        """Return the result. Call this after the whole log is read.
-
-        Args:
-            log_start: physical offset of the log's first byte.
-        """
+        """The result, after the whole log is read."""
         found, end = self.difference, self._next
         if self._first is not None:
             # The entries before the first message belong to deleted or lost messages.
@@ -332,10 +324,7 @@ class QueueAudits:
 
     Args:
         queues: the queues by key; None for a queue whose files cannot be used.
-        config: settings of the store.
-        damage: the damage in the part of the log that was read so far.
-        transactions: state table and redo log of 3.x, if the store has them.
-        mends: whether to correct harmed queue offsets.
+        damage: the damage of the log up to where it is read.
 
     Attributes:
         has_keys: whether any message so far has keys for the index.

@@ -54,7 +54,6 @@ class IndexAudit:
     """Compares the index of a store with its log.
 
     Args:
-        layout: the store's files.
         known_chains: paths of files in which a Spark task found all chains right.
 
     Attributes:
@@ -112,20 +111,13 @@ class IndexAudit:
         return self._stream.is_through and not self._all.has_odd_header
 
     def count(self, run: Run, has_key: Bools) -> None:
-        """Count the keys of a run, to find out how many keys the index lacks.
-
-        Args:
-            run: the run.
-            has_key: marks the frames of the run that have keys for the index.
-        """
+        """Count the keys of a run, to find out how many the index lacks."""
         self._keys.add(run, has_key)
 
     def finish(self, log_end: int, lost: LostSpans, last_keyed: int | None) -> Iterator[Difference]:
         """Yield all differences, file by file. Call this after the whole log is read.
 
         Args:
-            log_end: physical offset of the log's end.
-            lost: parts of the log that hold no readable message.
             last_keyed: physical offset of the log's last message with keys.
         """
         files = self._index.files
@@ -342,13 +334,7 @@ def _chains_reference(entries: Entries, slots: Slots) -> tuple[Slots, _Chains]:
 
 # ----------------------------------------------------------------------- the first fault of a file
 def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str | None:
-    """The first wrong header of an index, None if all are right. Reads only the headers.
-
-    Args:
-        layout: the store's files.
-        shape: slots and entries of each file.
-        log_end: physical offset of the log's end.
-    """
+    """The first wrong header of an index, None if all are right. Reads only the headers."""
     log = CommitLog(layout)
     last: IndexHeader | None = None
     for entry in layout.index_files:
@@ -365,14 +351,7 @@ def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str 
 
 
 def file_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
-    """The fault of an index file, None if it has none. Reads the file's header and its entries.
-
-    Args:
-        data: the file's bytes.
-        size: number of bytes of the file.
-        shape: slots and entries that it should have.
-        log_end: physical offset of the log's end.
-    """
+    """The fault of an index file, None if it has none. Reads its header and its entries."""
     fault = _header_fault(data, size, shape, log_end)
     if fault is not None:
         return fault

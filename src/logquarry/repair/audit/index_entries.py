@@ -47,9 +47,6 @@ class EntryAudit:
     """Compares the entries of one index file with their messages.
 
     Args:
-        layout: the store's files.
-        log_end: physical offset of the log's end.
-        lost: parts of the log that hold no readable message.
         between: physical offsets between which keys are counted, both exclusive.
 
     Attributes:
@@ -233,7 +230,6 @@ class IndexEntries:
 
     Args:
         index_files: the files, oldest first.
-        files: reads them.
         log_start: physical offset of the log's first byte. Entries at the start of a file that
             point before it are skipped: retention deleted their messages.
     """
@@ -265,10 +261,6 @@ class IndexEntries:
             if not names_ends(part.header, first, last):
                 return True
         return False
-
-    def count(self, number: int) -> int:
-        """Number of entries of a file."""
-        return self._parts[number].count
 
     def start(self, number: int) -> int:
         """The first entry of a file whose message may still be in the log."""
@@ -323,10 +315,6 @@ class IndexEntries:
 
 class EntryStream:
     """Compares the entries in order with the keys of the log.
-
-    Args:
-        entries: the entries of all files.
-        place: the first entry to compare.
 
     Attributes:
         is_broken: whether an entry did not belong to the next key.

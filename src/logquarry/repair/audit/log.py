@@ -64,10 +64,10 @@ class KnownBounds:
             if unknown, or if the store may be from RocketMQ 5.5.
     """
 
-    durable: int | None
-    queued: int | None
-    is_closed: bool
-    dispatched_timestamp: int | None
+    durable: int | None = None
+    queued: int | None = None
+    is_closed: bool = False
+    dispatched_timestamp: int | None = None
 
     @property
     def likely_end(self) -> int | None:
@@ -87,9 +87,7 @@ def find_bounds(
     """The known bounds of a log.
 
     Args:
-        layout: the store's files.
-        queues: the queues whose files can be used.
-        ignores_cut: whether the entries of messages that a recovery has cut off are evidence too.
+        ignores_cut: whether to count also the messages that a recovery has cut off.
     """
     entries = last_entries(layout, queues)
     # RocketMQ 5.5 notes the time of a message when it syncs the queues, and not at the shutdown.
@@ -108,7 +106,6 @@ def audit_around(layout: StoreLayout, place: int) -> LogAudit:
     """Audit the log from the start of the file with a sound frame; return the finished audit.
 
     Args:
-        layout: the store's files.
         place: physical offset after the sound frame.
     """
     file = layout.commit_log.at(place - 1)
@@ -144,11 +141,8 @@ class LogAudit:
     The attributes have their final values when :meth:`runs` or :meth:`guided_runs` has ended.
 
     Args:
-        layout: the store's files.
-        bounds: known bounds of the log.
         start: physical offset at which to begin: the first byte of a file (default: of the log).
         stop: physical offset at which to stop reading (default: the log's end).
-        is_live: whether a writer has the store open.
 
     Attributes:
         start: physical offset of the first byte.
@@ -210,7 +204,8 @@ class LogAudit:
             if isinstance(event, ExpiredSpan):
                 continue
             if isinstance(event, DamagedSpan):
-                if not broken and self._ends_at(event.offset):
+                least = self._bounds.least
+                if not broken and least is not None and event.offset >= least:
                     self.words.append(f"the log ends at {event.offset}: {event.reason}")
                     break
                 broken.append(event)
@@ -230,7 +225,10 @@ class LogAudit:
                 yield from self._confirmed(broken)
                 broken = []
             if isinstance(event, BlankSpan):
-                if self._replaces_file(event):
+                # A blank at a file's start replaces a lost file: a writer never leaves a file
+                # without a message.
+                file = self._layout.commit_log.at(event.offset)
+                if file is not None and file.base == event.offset:
                     self.damage.append(self._lost_file(event))
             else:
                 # Do not use the latest time: if a clock was set back, later frames would seem
@@ -242,11 +240,6 @@ class LogAudit:
             self.end = event.end
         yield from self._rest(broken)
 
-    def _replaces_file(self, blank: BlankSpan) -> bool:
-        """Whether a blank replaces a lost file: a writer fills no file with only a blank."""
-        file = self._layout.commit_log.at(blank.offset)
-        return file is not None and file.base == blank.offset
-
     def _lost_file(self, blank: BlankSpan) -> DamagedSpan:
         reason = "the file has a blank and no message: the blank replaces a lost file"
         if blank.offset in self._never_written:
@@ -256,10 +249,6 @@ class LogAudit:
     @cached_property
     def _never_written(self) -> set[int]:
         return never_written(self._layout)
-
-    def _ends_at(self, offset: int) -> bool:
-        least = self._bounds.least
-        return least is not None and offset >= least
 
     def _why_stale(self, event: Run | TimedRun) -> str | None:
         """The reason why the frames after a break are stale, None if they belong to the log."""
@@ -397,10 +386,6 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     lost their end, and the zeros of the file make the frame look whole. A message before the
     durable offset, or with an entry in a queue, was received whole; it is never returned.
 
-    Args:
-        layout: the store's files.
-        bounds: known bounds of the log.
-
     Returns:
         Physical offset of that message, None if there is none.
     """
@@ -429,7 +414,6 @@ def made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | Non
     No CRC covers properties, so readers would return the message with incomplete properties.
 
     Args:
-        layout: the store's files.
         file: a file that is too short.
         log: an audit that is finished.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
@@ -30,13 +30,12 @@ from logquarry.log import columns
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.places import runs_at
-from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS
+from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, FileSequence
 from logquarry.log.walk import Run
 from logquarry.read.fence import other_queues
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.lost_messages import checkpoint_times
 from logquarry.read.queue import ConsumeQueue, Queue, Units, has_message, is_written
-from logquarry.repair.audit.batch_queues import BatchQueuesAudit
 from logquarry.repair.audit.differences import (
     MOST_STRETCHES,
     Bools,
@@ -44,9 +43,9 @@ from logquarry.repair.audit.differences import (
     EntryGroup,
     Int64,
     LostSpans,
-    SeenMessages,
     TagsRule,
     queue_file_differences,
+    queue_name,
     same_entries,
     within,
 )
@@ -56,12 +55,6 @@ from logquarry.write.queue_writer import QueuePart, is_batch, units_of
 
 class SpareEntries:
     """Checks entries of one queue against the frames that they point to.
-
-    Args:
-        layout: the store's files.
-        queue: the queue.
-        log_end: physical offset of the log's end.
-        lost: parts of the log that hold no readable message.
 
     Attributes:
         entries: number of entries that were compared with frames.
@@ -199,16 +192,64 @@ _FITS, _MOVED, _STRANGE = range(3)
 """Result for an entry: it is right, has another queue offset, or points into another queue."""
 
 
-@dataclass(slots=True)
-class _Seen(SeenMessages[Queue]):
-    """The messages of a queue.
+MOST_GAPS: Final = 1 << 12
+"""Maximum number of gaps of one queue that are recorded separately; later gaps are joined."""
 
-    ``missing_from`` is the place of the first message after the queue's end, ``missing_since`` its
-    store time.
+
+@dataclass(slots=True)
+class SeenMessages:
+    """The messages of one queue in the log so far, since its topic was last recreated.
+
+    Attributes:
+        queue: the queue; None if it has no files.
+        first_offset: queue offset of the first message.
+        next_offset: queue offset after the last message.
+        messages: number of messages.
+        epoch_start: physical offset at which the topic was recreated; None if it was not.
+        missing_from: physical offset of the first message after the queue's end.
+        missing_since: store time of that message.
+        groups: the entries that differ, by kind.
+        gaps: missing queue offsets between those of the first and the last message.
     """
 
+    queue: Queue | None
+    first_offset: int
+    next_offset: int
+    messages: int = 0
+    epoch_start: int | None = None
     missing_from: int | None = None
     missing_since: int = 0
+    groups: dict[str, EntryGroup] = field(default_factory=dict)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
+        """Note the entries that differ in one way; ``reason`` is that of the first such entry."""
+        if which.any():
+            first = int(offsets[int(which.argmax())])
+            group = self.groups.setdefault(kind, EntryGroup(kind, first, reason))
+            group.count += int(which.sum())
+
+    def add_gaps(self, ends: Int64, starts: Int64) -> None:
+        """Note the queue offsets without a message before each of some messages.
+
+        Args:
+            ends: queue offset after the message before each one.
+            starts: queue offset of each one.
+        """
+        for at in np.flatnonzero(starts > ends).tolist():
+            start, stop = int(ends[at]), int(starts[at])
+            if len(self.gaps) < MOST_GAPS:
+                self.gaps.append((start, stop))
+            else:
+                # The entries between the two gaps are checked twice, with the same result.
+                self.gaps[-1] = self.gaps[-1][0], stop
+
+    def restart(self, first: int, place: int) -> None:
+        """Forget the earlier messages: the topic was recreated with the message at ``place``."""
+        self.groups.clear()
+        self.gaps.clear()
+        self.messages = 0
+        self.first_offset, self.epoch_start, self.missing_from = first, place, None
 
     def advance(self, count: int) -> None:
         """Count messages that have the right entries."""
@@ -229,27 +270,21 @@ class QueuesAudit:
         self.layout = layout
         self.entries = 0
         self._files = OpenFiles(layout)
-        self._seen: dict[QueueKey, _Seen] = {}
+        self._seen: dict[QueueKey, SeenMessages] = {}
         self._names = self._find_names()
-        self._other_queues = other_queues(layout)
-        self.batch = BatchQueuesAudit(layout, self._other_queues.batch)
-        # Retention can delete the log's first file during the audit, and then also the entries of
-        # the messages in that file.
+        others = other_queues(layout)
+        self._has_rocksdb, self._batch_topics = others.has_rocksdb, others.batch
+        # Retention can delete the log's first file during the audit, and with the file the entries
+        # of its messages.
         files = layout.commit_log.files
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
     # ------------------------------------------------------------------------------ run by run
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
-        """Compare the frames of a run with their entries.
-
-        Args:
-            followed: the frames.
-            parts: the entries that the queues should have for them.
-        """
+        """Compare the frames of a run with their entries."""
         requests = followed.requests
         for key, part in parts.items():
             if is_batch(part.units):
-                self.batch.add(key, part.units)
                 continue
             seen = self._of(key, int(part.offsets[0]))
             if not self._is_next_part(seen, part):
@@ -273,11 +308,11 @@ class QueuesAudit:
             self._of(key, first).advance(stop - first)
             self.entries += stop - first
 
-    def _of(self, key: QueueKey, first: int) -> _Seen:
+    def _of(self, key: QueueKey, first: int) -> SeenMessages:
         seen = self._seen.get(key)
         if seen is None:
             queue = self._queue(key) if key in self._names else None
-            seen = self._seen[key] = _Seen(queue, first, first)
+            seen = self._seen[key] = SeenMessages(queue, first, first)
         return seen
 
     def _find_names(self) -> set[QueueKey]:
@@ -286,7 +321,10 @@ class QueuesAudit:
     def _queue(self, key: QueueKey) -> Queue:
         return ConsumeQueue(self.layout, *key, files=self._files, with_stale=True)
 
-    def _is_next_part(self, seen: _Seen, part: QueuePart) -> bool:
+    def _sequence(self, key: QueueKey) -> FileSequence:
+        return self.layout.queue(*key)
+
+    def _is_next_part(self, seen: SeenMessages, part: QueuePart) -> bool:
         """Whether a queue continues with exactly the entries of these messages."""
         if seen.queue is None or int(part.offsets[0]) != seen.next_offset:
             return False
@@ -305,17 +343,14 @@ class QueuesAudit:
         for number, (start, stop) in enumerate(pairwise(starts)):
             if number:
                 seen.restart(int(offsets[start]), int(values["physical_offset"][start]))
-                seen.missing_from = None
             if stop > start:
                 part = {name: column[start:stop] for name, column in values.items()}
                 self._compare_epoch(key, seen, offsets[start:stop], part)
 
     def _compare_epoch(
-        self, key: QueueKey, seen: _Seen, offsets: Int64, values: dict[str, Any]
+        self, key: QueueKey, seen: SeenMessages, offsets: Int64, values: dict[str, Any]
     ) -> None:
-        before = np.append(seen.next_offset - 1, offsets[:-1])
-        for at in np.flatnonzero(offsets - before > 1).tolist():
-            seen.add_gap(int(before[at]) + 1, int(offsets[at]))
+        seen.add_gaps(np.append(seen.next_offset, offsets[:-1] + 1), offsets)
         seen.next_offset = int(offsets[-1]) + 1
         seen.messages += len(offsets)
         places: Int64 = values["physical_offset"]
@@ -350,33 +385,24 @@ class QueuesAudit:
 
     # --------------------------------------------------------------------------------- the result
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
-        """Yield all differences, queue by queue. Call this after the whole log is read.
+        """All differences, queue by queue, after the whole log is read."""
+        yield from self.differences(log_end, lost, is_explained=self.is_crash(log_end))
 
-        Args:
-            log_end: physical offset of the log's end.
-            lost: parts of the log that hold no readable message.
-        """
-        is_explained = self._is_crash(log_end)
-        yield from self._differences(log_end, lost, is_explained=is_explained)
-        yield from self.batch.finish(log_end, lost, is_crash=is_explained)
-
-    def _differences(
+    def differences(
         self, log_end: int, lost: LostSpans, *, is_explained: bool
     ) -> Iterator[Difference]:
+        """See :meth:`finish`; ``is_explained``: whether a crash explains missing last entries."""
         for key in sorted({*self._seen, *self._names}):
-            folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
-            if key[0] in self.batch.topics:
+            folder = self._folder(key)
+            if key[0] in self._batch_topics:
                 reason = "the topic has batch queues: a broker does not start on this folder"
                 yield Difference("queue_misplaced", folder, 0, reason)
                 continue
-            yield from queue_file_differences(folder, self.layout.queue(*key))
-            seen = self._seen.get(key)
-            if seen is None:
-                queue = self._queue(key)
-                seen = _Seen(queue, queue.min_offset, queue.min_offset)
+            yield from queue_file_differences(folder, self._sequence(key))
+            seen = self._seen.get(key) or SeenMessages(self._queue(key), 0, 0)
             yield from self._queue_differences(key, seen, log_end, lost, is_explained=is_explained)
 
-    def _is_crash(self, log_end: int) -> bool:
+    def is_crash(self, log_end: int) -> bool:
         """Whether a crash explains the messages that the queues lack at their ends.
 
         A crash explains them if both conditions hold: every queue has the messages before the place
@@ -407,9 +433,17 @@ class QueuesAudit:
         )
 
     def _queue_differences(
-        self, key: QueueKey, seen: _Seen, log_end: int, lost: LostSpans, *, is_explained: bool
+        self,
+        key: QueueKey,
+        seen: SeenMessages,
+        log_end: int,
+        lost: LostSpans,
+        *,
+        is_explained: bool,
     ) -> Iterator[Difference]:
-        yield from seen.new_epoch(self.layout, key)
+        if seen.epoch_start is not None:
+            at, reason = seen.epoch_start, f"{queue_name(key)} starts again at {seen.first_offset}"
+            yield Difference("new_epoch", self.layout.log_file(at), at, reason)
         queue = seen.queue
         if queue is None:
             yield from self._missing(key, seen.messages, is_explained=is_explained)
@@ -422,9 +456,15 @@ class QueuesAudit:
                 "queue_behind",
                 *self._place(queue, first),
                 f"ends at {queue.max_offset}, and the log has messages up to {seen.next_offset}",
-                (seen.next_offset - first) * UNIT_SIZE,
+                0 if queue.is_batch else (seen.next_offset - first) * UNIT_SIZE,
                 is_explained,
             )
+        yield from self._spare(queue, seen, log_end, lost)
+
+    def _spare(
+        self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
+    ) -> Iterator[Difference]:
+        """The differences of entries that belong to no message of the log in this queue."""
         first, stop = queue.min_offset, queue.max_offset
         ranges = [(first, stop)]
         if seen.messages:
@@ -436,19 +476,22 @@ class QueuesAudit:
         self.entries += spare.entries
 
     def _missing(self, key: QueueKey, messages: int, *, is_explained: bool) -> Iterator[Difference]:
-        """Return the difference for a queue that has messages in the log, but no files."""
-        folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
+        """The difference of a queue that has messages in the log, but no files."""
         reason = f"the log has {messages} messages of it"
         # The dispatcher makes no queue for a topic that cannot be a folder name.
         is_explained = is_explained or queue_name_fault(key[0]) is not None
-        if not self._other_queues.has_rocksdb:
-            yield Difference("queue_missing", folder, 0, reason, is_explained=is_explained)
+        if not self._has_rocksdb:
+            place = self._folder(key)
+            yield Difference("queue_missing", place, 0, reason, is_explained=is_explained)
+
+    def _folder(self, key: QueueKey) -> str:
+        return f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
 
     def _place(self, queue: Queue, offset: int) -> tuple[str, int]:
         """The file of an entry, and its position there."""
         room = self.layout.queue(queue.topic, queue.queue_id).file_size
         base = offset * UNIT_SIZE // room * room
-        folder = f"{CONSUME_QUEUE}/{queue.topic}/{queue.queue_id}"
+        folder = self._folder((queue.topic, queue.queue_id))
         return f"{folder}/{base:0{NAME_DIGITS}d}", offset * UNIT_SIZE - base
 
     def _difference(self, queue: Queue, group: EntryGroup) -> Difference:

@@ -19,6 +19,7 @@ from logquarry.log.rocksdb import is_installed
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
+from logquarry.repair.audit.batch_queues import BatchQueuesAudit
 from logquarry.repair.audit.differences import Difference, EntryGroup, LostSpans, queue_name
 from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.write.queue_writer import QueuePart
@@ -33,6 +34,7 @@ class StoreQueuesAudit:
     def __init__(self, layout: StoreLayout) -> None:
         self._layout = layout
         self._files = QueuesAudit(layout)
+        self._batch = BatchQueuesAudit(layout)
         self._databases: list[RocksQueuesAudit] = []
         self._broken: list[Difference] = []
         self._folders = rocksdb_folders(layout)
@@ -45,8 +47,7 @@ class StoreQueuesAudit:
     @property
     def entries(self) -> int:
         """Number of entries compared."""
-        found = self._files.entries + self._files.batch.entries
-        return found + sum(one.entries for one in self._databases)
+        return sum(one.entries for one in (self._files, self._batch, *self._databases))
 
     @property
     def queues(self) -> int:
@@ -57,6 +58,7 @@ class StoreQueuesAudit:
     def add(self, followed: Followed, parts: Parts) -> None:
         """Compare the frames of a run with their entries."""
         self._files.add(followed, parts)
+        self._batch.add(followed, parts)
         for audit in list(self._databases):
             try:
                 audit.add(followed, parts)
@@ -73,7 +75,9 @@ class StoreQueuesAudit:
 
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
         """See :meth:`QueuesAudit.finish`."""
-        yield from self._files.finish(log_end, lost)
+        is_crash = self._files.is_crash(log_end)
+        yield from self._files.differences(log_end, lost, is_explained=is_crash)
+        yield from self._batch.differences(log_end, lost, is_explained=is_crash)
         for audit in list(self._databases):
             try:
                 yield from audit.finish(log_end, lost)
@@ -92,10 +96,6 @@ class StoreQueuesAudit:
 
 class RocksQueuesAudit(QueuesAudit):
     """Compares the queues in one RocksDB with the log.
-
-    Args:
-        layout: the store's files.
-        database: the queues.
 
     Attributes:
         folder: the folder of RocksDB.
@@ -117,7 +117,7 @@ class RocksQueuesAudit(QueuesAudit):
 
     def add(self, followed: Followed, parts: Parts) -> None:
         """Compare the frames of a run with their entries, including the entries' store times."""
-        super().add(followed, {k: v for k, v in parts.items() if k[0] not in self.batch.topics})
+        super().add(followed, {k: v for k, v in parts.items() if k[0] not in self._batch_topics})
         for key, part in parts.items():
             seen = self._seen.get(key)
             if (
@@ -144,7 +144,7 @@ class RocksQueuesAudit(QueuesAudit):
         if dispatched > log_end:
             reason = f"it has the messages up to {dispatched}, but the log ends at {log_end}"
             yield Difference("queue_ahead", self.folder, 0, reason, is_explained=crashed)
-        yield from self._differences(log_end, lost, is_explained=is_explained)
+        yield from self.differences(log_end, lost, is_explained=is_explained)
 
     def _missing(self, key: QueueKey, messages: int, *, is_explained: bool) -> Iterator[Difference]:
         if key not in self._elsewhere:

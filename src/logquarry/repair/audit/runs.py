@@ -16,30 +16,32 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import TransactionFrame, transaction_frames
+from logquarry.disk.open_files import OpenFiles
 from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed, Follower, follow_run
 from logquarry.log.layout import StoreLayout
-from logquarry.log.splits import stretches_ahead
+from logquarry.log.splits import STRETCH_BYTES, Stretch, StretchReader, stretches_ahead
 from logquarry.log.walk import Run
+from logquarry.read.index import Index
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import ConsumeQueue
+from logquarry.read.store_sizes import with_entry_rules
+from logquarry.repair.audit.index_entries import EntryStream, IndexEntries, Place
+from logquarry.repair.audit.queues import has_entries
 from logquarry.write.queue_writer import QueuePart, parts_with_copies
 
 Parts = dict[QueueKey, QueuePart]
 """The entries of some frames by queue."""
+FrameFaults = dict[str, list[tuple[int, int]]]
 
 
 class Facts(Protocol):
     """Collects facts about the frames of one run."""
 
-    @property
-    def first_time(self) -> int:
-        """Store time of the first frame in milliseconds."""
-
-    @property
-    def last_time(self) -> int:
-        """Store time of the last frame in milliseconds."""
+    first_time: int
+    last_time: int
 
     def __call__(self, window: Window, followed: Followed) -> None:
         """Take the next frames. The arrays are valid only during the call."""
@@ -78,13 +80,7 @@ class AuditedRun(Generic[F]):
 def runs_ahead(
     layout: StoreLayout, stretch_bytes: int, make: Callable[[], F]
 ) -> Generator[AuditedRun[F]]:
-    """The sound stretches of a log, read by threads; see :func:`stretches_ahead`.
-
-    Args:
-        layout: the store's files.
-        stretch_bytes: bytes of the log that one thread reads at once.
-        make: makes an empty collector of facts.
-    """
+    """The sound stretches of a log, read by threads; see :func:`stretches_ahead`."""
     with closing(stretches_ahead(layout, stretch_bytes, make)) as ahead:
         for found, facts in ahead:
             yield AuditedRun(found.start, found.end, found.count, facts)
@@ -105,39 +101,42 @@ class FrameFacts:
 
     Attributes:
         parts: dispatch requests and keys, and the entries by queue, in the log's order.
-        oversized: physical offset and size of each frame that is too large.
-        suspects: physical offset and size of each frame whose topic or properties are not valid
-            text.
-        wrong_crcs: physical offset and size of each frame whose property CRC is wrong.
+        faults: physical offset and size of each frame that is too large, whose topic or properties
+            are not valid text, or whose property CRC is wrong, by kind of the finding.
+        last_keyed: physical offset of the last frame with keys, None if there is none.
+        latest_time: latest store time in milliseconds.
+        first_time: store time of the first frame in milliseconds.
+        last_time: store time of the last frame in milliseconds.
     """
 
     def __init__(self, config: StoreConfig) -> None:
         self.parts: list[tuple[Followed, Parts]] = []
-        self.oversized: list[tuple[int, int]] = []
-        self.suspects: list[tuple[int, int]] = []
-        self.wrong_crcs: list[tuple[int, int]] = []
+        self.faults: FrameFaults = {}
+        self.last_keyed: int | None = None
+        self.latest_time = 0
+        self.first_time = self.last_time = 0
         self._config = config
-
-    @property
-    def first_time(self) -> int:
-        """Store time of the first frame in milliseconds."""
-        return int(self.parts[0][0].requests.store_timestamp[0])
-
-    @property
-    def last_time(self) -> int:
-        """Store time of the last frame in milliseconds."""
-        return int(self.parts[-1][0].requests.store_timestamp[-1])
 
     def __call__(self, window: Window, followed: Followed) -> None:
         """Take the next frames."""
         rows = followed.rows
         large = np.flatnonzero(rows[:, SIZE] > self._config.max_message_size).tolist()
-        for found, which in (
-            (self.oversized, large),
-            (self.suspects, columns.suspect_rows(window, rows)),
-            (self.wrong_crcs, columns.wrong_property_crcs(window, rows)),
+        for kind, which in (
+            ("oversized", large),
+            ("suspect_text", columns.suspect_rows(window, rows)),
+            ("bad_property_crc", columns.wrong_property_crcs(window, rows)),
         ):
-            found += [(window.base + int(rows[n, POSITION]), int(rows[n, SIZE])) for n in which]
+            found = [(window.base + int(rows[n, POSITION]), int(rows[n, SIZE])) for n in which]
+            self.faults[kind] = self.faults.get(kind, []) + found
+        requests = followed.requests
+        keyed = np.flatnonzero(requests.has_key)
+        if len(keyed):
+            self.last_keyed = int(requests.physical_offset[keyed[-1]])
+        times = requests.store_timestamp
+        if not self.parts:
+            self.first_time = int(times[0])
+        self.last_time = int(times[-1])
+        self.latest_time = max(self.latest_time, int(times.max()))
         # Copy these arrays, because the follower reuses them.
         kept = replace(
             followed,
@@ -150,10 +149,6 @@ class FrameFacts:
 
 class EntryFacts:
     """Collects the queue entries of frames, with the copies by multi-dispatch.
-
-    Args:
-        config: settings of the store.
-        with_transactions: whether to collect the frames of transactions of 3.x.
 
     Attributes:
         parts: entries by queue, in the log's order.
@@ -181,3 +176,136 @@ class EntryFacts:
         self.parts.append(parts_with_copies(window, followed, self._config))
         if self._with_transactions:
             self.transactions += transaction_frames(window, followed.rows)
+
+
+# ---------------------------------------------------------------- sound parts, found by Spark tasks
+# A task compares a part of the log with queues and index. It reports each run without any
+# difference, in a few numbers, and nothing else. Verify reads all other parts itself, so that its
+# findings do not depend on the number of tasks.
+@dataclass(frozen=True, slots=True)
+class SoundRun:
+    """Frames without a gap between them whose queue entries and index entries are right.
+
+    Attributes:
+        start: physical offset of the first frame.
+        end: physical offset after the last frame.
+        count: number of frames.
+        faults: see :class:`FrameFacts`.
+        queues: for each queue the run's first queue offset, and one past its last; without a gap.
+        entries: the first index entry of the run's keys, and the place after the last one.
+        last_keyed: physical offset of the last frame with keys, None if there is none.
+        latest_time: latest store time in milliseconds.
+    """
+
+    start: int
+    end: int
+    count: int
+    faults: FrameFaults
+    queues: dict[QueueKey, tuple[int, int]]
+    entries: tuple[Place, Place]
+    last_keyed: int | None
+    latest_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class SoundParts:
+    """Sound parts of one store.
+
+    Attributes:
+        runs: in the log's order.
+        chains: paths of index files whose chains are right.
+    """
+
+    runs: tuple[SoundRun, ...] = ()
+    chains: frozenset[str] = frozenset()
+
+
+class SoundReader:
+    """Finds the sound parts of a store. For one thread."""
+
+    def __init__(self, layout: StoreLayout, stretch_bytes: int = STRETCH_BYTES) -> None:
+        self.layout = layout = with_entry_rules(layout)
+        self._bytes = stretch_bytes
+        self._reader = StretchReader(layout)
+        self._files = OpenFiles(layout)
+        self._names = set(layout.queue_names)
+        self._queues: dict[QueueKey, ConsumeQueue] = {}
+        index = Index(layout, files=self._files)
+        self._entries = IndexEntries(index.files, self._files, layout.commit_log.start)
+
+    def read(self, start: int, stop: int) -> list[SoundRun]:
+        """The sound runs that begin between two physical offsets of one file."""
+        found: list[SoundRun] = []
+        for stretch, facts in self._reader.read_all(start, stop, self._bytes, self._facts):
+            sound = self._sound(stretch, facts)
+            if sound is not None:
+                joined = _joined(found[-1], sound) if found else None
+                if joined is None:
+                    found.append(sound)
+                else:
+                    found[-1] = joined
+        return found
+
+    def _facts(self) -> FrameFacts:
+        return FrameFacts(self.layout.config)
+
+    def _sound(self, run: Stretch, facts: FrameFacts) -> SoundRun | None:
+        """The run, None if queues or index differ from it."""
+        queues: dict[QueueKey, tuple[int, int]] = {}
+        stream: EntryStream | None = None
+        first = self._entries.first_from(run.start)
+        for followed, parts in facts.parts:
+            for key, part in parts.items():
+                queue = self._queue(key)
+                if queue is None or not has_entries(queue, part):
+                    return None
+                start, stop = int(part.offsets[0]), int(part.offsets[-1]) + 1
+                known = queues.get(key)
+                if known is not None and known[1] != start:
+                    return None
+                queues[key] = start if known is None else known[0], stop
+            if len(followed.key_hashes):
+                stream = stream or EntryStream(self._entries, first)
+                places = followed.requests.physical_offset[followed.key_numbers]
+                stream.take(places, followed.key_hashes)
+                if stream.is_broken:
+                    return None
+        return SoundRun(
+            start=run.start,
+            end=run.end,
+            count=run.count,
+            faults=facts.faults,
+            queues=queues,
+            entries=(first, first if stream is None else stream.place),
+            last_keyed=facts.last_keyed,
+            latest_time=facts.latest_time,
+        )
+
+    def _queue(self, key: QueueKey) -> ConsumeQueue | None:
+        queue = self._queues.get(key)
+        if queue is None and key in self._names:
+            queue = ConsumeQueue(self.layout, *key, files=self._files, with_stale=True)
+            self._queues[key] = queue
+        return queue
+
+
+def _joined(before: SoundRun, after: SoundRun) -> SoundRun | None:
+    """Two runs joined; None if they or their entries are apart."""
+    if before.end != after.start or before.entries[1] != after.entries[0]:
+        return None
+    queues = dict(before.queues)
+    for key, (start, stop) in after.queues.items():
+        known = queues.get(key)
+        if known is not None and known[1] != start:
+            return None
+        queues[key] = start if known is None else known[0], stop
+    return replace(
+        before,
+        end=after.end,
+        count=before.count + after.count,
+        faults={kind: found + after.faults[kind] for kind, found in before.faults.items()},
+        queues=queues,
+        entries=(before.entries[0], after.entries[1]),
+        last_keyed=before.last_keyed if after.last_keyed is None else after.last_keyed,
+        latest_time=max(before.latest_time, after.latest_time),
+    )

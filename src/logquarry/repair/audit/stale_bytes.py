@@ -43,7 +43,6 @@ def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
     """Whether the bytes after the log's end come from earlier messages in a reused buffer.
 
     Args:
-        layout: the store's files.
         end: physical offset of the log's end; the last frame must end there.
         is_closed: whether the store was shut down cleanly, and its queues have all messages before
             ``end``. Then it suffices if the first bytes match: the messages from which the other
@@ -75,7 +74,6 @@ class _Appends:
     """The last frames of a log.
 
     Args:
-        data: their bytes.
         starts: where each frame starts in them.
     """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ from logquarry.read.timers import (
     timers_of,
     used_slots,
 )
+from logquarry.repair.audit.differences import Difference
 from logquarry.write.timer_files import timer_log_file_size, write_timer_files
 
 _ENTRY: Final = timer.ENTRY.dtype()
@@ -40,17 +41,7 @@ _MOST: Final = 100
 """Maximum number of faults of each kind that are reported."""
 
 
-class TimerFault(NamedTuple):
-    """A fault of the timer's files: kind, file, position in it, and the reason."""
-
-    kind: str
-    file: str
-    offset: int
-    reason: str
-    is_explained: bool = False
-
-
-def timer_faults(layout: StoreLayout) -> Iterator[TimerFault]:
+def timer_faults(layout: StoreLayout) -> Iterator[Difference]:
     """The faults of wheel, timer log and ``timercheck``."""
     names = {entry.name for entry in layout.filesystem.list("")}
     try:
@@ -59,7 +50,7 @@ def timer_faults(layout: StoreLayout) -> Iterator[TimerFault]:
         # verify reports unreadable bytes.
         return
     except ValueError as error:
-        yield TimerFault("timer_check_wrong", CHECK, 0, str(error))
+        yield Difference("timer_check_wrong", CHECK, 0, str(error))
         return
     if not layout.filesystem.exists(CHECK):
         # The broker reads the queue from its start.
@@ -69,7 +60,7 @@ def timer_faults(layout: StoreLayout) -> Iterator[TimerFault]:
     end = 0 if queue is None else queue.max_offset
     if check.enqueued > end:
         reason = f"its queue offset is {check.enqueued}, and the queue ends at {end}"
-        yield TimerFault("timer_check_ahead", CHECK, 0, reason)
+        yield Difference("timer_check_ahead", CHECK, 0, reason)
     found = timers_of(layout, check)
     if names.isdisjoint((timer.WHEEL, timer.LOG)) and not found.waiting:
         return
@@ -140,9 +131,9 @@ class _Wheel:
             return None
         return found if found.size == size else None
 
-    def faults(self, timers: Timers) -> Iterator[TimerFault]:
+    def faults(self, timers: Timers) -> Iterator[Difference]:
         """Wrong slots that are not delivered yet, and waiting messages that are in no slot."""
-        faults: list[TimerFault] = []
+        faults: list[Difference] = []
         reached: set[int] = set()
         for time, place in sorted(self._last.items()):
             if time >= self._check.read_time:
@@ -159,42 +150,39 @@ class _Wheel:
                 f"the message at physical offset {one.physical_offset} waits for slot "
                 f"{one.slot_time}, and is neither in the wheel nor ahead in the queue"
             )
-            yield TimerFault("timer_missing", timer.WHEEL, 0, reason)
+            yield Difference("timer_missing", timer.WHEEL, 0, reason)
 
-    def _chain(self, time: int, place: int, reached: set[int]) -> Iterator[TimerFault]:
-        """Follow the entries of a slot backwards, from the last one."""
+    def _chain(self, time: int, place: int, reached: set[int]) -> Iterator[Difference]:
+        """Follow the entries of a slot from its last one back."""
         while place != timer.NONE:
             base = place - place % self._size
             path = f"{timer.LOG}/{base:020d}"
             entries = self._files.get(base)
             number, rest = divmod(place - base, _ENTRY.itemsize)
             if entries is None or rest or number >= len(entries):
-                if not self._has_expired(place):
+                if not self._files or place >= min(self._files):
                     reason = f"slot {time} leads to position {place}, where no entry is"
-                    yield TimerFault("timer_entry_wrong", path, place - base, reason)
+                    yield Difference("timer_entry_wrong", path, place - base, reason)
                 return
             one = entries[number]
             stated = int(one["write_time"]) + int(one["delay"])
             if one["size"] != _ENTRY.itemsize or stated - stated % self._step != time:
                 reason = f"the entry does not belong to slot {time}, which leads to it"
-                yield TimerFault("timer_entry_wrong", path, place - base, reason)
+                yield Difference("timer_entry_wrong", path, place - base, reason)
                 return
             offset = int(one["physical_offset"])
             if self._message(offset, int(one["frame_size"])) is None:
                 is_expired = offset < self._layout.commit_log.start
                 what = "was deleted with its file" if is_expired else "is not there"
                 reason = f"the message at physical offset {offset} {what}"
-                yield TimerFault("timer_entry_wrong", path, place - base, reason, is_expired)
+                yield Difference("timer_entry_wrong", path, place - base, reason, 0, is_expired)
             reached.add(offset)
             previous = int(one["previous"])
             if previous >= place:
                 reason = f"its previous entry should be before it, but is given as {previous}"
-                yield TimerFault("timer_entry_wrong", path, place - base, reason)
+                yield Difference("timer_entry_wrong", path, place - base, reason)
                 return
             place = previous
-
-    def _has_expired(self, place: int) -> bool:
-        return bool(self._files) and place < next(iter(self._files))
 
 
 def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, aside: Path) -> bool:
@@ -202,13 +190,7 @@ def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, asid
 
     Args:
         layout: the store's files; the queue of ``rmq_sys_wheel_timer`` is complete.
-        disk: the store's disk.
-        root: the store's folder.
         now: the time in milliseconds.
-        aside: quarantine of the old files.
-
-    Raises:
-        StoreUnavailable: if the disk fails or is full.
     """
     if all(fault.is_explained for fault in timer_faults(layout)):
         return False

@@ -42,18 +42,10 @@ _WORD: Final = 8
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class _Blank:
-    start: int
-    end: int
-
-
 class LogDiff:
     """Compares two logs.
 
     Args:
-        a: files of the first store.
-        b: files of the second store.
         start: physical offset from which both have a log.
         end: physical offset up to which both have a log.
 
@@ -129,9 +121,9 @@ class LogDiff:
                     rest = self._blank_at(place)
                     if rest is not None:
                         self.notes.append(
-                            f"the blank at {rest.start} has other padding, which no reader reads"
+                            f"the blank at {rest.offset} has other padding, which no reader reads"
                         )
-                        skip_from = rest.end
+                        skip_from = rest.offset + rest.size
                         break
                     self.divergence = self._divergence(place)
                 if first is None:
@@ -161,13 +153,13 @@ class LogDiff:
         return np.frombuffer(data, np.uint8)
 
     # ------------------------------------------------------------------------- the first difference
-    def _blank_at(self, offset: int) -> _Blank | None:
-        """The blank whose padding contains an offset in both logs, None if there is none."""
+    def _blank_at(self, offset: int) -> Place | None:
+        """The blank whose padding holds an offset in both logs, None if there is none."""
         left, right = place_at(self._a, offset), place_at(self._b, offset)
         same = (left.what, left.offset, left.size) == (right.what, right.offset, right.size)
         if left.what != "blank" or not same or offset < left.offset + BLANK.size:
             return None
-        return _Blank(left.offset, left.offset + left.size)
+        return left
 
     def _divergence(self, offset: int) -> Divergence:
         return Divergence(offset, place_at(self._a, offset), place_at(self._b, offset))
@@ -186,7 +178,6 @@ def place_at(layout: StoreLayout, offset: int) -> Place:
     """The message, blank or damage that a byte of a log belongs to.
 
     Args:
-        layout: the store's files.
         offset: physical offset of the byte.
     """
     path = layout.log_path(offset)
@@ -197,18 +188,14 @@ def place_at(layout: StoreLayout, offset: int) -> Place:
         if isinstance(event, Run) and event.start <= offset < event.end:
             starts = event.window.base + event.rows[:, 0].astype(np.int64)
             at = int(starts[np.searchsorted(starts, offset, "right") - 1])
-            return _message(layout, path, at)
+            outcome = CommitLog(layout).outcome_at(at)
+            assert isinstance(outcome, Frame)
+            return _place_of(path, at, outcome, "message", None)
         if isinstance(event, BlankSpan) and event.offset <= offset < event.end:
             return Place("blank", path, event.offset, event.length)
         if isinstance(event, DamagedSpan) and offset < event.offset + event.length:
             return _damaged(layout, path, event)
     return Place("nothing", path, offset, 0, "zeros after the last message")
-
-
-def _message(layout: StoreLayout, path: str, offset: int) -> Place:
-    outcome = CommitLog(layout).outcome_at(offset)
-    assert isinstance(outcome, Frame)
-    return _place_of(path, offset, outcome, "message", None)
 
 
 def _damaged(layout: StoreLayout, path: str, span: DamagedSpan) -> Place:
@@ -273,12 +260,6 @@ def compare_queue(
     """Compare one queue of two stores.
 
     Entries of messages that one of the logs does not have are ignored.
-
-    Args:
-        key: topic and queue id.
-        a: the queue in the first store, None if it has none.
-        b: the queue in the second store, None if it has none.
-        common: the part of the log that both stores have.
     """
     bounds = _bounds(a), _bounds(b)
     if a is not None and b is not None:
@@ -389,11 +370,6 @@ def compare_stores(
     The common part of the logs is compared byte by byte. If one log begins later or ends earlier,
     that is not a divergence. If a writer has a store open, it is compared up to its present end.
 
-    Args:
-        a: files of the first store.
-        b: files of the second store.
-        progress: called with the bytes of the log compared so far, and their total.
-
     Raises:
         UnsupportedStore: if the log of a store is not found.
     """
@@ -461,12 +437,7 @@ def _notes(left: _Store, right: _Store, queues: tuple[QueueDiff, ...]) -> list[s
 
 
 def _compare_config(a: dict[str, bytes], b: dict[str, bytes]) -> dict[str, str]:
-    found = {}
-    for name in sorted(a.keys() | b.keys()):
-        if name not in b:
-            found[name] = "only_a"
-        elif name not in a:
-            found[name] = "only_b"
-        else:
-            found[name] = "equal" if a[name] == b[name] else "different"
-    return found
+    found = {name: "equal" if data == b.get(name) else "different" for name, data in a.items()}
+    found |= dict.fromkeys(a.keys() - b.keys(), "only_a")
+    found |= dict.fromkeys(b.keys() - a.keys(), "only_b")
+    return dict(sorted(found.items()))

@@ -26,6 +26,7 @@ from logquarry.repair.audit.log import LogAudit, damage_json
 from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, QueueFiles
 from logquarry.systems import read_file
+from logquarry.text import document
 from logquarry.units import Progress
 from logquarry.write.queue_writer import is_batch, parts_with_copies
 
@@ -37,8 +38,6 @@ def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, 
 
     Args:
         store: absolute path of the store.
-        names: names of the folders that are built.
-        config: settings of the store, with all sizes.
     """
     shape = config.index_shape
     settings: dict[str, dict[str, Any]] = {
@@ -67,13 +66,13 @@ def read_note(note: Path) -> dict[str, Any]:
         UsageError: if the file is not a rebuild's note.
     """
     try:
-        document = json.loads(read_file(note) or b"{}")
+        found = json.loads(read_file(note) or b"{}")
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise UsageError(f"{note}: not the note of a rebuild: {error}") from error
-    folders = document.get("folders", {}) if isinstance(document, dict) else None
-    if not isinstance(folders, dict) or document.get("written_by", _WRITTEN_BY) != _WRITTEN_BY:
+    folders = found.get("folders", {}) if isinstance(found, dict) else None
+    if not isinstance(folders, dict) or found.get("written_by", _WRITTEN_BY) != _WRITTEN_BY:
         raise UsageError(f"{note}: not the note of a rebuild")
     return folders
 
@@ -82,22 +81,17 @@ def write_note(note: Path, folders: dict[str, Any], disk: Disk) -> None:
     """Add folders to a note, and sync it.
 
     Raises:
-        StoreUnavailable: if it cannot be written.
         UsageError: if the file is not a rebuild's note.
     """
-    document = {"written_by": _WRITTEN_BY, "folders": {**read_note(note), **folders}}
     disk.make_folders(note.parent)
-    text = json.dumps(document, indent=1)
+    text = json.dumps(
+        {"written_by": _WRITTEN_BY, "folders": {**read_note(note), **folders}}, indent=1
+    )
     disk.replace(note, text.encode(errors="backslashreplace") + b"\n")
 
 
 def check_made_of(target: Path, note: Path, wanted: dict[str, Any]) -> None:
     """Check that existing folders were built from a store with its settings.
-
-    Args:
-        target: the folder that holds them.
-        note: path of the note.
-        wanted: result of :func:`made_of`.
 
     Raises:
         UsageError: if they belong to another store or to other settings; nothing is changed.
@@ -205,21 +199,17 @@ class RebuildReport:
             "applied": self.is_applied,
             "live": self.is_live,
             "abort": self.has_abort,
-            "old": {name: asdict(found) for name, found in self.old.items()},
-            "quarantine": self.quarantine,
-            "log_start": self.log_start,
-            "log_end": self.log_end,
-            "messages": self.messages,
+            **document(self, ("old", "quarantine", "log_start", "log_end", "messages")),
             "queues": None if self.queues is None else [_queue(queue) for queue in self.queues],
             "index": None if self.index is None else asdict(self.index) | {"keys": self.keys},
             "damage": damage_json(self.damage),
-            "left_out": [asdict(message) for message in self.left_out],
+            **document(self, ("left_out",)),
         }
 
 
 def _queue(queue: QueueReport) -> dict[str, Any]:
-    document = asdict(queue)
-    return document | {"taken_over": document.pop("is_taken_over")}
+    found = asdict(queue)
+    return found | {"taken_over": found.pop("is_taken_over")}
 
 
 # -------------------------------------------------------------------------------------- the build
@@ -287,7 +277,6 @@ def build_here(job: BuildJob, progress: Progress | None) -> Built:
     """Read the log once, and build queues and index from it.
 
     Raises:
-        StoreUnavailable: if the disk fails, or is full.
         UnreadableFile: if the disk no longer delivers bytes that it delivered before.
     """
     with none_lost(str(job.folder)):

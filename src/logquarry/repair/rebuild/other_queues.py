@@ -29,13 +29,18 @@ from logquarry.format import rocksdb_queue as table
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import needs_package
-from logquarry.log.store_files import NAME_DIGITS
 from logquarry.read.batch_queue import BatchEntries, BatchQueue
 from logquarry.read.features import ROCKSDB_QUEUES
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.rocksdb_queue import ENTRY_DTYPE, open_queues
 from logquarry.repair.audit.differences import queue_name
-from logquarry.repair.rebuild.queue_files import BuiltQueue, LeftOut, QueueFiles, sync_file
+from logquarry.repair.rebuild.queue_files import (
+    BuiltQueue,
+    EntryFiles,
+    LeftOut,
+    QueueFiles,
+    sync_file,
+)
 from logquarry.write.dispatcher import queue_name_fault
 from logquarry.write.queue_writer import QueuePart, without_gaps
 
@@ -51,7 +56,7 @@ class BuiltBatchQueue:
         stop: one past the offset of the last message.
         written: bytes of the entries in the files.
         restarts: number of times that the topic was recreated.
-        gaps: number of messages that the log has lost in the middle of the queue.
+        fillers: number of messages that the log has lost in the middle of the queue.
         parts: entries that are not written yet.
     """
 
@@ -59,37 +64,23 @@ class BuiltBatchQueue:
     stop: int
     written: int = 0
     restarts: int = 0
-    gaps: int = 0
+    fillers: int = 0
     parts: list[bytes] = field(default_factory=list)
 
 
-class BatchFiles:
+class BatchFiles(EntryFiles):
     """Builds the batch queues of one store.
-
-    Args:
-        disk: disk of the folder.
-        folder: the parent folder of TOPIC/QUEUE/FILE.
-        file_size: bytes of each file.
 
     Attributes:
         queues: the queues so far.
-        left_out: messages that have no place in a queue.
     """
 
     def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
+        super().__init__(disk, folder, file_size)
         self.queues: dict[QueueKey, BuiltBatchQueue] = {}
-        self.left_out: list[LeftOut] = []
-        self._disk = disk
-        self._folder = folder
-        self._file_size = file_size
-        self._held = 0
 
     def add(self, key: QueueKey, entries: BatchEntries) -> None:
-        """Add the entries of the next frames of one queue, in the log's order.
-
-        Raises:
-            StoreUnavailable: if the disk fails, or is full.
-        """
+        """Add the entries of the next frames of one queue, in the log's order."""
         fault = queue_name_fault(key[0])
         starts = entries["base"].astype(np.int64)
         if fault is not None or (len(starts) and int(starts.min()) < 0):
@@ -114,21 +105,18 @@ class BatchFiles:
             queue = self.queues[key] = BuiltBatchQueue(first, stop)
         elif first < queue.stop:
             # The topic was deleted and recreated.
-            self._remove(key, queue)
+            for path in self._paths(key, queue):
+                self._disk.remove(path)
             self.queues[key] = queue = BuiltBatchQueue(first, stop, restarts=queue.restarts + 1)
         elif first != queue.stop:
-            queue.gaps += first - queue.stop
+            queue.fillers += first - queue.stop
             entries = without_gaps(entries, queue.stop)
         queue.parts.append(entries.tobytes())
         queue.stop = stop
         self._held += len(queue.parts[-1])
 
     def finish(self) -> None:
-        """Write all entries, and sync the files.
-
-        Raises:
-            StoreUnavailable: if the disk fails.
-        """
+        """Write all entries, and sync the files."""
         self._disk.make_folders(self._folder)
         for key, queue in self.queues.items():
             self._write(key, queue)
@@ -148,32 +136,13 @@ class BatchFiles:
         ]
 
     def _write(self, key: QueueKey, queue: BuiltBatchQueue) -> None:
-        rest = memoryview(b"".join(queue.parts))
+        data = b"".join(queue.parts)
         queue.parts.clear()
-        while rest:
-            position = queue.written % self._file_size
-            path = self._path(key, queue.written - position)
-            count = min(len(rest), self._file_size - position)
-            self._disk.make_folders(path.parent)
-            with self._disk.refusing(path):
-                descriptor = self._disk.open(path, create=True)
-                try:
-                    self._disk.allocate(descriptor, self._file_size)
-                    self._disk.write_all(descriptor, rest[:count], position)
-                finally:
-                    self._disk.close(descriptor)
-            queue.written += count
-            rest = rest[count:]
-
-    def _remove(self, key: QueueKey, queue: BuiltBatchQueue) -> None:
-        for path in self._paths(key, queue):
-            self._disk.remove(path)
+        self._write_bytes(key, queue.written, data)
+        queue.written += len(data)
 
     def _paths(self, key: QueueKey, queue: BuiltBatchQueue) -> list[Path]:
         return [self._path(key, base) for base in range(0, queue.written, self._file_size)]
-
-    def _path(self, key: QueueKey, base: int) -> Path:
-        return self._folder.joinpath(key[0], str(key[1]), f"{base:0{NAME_DIGITS}d}")
 
 
 _FORMAT: Final = 5
@@ -184,11 +153,6 @@ _NOT_OF_ROCKSDB: Final = ("rocksdict-config.json", "LOG", "LOG.old.*")
 
 class RocksFiles(QueueFiles):
     """Builds the queues of one store in RocksDB.
-
-    Args:
-        disk: disk of the folder.
-        folder: the folder for the files of RocksDB.
-        file_size: as for queue files.
 
     Raises:
         UsageError: if the package ``rocksdict`` is not installed.
@@ -263,13 +227,7 @@ class RocksFiles(QueueFiles):
     def take_over(self, layout: StoreLayout) -> dict[QueueKey, int]:
         """Copy the ends of queues whose messages retention has all deleted, and close RocksDB.
 
-        A broker gives new messages the queue offsets after these ends.
-
-        Args:
-            layout: the store's files.
-
-        Raises:
-            StoreUnavailable: if RocksDB cannot write.
+        A broker continues at these ends.
         """
         old, taken = open_queues(layout), {}
         for key, (_, (last, place)) in (old.bounds if old is not None else {}).items():
@@ -285,11 +243,7 @@ class RocksFiles(QueueFiles):
         )
 
     def finish(self) -> None:
-        """Write all entries and the bounds.
-
-        Raises:
-            StoreUnavailable: if RocksDB cannot write.
-        """
+        """Write all entries and the bounds."""
         self._write_all()
         for key, queue in self.queues.items():
             self._set_bound(key, table.MIN, self._firsts[key], queue.first)
@@ -313,10 +267,6 @@ class RocksFiles(QueueFiles):
 
 def require_dispatched(layout: StoreLayout, log_end: int) -> None:
     """Refuse to replace queues in RocksDB if only they show that the log has lost messages.
-
-    Args:
-        layout: the store's files.
-        log_end: physical offset of the log's end.
 
     Raises:
         StoreUnavailable: if the broker had dispatched messages after the log's end.

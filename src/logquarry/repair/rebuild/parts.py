@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -175,7 +175,6 @@ def _again(
     """Read runs a second time, without their CRCs.
 
     Args:
-        layout: the store's files.
         spans: physical offsets of start and end of each run.
         take: returns the wanted facts of some frames; the arrays that it gets are valid only during
             the call.
@@ -184,25 +183,20 @@ def _again(
         CorruptFrame: if the log has changed.
     """
     reader = StretchReader(layout, check_crc=False, keys=layout.config.index_keys)
+    taken: list[T] = []
     for start, end in spans:
         at = start
         while at < end:
-            taken: list[T] = []
             upto = min(at + STRETCH_BYTES, end)
-            found = reader.read(at, upto, _Taking(take, taken), resync=False)
+            found = reader.read(
+                *(at, upto, lambda window, followed: taken.append(take(window, followed))),
+                resync=False,
+            )
             if found is None:
                 raise CorruptFrame(layout.root, at, "the log was changed while it was read")
             yield from taken
+            taken.clear()
             at = found.end
-
-
-@dataclass(frozen=True, slots=True)
-class _Taking(Generic[T]):
-    take: Callable[[Window, Followed], T]
-    into: list[T]
-
-    def __call__(self, window: Window, followed: Followed) -> None:
-        self.into.append(self.take(window, followed))
 
 
 # -------------------------------------------------------------------------------------- queues
@@ -217,15 +211,9 @@ def write_entries(
     """Write the entries of some runs at their queue offsets, and sync the files.
 
     Args:
-        layout: the store's files.
-        config: settings of the store, with all sizes.
         spans: physical offsets of start and end of each run.
-        disk: disk of the folder.
         folder: the parent folder of TOPIC/QUEUE/FILE.
         odd: queues that the driver writes.
-
-    Raises:
-        StoreUnavailable: if the disk fails, or is full.
     """
     assert config.queue_file_size is not None
     files = QueueFiles(disk, folder, config.queue_file_size)
@@ -280,16 +268,8 @@ def write_index_file(
     """Write one index file, and sync it.
 
     Args:
-        layout: the store's files.
-        sources: the file's keys in order. In every file but the first one, the first key is the
-            previous file's last key, because the header of a file begins with that key's message.
-        disk: disk of the file.
-        path: path of the file.
-        shape: its slots and entries.
-        is_first: whether it is the first file of the index.
-
-    Raises:
-        StoreUnavailable: if the disk fails, or is full.
+        sources: its keys in order. In every file but the first one, these begin with the previous
+            file's last key, because the header of a file begins with that key's message.
     """
     file = MappedFile(disk, path, 0, shape.file_size, exclusive=True)
     try:
@@ -347,9 +327,6 @@ def keys_of(followed: Followed) -> tuple[Int64, Int64, Int64]:
 
 class KeyCount:
     """Distributes keys over index files.
-
-    Args:
-        shape: slots and entries of each file.
 
     Attributes:
         keys: number of keys.

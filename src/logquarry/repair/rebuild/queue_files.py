@@ -23,7 +23,7 @@ from logquarry.log.store_files import NAME_DIGITS
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Units
 from logquarry.repair.audit.differences import consecutive
-from logquarry.write.index_writer import IndexFileWriter, IndexWriter
+from logquarry.write.index_writer import IndexFileWriter, IndexWriter, Int64
 from logquarry.write.message_rules import LONGEST_NAME, name_fault
 from logquarry.write.queue_writer import MOST_GAP, QueuePart
 
@@ -72,42 +72,73 @@ class BuiltQueue:
     gaps: list[tuple[int, int]] = field(default_factory=list)
     parts: list[tuple[int, Units]] = field(default_factory=list)
 
+    @property
+    def fillers(self) -> int:
+        """Number of fillers."""
+        return sum(stop - start for start, stop in self.gaps)
+
     def begin(self, units_per_file: int) -> int:
         """Queue offset at which its first file begins."""
         return self.first - self.first % units_per_file
 
 
-class QueueFiles:
-    """Builds the queues of one store.
+class EntryFiles:
+    """The files of the queues that are built.
 
     Args:
-        disk: disk of the folder.
         folder: the parent folder of TOPIC/QUEUE/FILE.
-        file_size: bytes of each file.
 
     Attributes:
-        queues: the queues so far.
         left_out: messages that have no place in a queue.
     """
 
     def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
-        self.queues: dict[QueueKey, BuiltQueue] = {}
         self.left_out: list[LeftOut] = []
         self._disk = disk
         self._folder = folder
         self._file_size = file_size
-        self._room = file_size // UNIT_SIZE
+        # Bytes of the entries that are in memory.
         self._held = 0
-        self._faults: dict[str, str | None] = {}
-        self._here: dict[QueueKey, list[tuple[int, Units]]] = {}
         self._touched: dict[Path, None] = {}
 
-    def add(self, parts: Mapping[QueueKey, QueuePart]) -> None:
-        """Add the entries of the next frames, in the log's order.
+    def _write_bytes(self, key: QueueKey, position: int, data: bytes | bytearray) -> None:
+        """Write entries of a queue from a position on, into as many files as needed."""
+        rest = memoryview(data)
+        while rest:
+            count = min(len(rest), self._file_size - position % self._file_size)
+            path = self._path(key, position)
+            self._disk.make_folders(path.parent)
+            with self._disk.refusing(path):
+                descriptor = self._disk.open(path, create=True)
+                try:
+                    self._disk.allocate(descriptor, self._file_size)
+                    self._disk.write_all(descriptor, rest[:count], position % self._file_size)
+                finally:
+                    self._disk.close(descriptor)
+            self._touched[path] = None
+            rest, position = rest[count:], position + count
 
-        Raises:
-            StoreUnavailable: if the disk fails, or is full.
-        """
+    def _path(self, key: QueueKey, position: int) -> Path:
+        name = f"{position - position % self._file_size:0{NAME_DIGITS}d}"
+        return self._folder.joinpath(key[0], str(key[1]), name)
+
+
+class QueueFiles(EntryFiles):
+    """Builds the consume queues of one store.
+
+    Attributes:
+        queues: the queues so far.
+    """
+
+    def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
+        super().__init__(disk, folder, file_size)
+        self.queues: dict[QueueKey, BuiltQueue] = {}
+        self._room = file_size // UNIT_SIZE
+        self._faults: dict[str, str | None] = {}
+        self._here: dict[QueueKey, list[tuple[int, Units]]] = {}
+
+    def add(self, parts: Mapping[QueueKey, QueuePart]) -> None:
+        """Add the entries of the next frames, in the log's order."""
         for key, part in parts.items():
             for start, stop in consecutive(part.offsets):
                 self._add_run(key, int(part.offsets[start]), part.units[start:stop])
@@ -168,12 +199,7 @@ class QueueFiles:
         return self._why_not(key, 0, None) is None
 
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:
-        """Reserve room in a queue's files, after its present entries, for entries that Spark tasks
-        write.
-
-        Raises:
-            StoreUnavailable: if the disk fails, or is full.
-        """
+        """Leave room after the queue's entries so far, for entries that tasks write."""
         queue = self.queues.get(key)
         if queue is None:
             queue = self.queues[key] = BuiltQueue(first, first, first - first % self._room)
@@ -186,11 +212,7 @@ class QueueFiles:
         queue.written = queue.stop = stop
 
     def put(self, key: QueueKey, part: QueuePart) -> None:
-        """Write entries at their queue offsets; other tasks write the entries around them.
-
-        Raises:
-            StoreUnavailable: if the disk fails, or is full.
-        """
+        """Write entries at their queue offsets; other tasks write the entries around them."""
         for start, stop in consecutive(part.offsets):
             here = self._here.setdefault(key, [])
             here.append((int(part.offsets[start]), part.units[start:stop].copy()))
@@ -211,11 +233,7 @@ class QueueFiles:
         self._held = 0
 
     def finish_put(self) -> None:
-        """Write all entries of :meth:`put`, and sync the files.
-
-        Raises:
-            StoreUnavailable: if the disk fails.
-        """
+        """Write all entries of :meth:`put`, and sync the files."""
         self._write_here()
         for path in self._touched:
             sync_file(self._disk, path)
@@ -239,22 +257,8 @@ class QueueFiles:
         queue.written = at
         self._write_at(key, start, data)
 
-    def _write_at(self, key: QueueKey, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write entries from a queue offset on, into as many files as needed."""
-        rest, position = memoryview(data), offset * UNIT_SIZE
-        while rest:
-            count = min(len(rest), self._file_size - position % self._file_size)
-            path = self._path(key, position)
-            self._disk.make_folders(path.parent)
-            with self._disk.refusing(path):
-                descriptor = self._disk.open(path, create=True)
-                try:
-                    self._disk.allocate(descriptor, self._file_size)
-                    self._disk.write_all(descriptor, rest[:count], position % self._file_size)
-                finally:
-                    self._disk.close(descriptor)
-            self._touched[path] = None
-            rest, position = rest[count:], position + count
+    def _write_at(self, key: QueueKey, offset: int, data: bytes | bytearray) -> None:
+        self._write_bytes(key, offset * UNIT_SIZE, data)
 
     def _cut_files(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
         """Remove the entries from an offset on from the files."""
@@ -273,10 +277,6 @@ class QueueFiles:
                     finally:
                         self._disk.close(descriptor)
 
-    def _path(self, key: QueueKey, position: int) -> Path:
-        name = f"{position - position % self._file_size:0{NAME_DIGITS}d}"
-        return self._folder.joinpath(key[0], str(key[1]), name)
-
     def paths(self) -> Iterator[Path]:
         """Paths of the files, queue by queue."""
         for key, queue in sorted(self.queues.items()):
@@ -284,11 +284,7 @@ class QueueFiles:
                 yield self._path(key, base * UNIT_SIZE)
 
     def finish(self) -> None:
-        """Write all entries, and sync the files.
-
-        Raises:
-            StoreUnavailable: if the disk fails.
-        """
+        """Write all entries, and sync the files."""
         self._write_all()
         self._disk.make_folders(self._folder)
         folders: dict[Path, None] = {}
@@ -300,11 +296,7 @@ class QueueFiles:
 
 
 def sync_file(disk: Disk, path: Path) -> None:
-    """Sync a file that is not open.
-
-    Raises:
-        StoreUnavailable: if that fails.
-    """
+    """Sync a file that is not open."""
     with disk.writing(path):
         pass
 
@@ -313,19 +305,43 @@ def sync_file(disk: Disk, path: Path) -> None:
 _MOST_WAITING: Final = 8
 
 
-class IndexFiles:
-    """Builds the index of a store.
+class KeyThread:
+    """Puts keys into an index in a thread, because random access to memory is slow.
 
     This runs in a separate thread, because random access to memory is slow.
 
     Two threads must not call an object's methods at the same time.
 
     Args:
-        disk: disk of the folder.
-        folder: the folder for the files.
-        shape: slots and entries of each file.
-        clock: the time in milliseconds, for the names of files.
-        counts_keys: see :class:`~logquarry.write.index_writer.IndexFileWriter`.
+        most: number of calls that wait for the thread; the next call waits for the first of them.
+    """
+
+    def __init__(self, writer: IndexWriter, most: int = 1) -> None:
+        self._writer = writer
+        self._most = most
+        self._thread = ThreadPoolExecutor(1, "index")
+        self._waiting: deque[Future[None]] = deque()
+
+    def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
+        """See :meth:`IndexWriter.put`; an error can be that of an earlier call."""
+        if len(self._waiting) >= self._most:
+            self._waiting.popleft().result()
+        # Copy the arrays of keys, because the follower reuses them.
+        work = self._thread.submit(self._writer.put, offsets, times, hashes.copy(), numbers.copy())
+        self._waiting.append(work)
+
+    def wait(self) -> None:
+        """Wait until the index has all keys."""
+        while self._waiting:
+            self._waiting.popleft().result()
+
+    def end(self) -> None:
+        """End the thread; keys that are still waiting are dropped."""
+        self._thread.shutdown(cancel_futures=True)
+
+
+class IndexFiles:
+    """Builds the index of a store, in a thread.
 
     Attributes:
         files: number of files.
@@ -347,8 +363,7 @@ class IndexFiles:
         self._writer = IndexWriter(
             *(disk, folder, shape), clock=clock, filled=self._filled, counts_keys=counts_keys
         )
-        self._thread = ThreadPoolExecutor(1, "rebuild-index")
-        self._waiting: deque[Future[None]] = deque()
+        self._thread = KeyThread(self._writer, _MOST_WAITING)
 
     def add(self, run: Followed) -> None:
         """Add the keys of the next frames.
@@ -357,18 +372,10 @@ class IndexFiles:
             StoreUnavailable: if the disk fails or is full, while these keys or earlier ones are
                 written.
         """
-        if len(self._waiting) >= _MOST_WAITING:
-            self._waiting.popleft().result()
         requests = run.requests
-        self._waiting.append(
-            self._thread.submit(
-                self._writer.put,
-                requests.physical_offset,
-                requests.store_timestamp,
-                # Copy these arrays, because the follower reuses them.
-                run.key_hashes.copy(),
-                run.key_numbers.copy(),
-            )
+        self._thread.put(
+            *(requests.physical_offset, requests.store_timestamp),
+            *(run.key_hashes, run.key_numbers),
         )
 
     def _filled(self, file: IndexFileWriter) -> None:
@@ -381,18 +388,13 @@ class IndexFiles:
         self.keys += file.header.entry_count - 1
 
     def finish(self) -> None:
-        """Sync all files.
-
-        Raises:
-            StoreUnavailable: if the disk fails.
-        """
-        while self._waiting:
-            self._waiting.popleft().result()
+        """Sync all files."""
+        self._thread.wait()
         if self._writer.last is not None:
             self._writer.last.flush()
             self._count(self._writer.last)
 
     def close(self) -> None:
         """End the thread; keys that are still waiting are dropped."""
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.end()
         self._writer.close()

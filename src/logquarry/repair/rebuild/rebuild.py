@@ -15,7 +15,8 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -46,7 +47,7 @@ from logquarry.read.fence import Action, other_queues, require
 from logquarry.read.log_end import last_entries
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.lost_messages import checkpoint_times
-from logquarry.read.queue import ConsumeQueue
+from logquarry.read.queue import ConsumeQueue, FileQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import queue_fault
@@ -64,14 +65,15 @@ from logquarry.repair.rebuild.build import (
 )
 from logquarry.repair.rebuild.other_queues import (
     BatchFiles,
+    BuiltBatchQueue,
     RocksFiles,
     not_in_tasks,
     require_dispatched,
 )
-from logquarry.repair.rebuild.queue_files import QueueFiles
+from logquarry.repair.rebuild.queue_files import BuiltQueue, LeftOut, QueueFiles
 from logquarry.repair.rebuild.swap import (
     COMPLETE,
-    bring_out,
+    bring_out_cut_off,
     check_into,
     finish_cut_off,
     remove_empty,
@@ -172,7 +174,10 @@ def rebuild(
     work = _Rebuild(root, target, names, settings, disk, clock or now_ms, builder, note)
     if into is not None:
         is_new = not target.exists()
-        with alone_in(disk, target), _store_lock(disk, target):
+        with alone_in(disk, target), contextlib.ExitStack() as held:
+            if (target / COMMIT_LOG).is_dir():
+                # The folder is a store without queues.
+                held.callback(StoreLock(disk, target).release)
             try:
                 finish_cut_off(target, names, disk)
                 # Another process may have used the folder until this process got the lock.
@@ -188,17 +193,6 @@ def rebuild(
         return work.run(progress)
     finally:
         lock.release()
-
-
-@contextlib.contextmanager
-def _store_lock(disk: Disk, target: Path) -> Iterator[None]:
-    """Hold the store's lock, if the target folder has a log and so is a store."""
-    lock = StoreLock(disk, target) if (target / COMMIT_LOG).is_dir() else None
-    try:
-        yield
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 def _report(
@@ -225,53 +219,40 @@ def _files_below(folder: Path) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
+@dataclass(frozen=True)
 class _Rebuild:
     """One rebuild.
 
-    Args:
-        root: the store's folder.
+    Attributes:
         target: the store's folder, or the folder that gets the new files.
-        names: names of the folders to build.
-        config: the given settings.
-        disk: disk of both folders.
-        clock: the time in milliseconds, for the names of index files and the quarantine.
-        builder: builds the files.
-        note: file that records the store and its settings; None to write no such file.
+        note: file that records the store and its settings; None to write none.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        target: Path,
-        names: list[str],
-        config: StoreConfig,
-        disk: Disk,
-        clock: Clock,
-        builder: Builder,
-        note: Path | None,
-    ) -> None:
-        self._note = note
-        self._root = root
-        self._target = target
-        self._names = names
-        self._config = config
-        self._disk = disk
-        self._clock = clock
-        self._builder = builder
-        self._build = target / REBUILD
+    root: Path
+    target: Path
+    names: list[str]
+    config: StoreConfig
+    disk: Disk
+    clock: Clock
+    builder: Builder
+    note: Path | None
+
+    @property
+    def _build(self) -> Path:
+        return self.target / REBUILD
 
     def run(self, progress: Progress | None) -> RebuildReport:
         """Build the files, put them in place, and return the report."""
-        is_in_place = self._target == self._root
+        is_in_place = self.target == self.root
+        if is_in_place:
+            bring_out_cut_off(self.root, self.disk)
         if self._build.is_dir():
-            if self._target == self._root:
-                bring_out(self._build, self._root, self._disk)
             shutil.rmtree(self._build)
-        layout = StoreLayout.open(self._root, self._config)
-        into = None if is_in_place else self._target
-        # In a rebuild in place, this process holds the lock.
+        layout = StoreLayout.open(self.root, self.config)
+        into = None if is_in_place else self.target
+        # In place, this process holds the lock.
         is_live = not is_in_place and layout.is_live()
-        report = _report(layout, into, self._names, is_live=is_live)
+        report = _report(layout, into, self.names, is_live=is_live)
         try:
             report = self._built(layout, report, progress)
         except BaseException:
@@ -280,13 +261,13 @@ class _Rebuild:
             raise
         if is_in_place:
             self._note_end(layout, report)
-        stamp = datetime.fromtimestamp(self._clock() / 1000, UTC)
+        stamp = datetime.fromtimestamp(self.clock() / 1000, UTC)
         aside, folder = swap(
-            self._build, self._target, self._names, f"{stamp:rebuild-%Y%m%dT%H%M%SZ}", self._disk
+            self._build, self.target, self.names, f"{stamp:rebuild-%Y%m%dT%H%M%SZ}", self.disk
         )
-        if is_in_place and CONSUME_QUEUE in self._names:
-            layout = StoreLayout.open(self._root, self._config)
-            if mend_timer_files(layout, self._disk, self._root, self._clock(), folder):
+        if is_in_place and CONSUME_QUEUE in self.names:
+            layout = StoreLayout.open(self.root, self.config)
+            if mend_timer_files(layout, self.disk, self.root, self.clock(), folder):
                 aside = folder
         shutil.rmtree(self._build)
         remove_empty(self._build.parent)
@@ -304,70 +285,73 @@ class _Rebuild:
             return
         end, log = report.log_end, layout.commit_log
         assert end is not None
-        sync_files(self._disk, self._root, log=layout.log_folders.paths, parts=())
-        note_end(self._disk, self._root, end, report.damage)
+        sync_files(self.disk, self.root, log=layout.log_folders.paths, parts=())
+        note_end(self.disk, self.root, end, report.damage)
         times = checkpoint_times(layout)
-        DurableFile(self._disk, self._root / DURABLE, end, times, log_start=log.start).close()
+        DurableFile(self.disk, self.root / DURABLE, end, times, log_start=log.start).close()
 
     # ------------------------------------------------------------------------------------ build
     def _built(
         self, layout: StoreLayout, report: RebuildReport, progress: Progress | None
     ) -> RebuildReport:
-        config = with_sizes(self._config, layout)
+        config = with_sizes(self.config, layout)
         queue_size, shape = config.queue_file_size, config.index_shape
         assert queue_size is not None and shape is not None
         log, likely_end = self._audit(layout, queue_size, is_live=report.is_live)
         job = BuildJob(
             layout=layout,
             config=config,
-            disk=self._disk,
-            clock=self._clock,
+            disk=self.disk,
+            clock=self.clock,
             folder=self._build,
-            names=tuple(self._names),
+            names=tuple(self.names),
             log=log,
             likely_end=likely_end,
             is_live=report.is_live,
             batch=self._batch_files(config),
             rocksdb=next(iter(rocksdb_folders(layout)), None),
         )
-        built = self._builder(job, progress)
+        built = self.builder(job, progress)
         queues = built.queues
-        if self._target == self._root and queues is not None:
-            # The old queues show which messages the log has lost; the new queues would not.
+        if self.target == self.root and queues is not None:
+            # The new queues would no longer show what the log has lost.
             lost = find_loss(
                 layout, end=log.end, damage=log.damage, last_timestamp=log.last_timestamp
             )
             require_consent(layout.root, lost, None)
             require_dispatched(layout, log.end)
-        report = dataclasses.replace(
-            report, log_end=log.end, messages=log.count, damage=tuple(log.damage)
-        )
+        made: list[QueueReport] | None = None
+        left_out: list[LeftOut] = []
         if queues is not None:
-            report = dataclasses.replace(
-                report,
-                queues=_queue_reports(queues, self._take_over(layout, queues, queue_size)),
-                left_out=tuple(queues.left_out),
-            )
-            self._disk.make_folders(self._build / CONSUME_QUEUE)
-            self._disk.sync_names(self._build / CONSUME_QUEUE)
+            made = [*_reports(queues.queues), *self._take_over(layout, queues, queue_size)]
+            left_out += queues.left_out
+            self.disk.make_folders(self._build / CONSUME_QUEUE)
+            self.disk.sync_names(self._build / CONSUME_QUEUE)
         if job.batch is not None:
-            report = self._with_batches(layout, report, job.batch)
-            self._disk.sync_names(self._build / BATCH_QUEUE)
-        if INDEX in self._names:
+            expired = (self._copied(layout, old) for old in job.batch.expired(layout))
+            made = [*(made or ()), *_reports(job.batch.queues), *expired]
+            left_out += job.batch.left_out
+            self.disk.sync_names(self._build / BATCH_QUEUE)
+        if INDEX in self.names:
             count = FileCount(built.index_files, built.index_files * shape.file_size)
             report = dataclasses.replace(report, index=count, keys=built.keys)
-        if self._note is not None:
-            whose = made_of(str(self._root), self._names, config)
-            write_note(self._note, whose, self._disk)
-        self._disk.replace(self._build / COMPLETE, b"complete\n")
-        return report
+        if made is not None:
+            made.sort(key=lambda queue: (queue.topic, queue.queue_id))
+            report = dataclasses.replace(report, queues=tuple(made), left_out=tuple(left_out))
+        if self.note is not None:
+            whose = made_of(str(self.root), self.names, config)
+            write_note(self.note, whose, self.disk)
+        self.disk.replace(self._build / COMPLETE, b"complete\n")
+        return dataclasses.replace(
+            report, log_end=log.end, messages=log.count, damage=tuple(log.damage)
+        )
 
     def _batch_files(self, config: StoreConfig) -> BatchFiles | None:
-        if BATCH_QUEUE not in self._names:
+        if BATCH_QUEUE not in self.names:
             return None
         assert config.batch_queue_file_size is not None
         folder = self._build / BATCH_QUEUE
-        return BatchFiles(self._disk, folder, config.batch_queue_file_size)
+        return BatchFiles(self.disk, folder, config.batch_queue_file_size)
 
     def _audit(
         self, layout: StoreLayout, queue_size: int, *, is_live: bool
@@ -379,10 +363,7 @@ class _Rebuild:
             end = CommitLog(
                 layout, files=files, last_entries=lambda: last_entries(layout, found)
             ).max_offset
-            bounds = KnownBounds(
-                durable=None, queued=None, is_closed=False, dispatched_timestamp=None
-            )
-            return LogAudit(layout, bounds, stop=end, is_live=True), end
+            return LogAudit(layout, KnownBounds(), stop=end, is_live=True), end
         usable = [
             queue
             for queue in found
@@ -418,46 +399,21 @@ class _Rebuild:
             units = queue.units(queue.files[0].base // UNIT_SIZE, stop)
             if (units["physical_offset"] >= layout.commit_log.start).any():
                 continue
-            for file in queue.files:
-                self._copy(layout, file.path)
-            taken.append(QueueReport(*key, stop, stop, 0, 0, is_taken_over=True))
+            taken.append(self._copied(layout, queue))
         return taken
 
-    def _with_batches(
-        self, layout: StoreLayout, report: RebuildReport, batch: BatchFiles
-    ) -> RebuildReport:
-        """Copy expired batch queues like other queues; return the report with all batch queues."""
-        queues = [
-            QueueReport(*key, queue.first, queue.stop, queue.gaps, queue.restarts)
-            for key, queue in batch.queues.items()
-        ]
-        for old in batch.expired(layout):
-            for file in old.files:
-                self._copy(layout, file.path)
-            stop = old.max_offset
-            queues.append(
-                QueueReport(old.topic, old.queue_id, stop, stop, 0, 0, is_taken_over=True)
-            )
-        every = sorted((*(report.queues or ()), *queues), key=lambda q: (q.topic, q.queue_id))
-        left_out = (*report.left_out, *batch.left_out)
-        return dataclasses.replace(report, queues=tuple(every), left_out=left_out)
-
-    def _copy(self, layout: StoreLayout, path: str) -> None:
-        made = self._build / path
-        data = layout.filesystem.read(path)
-        with self._disk.writing(made, len(data)) as descriptor:
-            self._disk.write_all(descriptor, data, 0)
+    def _copied(self, layout: StoreLayout, queue: FileQueue) -> QueueReport:
+        """Copy the files of a queue."""
+        for file in queue.files:
+            data = layout.filesystem.read(file.path)
+            with self.disk.writing(self._build / file.path, len(data)) as descriptor:
+                self.disk.write_all(descriptor, data, 0)
+        stop = queue.max_offset
+        return QueueReport(queue.topic, queue.queue_id, stop, stop, 0, 0, is_taken_over=True)
 
 
-def _queue_reports(built: QueueFiles, taken_over: Iterable[QueueReport]) -> tuple[QueueReport, ...]:
-    made = [
-        QueueReport(
-            *key,
-            queue.first,
-            queue.stop,
-            sum(stop - start for start, stop in queue.gaps),
-            queue.restarts,
-        )
-        for key, queue in built.queues.items()
+def _reports(built: Mapping[QueueKey, BuiltQueue | BuiltBatchQueue]) -> list[QueueReport]:
+    return [
+        QueueReport(*key, queue.first, queue.stop, queue.fillers, queue.restarts)
+        for key, queue in built.items()
     ]
-    return tuple(sorted((*made, *taken_over), key=lambda queue: (queue.topic, queue.queue_id)))

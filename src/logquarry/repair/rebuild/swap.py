@@ -37,6 +37,7 @@ from logquarry.repair.audit.differences import AuditedQueue, queue_name
 from logquarry.repair.audit.log import KnownBounds, LogAudit
 from logquarry.repair.rebuild.build import BuildJob, build_here, check_made_of, made_of
 from logquarry.repair.rebuild.other_queues import RocksFiles
+from logquarry.repair.recover.kept_files import free_path
 from logquarry.units import Clock, Progress
 
 COMPLETE: Final = "complete"
@@ -46,8 +47,6 @@ def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
     """Check that queues and index can be built in a folder; return the folder.
 
     Args:
-        root: the store's folder.
-        target: the folder.
         names: names of the folders to build in it.
 
     Raises:
@@ -81,14 +80,11 @@ def finish_into(
     Return whether all are there.
 
     Args:
-        path: the store's folder.
-        target: the folder of the rebuild.
         names: names of the folders that are wanted in it.
         note: file that records the store and its settings.
         config: settings of the store, as for :func:`rebuild`.
 
     Raises:
-        StoreNotFound: if there is no store.
         StoreUnavailable: if another process uses the folder.
         UsageError: if the files belong to another store, or were built with other settings.
     """
@@ -122,31 +118,15 @@ def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
 
 
 def bring_out_cut_off(target: Path, disk: Disk) -> bool:
-    """If an interrupted rebuild had built all files, move its folders into place; return whether it
-    had.
-
-    Raises:
-        StoreUnavailable: if the disk fails or is full.
-    """
+    """Put the folders of an interrupted, complete rebuild in place; whether there was one."""
     build = target / REBUILD
-    if not bring_out(build, target, disk):
-        return False
-    shutil.rmtree(build)
-    remove_empty(build.parent)
-    return True
-
-
-def bring_out(build: Path, target: Path, disk: Disk) -> bool:
-    """Move the folders of a complete build to their places, unless they are there already.
-
-    Returns:
-        Whether the build was complete.
-    """
     if not (build / COMPLETE).is_file():
         return False
     for name in dict.fromkeys((CONSUME_QUEUE, *ROCKSDB_FOLDERS, BATCH_QUEUE, INDEX)):
         if (build / name).is_dir() and not (target / name).exists():
             _rename(disk, build / name, target / name)
+    shutil.rmtree(build)
+    remove_empty(build.parent)
     return True
 
 
@@ -156,20 +136,12 @@ def swap(
     """Put new folders in place of the old ones.
 
     Args:
-        build: the folder with the new folders.
-        target: the folder with the old folders.
-        names: names of the folders.
         quarantined: name of the folder in the quarantine that gets the old folders.
-        disk: disk of both folders.
 
     Returns:
         The quarantine with the old folders (None if there were none), and the quarantine's path.
     """
-    aside = first = quarantine(target, quarantined)
-    number = 0
-    while aside.exists():
-        number += 1
-        aside = first.with_name(f"{first.name}.{number}")
+    aside = free_path(quarantine(target, quarantined))
     for name in names:
         place, old = target / name, aside / name
         try:
@@ -212,14 +184,7 @@ def folder_to_recover(layout: StoreLayout) -> str | None:
 def why_replaced(
     layout: StoreLayout, folder: str, queues: Iterable[AuditedQueue], log_end: int
 ) -> str | None:
-    """The reason to build the queues in RocksDB again; None if they agree with the log.
-
-    Args:
-        layout: the store's files.
-        folder: the folder of RocksDB.
-        queues: the queues, compared with the log.
-        log_end: physical offset of the log's end.
-    """
+    """The reason to build the queues in RocksDB again; None if they agree with the log."""
     # Check this first: it explains why unreadable queues differ from the log.
     try:
         database = QueueDb(layout, folder)
@@ -266,22 +231,15 @@ def replace_queues(
 
     Args:
         layout: the store's files; the log ends at ``log_end``, and has only damage that stays.
-        config: settings of the store, with all sizes.
-        folder: the folder of RocksDB; the old folder is moved to quarantine.
-        log_end: physical offset of the log's end.
-        disk: disk of the store.
-        clock: the time in milliseconds, for the name of the quarantine.
-        progress: called with the bytes of the log read so far, and their total.
+        folder: the folder of RocksDB; the old folder goes to quarantine.
 
     Raises:
-        StoreUnavailable: if the disk fails, or is full.
         UnsupportedStore: if the log has lost messages in the middle of a queue.
     """
     root = Path(layout.root)
     build = root / REBUILD
     if build.exists():
         shutil.rmtree(build)
-    bounds = KnownBounds(durable=log_end, queued=None, is_closed=False, dispatched_timestamp=None)
     job = BuildJob(
         layout=layout,
         config=config,
@@ -289,7 +247,7 @@ def replace_queues(
         clock=clock,
         folder=build,
         names=(CONSUME_QUEUE,),
-        log=LogAudit(layout, bounds, stop=log_end),
+        log=LogAudit(layout, KnownBounds(durable=log_end), stop=log_end),
         likely_end=log_end,
         is_live=False,
         rocksdb=folder,

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -48,10 +47,12 @@ from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.differences import names_damage
 from logquarry.repair.audit.log import damage_json
 from logquarry.repair.audit.timer_files import mend_timer_files
+from logquarry.repair.rebuild.queue_files import KeyThread
 from logquarry.repair.rebuild.swap import replace_queues
 from logquarry.repair.recover.folder_check import REPORT
 from logquarry.repair.recover.kept_files import (
     KEPT_ENTRIES,
+    free_path,
     load_kept,
     rename_files,
     save_kept,
@@ -80,9 +81,6 @@ def apply_safe(
 
     Args:
         plan: the plan, made while this process held the lock.
-        disk: disk of the store.
-        clock: the time in milliseconds, for the names of new index files.
-        progress: called with the bytes of the log dispatched so far, and their total.
 
     Raises:
         StoreUnavailable: if the disk fails; the store can be recovered again.
@@ -176,19 +174,14 @@ class _Work:
             # A broker of 5.5 dispatches from this offset after a crash.
             checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
             checkpoint.flush()
-            self._mend_timers()
+            # Entries of the old timer wheel can point to messages that were lost. The broker would
+            # take the next message at such a physical offset for the lost one.
+            layout = StoreLayout.open(self._root, self._config)
+            aside = quarantine(self._root)
+            mend_timer_files(layout, self._disk, self._root, self._clock(), aside)
             self._disk.remove(self._kept_path)
         finally:
             log.close()
-
-    def _mend_timers(self) -> None:
-        """Write a new timer wheel if entries of the old one point to messages that were lost.
-
-        The broker would mistake the next message at such a physical offset for the lost one.
-        """
-        layout = StoreLayout.open(self._root, self._config)
-        aside = quarantine(self._root)
-        mend_timer_files(layout, self._disk, self._root, self._clock(), aside)
 
     # -------------------------------------------------------------------------------------- log
     def _mend_log(self) -> MappedFileQueue:
@@ -257,11 +250,7 @@ class _Work:
     def _save(self, path: Path, position: int, length: int, *folder: str) -> None:
         """Copy bytes that will become zeros to quarantine."""
         target = quarantine(self._root, *folder) / f"{path.name}.from-{position}"
-        number = 0
-        while target.exists():
-            number += 1
-            target = target.with_name(f"{path.name}.from-{position}.{number}")
-        self._disk.copy(path, position, length, target)
+        self._disk.copy(path, position, length, free_path(target))
 
     # ------------------------------------------------------------------------- queues and index
     def _find_mendings(self) -> None:
@@ -418,53 +407,28 @@ def disk_json(disk: Disk, path: Path, document: object) -> None:
 
 
 def note_end(disk: Disk, root: Path, log_end: int, damage: Iterable[DamagedSpan] = ()) -> None:
-    """Record for later readers where the log ends, and which parts of it are damaged.
-
-    Raises:
-        StoreUnavailable: if the disk cannot store the note.
-    """
+    """Record for later readers where the log ends, and which parts of it are damaged."""
     document = {"log_end": log_end, "damage": damage_json(damage)}
     disk_json(disk, root / DAMAGE, document)
 
 
-class _IndexRest:
-    """Puts the missing keys into the index, in a thread, during the dispatch to queues.
+class _IndexRest(KeyThread):
+    """Puts the missing keys into the index during the dispatch to queues.
 
     Args:
-        writer: the index.
         plan: shows which keys of the first message the index has.
     """
 
     def __init__(self, writer: IndexWriter, plan: IndexPlan) -> None:
-        self._writer = writer
+        super().__init__(writer)
         self._plan = plan
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="index")
-        self._running: Future[None] | None = None
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
         """See :meth:`IndexWriter.put`."""
         there = self._plan.keys_there
         if there and len(numbers) and offsets[numbers[0]] == self._plan.built_from:
             hashes, numbers = hashes[there:], numbers[there:]
-        self.wait()
-        # Copy the arrays of keys, because the follower reuses them.
-        self._running = self._pool.submit(
-            self._writer.put, offsets, times, hashes.copy(), numbers.copy()
-        )
-
-    def wait(self) -> None:
-        """Wait until the index has all keys.
-
-        Raises:
-            StoreUnavailable: if a file could not be created.
-        """
-        running, self._running = self._running, None
-        if running is not None:
-            running.result()
-
-    def end(self) -> None:
-        """End the thread."""
-        self._pool.shutdown()
+        super().put(offsets, times, hashes, numbers)
 
 
 def _ranges(

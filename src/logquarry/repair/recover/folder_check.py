@@ -74,8 +74,7 @@ def check_entries(root: Path, config: StoreConfig) -> None:
     """Check that there is a file at each path where one belongs, and that no file has two paths.
 
     Args:
-        root: the store's folder.
-        config: the store's settings, which can name further folders of the log.
+        config: its settings, which can give the log further folders.
 
     Raises:
         WrongEntry: if a check fails.

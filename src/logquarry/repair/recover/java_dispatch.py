@@ -85,10 +85,7 @@ class JavaDispatch:
 
     Args:
         queues: the queues; the dispatch adds new queues.
-        config: the store's settings, with all sizes.
-        target: changes the queues' files.
         open_index: returns the index, None if there is none; called for the first message.
-        rules: the rules of the store's version.
 
     Attributes:
         queues: the queues (``consumeQueueTable``).

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -34,45 +35,28 @@ AfterRun = Callable[[], None]
 _Found = tuple[Followed | None, int, Window]
 
 
+@dataclass(eq=False)
 class JavaLog:
     """The files of a log.
 
-    Args:
-        root: the store's folder.
-        files: the log's files in order, all of full size.
-        file_size: bytes of each file.
-        levels_ms: delay of each level in milliseconds.
-        after_run: called after each run of frames that was dispatched.
-        rules: the rules of the store's version.
-        keys: which keys the index takes.
-
     Attributes:
+        after_run: called after each run of frames that was dispatched.
         files: the log's files.
         last_message: physical offset of the last message that :meth:`find_end` read; None if there
             is none.
         stopped_by: the bytes at which the log ends, in words; None if there are only zeros.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        files: list[JavaFile],
-        file_size: int,
-        levels_ms: tuple[int, ...],
-        after_run: AfterRun = lambda: None,
-        rules: JavaRules = V4_9,
-        keys: IndexKeys = "4.9",
-    ) -> None:
-        self.files = files
-        self.last_message: int | None = None
-        self._rules = rules
-        self._keys = keys
-        self.stopped_by: str | None = None
-        self._root = root
-        self._file_size = file_size
-        self._levels = levels_ms
-        self._after_run = after_run
-        self._open: tuple[str, memoryview] = ("", memoryview(b""))
+    root: Path
+    files: list[JavaFile]
+    file_size: int
+    levels_ms: tuple[int, ...]
+    after_run: AfterRun = lambda: None
+    rules: JavaRules = V4_9
+    keys: IndexKeys = "4.9"
+    last_message: int | None = field(init=False, default=None)
+    stopped_by: str | None = field(init=False, default=None)
+    _open: tuple[str, memoryview] = field(init=False, default_factory=lambda: ("", memoryview(b"")))
 
     @property
     def min_offset(self) -> int:
@@ -86,7 +70,7 @@ class JavaLog:
 
     def _view(self, file: JavaFile) -> memoryview:
         if self._open[0] != file.path:
-            path = self._root / file.path
+            path = self.root / file.path
             try:
                 view = whole_file(path)
             except OSError as error:
@@ -101,11 +85,10 @@ class JavaLog:
         Args:
             known: physical offset up to which the queues point to messages.
             index_limit: latest store time of the file's first frame, in ms; None for no limit.
-            check_crc: whether to compare bodies with their CRC.
         """
-        if not self._rules.is_5:
+        if not self.rules.is_5:
             return max(0, len(self.files) - RECOVERED_FILES)
-        if not self._rules.starts_by_frame:
+        if not self.rules.starts_by_frame:
             return max((n for n, file in enumerate(self.files) if file.base <= known), default=0)
         return self._first_matched(
             lambda first: first.physical_offset <= known, index_limit, check_crc=check_crc, least=0
@@ -118,9 +101,9 @@ class JavaLog:
         limit = min(checkpoint.physic_timestamp, checkpoint.logics_timestamp) - _GRACE_MS
         limit = max(0, limit)
         index_limit = checkpoint.index_timestamp if index_safe else None
-        if self._rules.starts_by_frame:
-            by_offset = self._rules.starts_by_offset and offsets.logics_physical > 0
-            if self._rules.starts_by_offset:
+        if self.rules.starts_by_frame:
+            by_offset = self.rules.starts_by_offset and offsets.logics_physical > 0
+            if self.rules.starts_by_offset:
                 limit = checkpoint.logics_timestamp
             return self._first_matched(
                 lambda first: (
@@ -149,11 +132,13 @@ class JavaLog:
         least: int,
     ) -> int:
         """The last file whose first frame matches; from 5.4 on, of the last ``most_files``."""
-        left = self._rules.most_files or 1
+        left = self.rules.most_files or 1
         for number in range(len(self.files) - 1, least, -1):
             left -= 1
             file = self.files[number]
-            first = self._ask(file, self._view(file), 0, self._levels, check_crc=check_crc).request
+            first = self._ask(
+                file, self._view(file), 0, self.levels_ms, check_crc=check_crc
+            ).request
             is_known = first is not None and first.store_timestamp != 0 and matches(first)
             if is_known and first is not None and index_limit is not None:
                 is_known = first.store_timestamp <= index_limit
@@ -167,7 +152,7 @@ class JavaLog:
         if len(data) < least:
             return 0
         head = frame.HEAD.struct.unpack_from(data, 0)
-        if head[1] != frame.MAGIC_V1 and not (self._rules.is_5 and head[1] == frame.MAGIC_V2):
+        if head[1] != frame.MAGIC_V1 and not (self.rules.is_5 and head[1] == frame.MAGIC_V2):
             return 0
         born, _ = frame.host_sizes(head[7])
         (timestamp,) = frame.STORE_TIME.struct.unpack_from(data, frame.HEAD.size + born)
@@ -179,10 +164,7 @@ class JavaLog:
         """Find the log's end (``recoverNormally``, ``recoverAbnormally``).
 
         Args:
-            start: index of the first file to read.
-            dispatch: dispatches each message; None to dispatch nothing, as a normal recovery of 4.9
-                does.
-            check_crc: whether to compare bodies with their CRC.
+            dispatch: dispatches each message; None for a normal recovery of 4.9.
             known: only messages after this physical offset are dispatched.
 
         Raises:
@@ -190,8 +172,8 @@ class JavaLog:
         """
         # QUIRK: 4.9 reads the delay levels only after its recovery. So a delayed message that is
         # dispatched here gets the hash of its tags, not its delivery time.
-        levels = self._levels if self._rules.is_5 else ()
-        with _Runs(levels, check_crc=check_crc, keys=self._keys) as runs:
+        levels = self.levels_ms if self.rules.is_5 else ()
+        with _Runs(levels, check_crc=check_crc, keys=self.keys) as runs:
             return self._find_end(start, dispatch, runs, levels, check_crc, known)
 
     def _find_end(
@@ -212,7 +194,7 @@ class JavaLog:
                 self.last_message = window.base + int(run.rows[-1, POSITION])
                 if dispatch is not None and known < window.base:
                     dispatch.run(window, run, levels)
-                    self._after_run()
+                    self.after_run()
                 elif dispatch is not None and known < self.last_message:
                     for position in run.rows[:, POSITION].tolist():
                         found = self._ask(file, data, at + position, levels, check_crc=False)
@@ -254,7 +236,7 @@ class JavaLog:
                 levels_ms=levels_ms,
                 check_crc=check_crc,
                 read_body=read_body,
-                is_5=self._rules.is_5,
+                is_5=self.rules.is_5,
             )
         except JavaMemoryError as error:
             raise JavaRefusal(
@@ -268,7 +250,7 @@ class JavaLog:
             if file.base > offset:
                 dropped.append(file)
                 continue
-            if file.base + self._file_size > offset:
+            if file.base + self.file_size > offset:
                 file.wrote = offset - file.base
             kept.append(file)
         self.files = kept
@@ -282,7 +264,7 @@ class JavaLog:
             JavaRefusal: if RocketMQ would fail, or wait for ever.
         """
         offset = start
-        with _Runs(self._levels, check_crc=False, keys=self._keys) as runs:
+        with _Runs(self.levels_ms, check_crc=False, keys=self.keys) as runs:
             while offset < self.max_offset:
                 offset = self._dispatch_file(max(offset, self.min_offset), runs, dispatch)
 
@@ -293,7 +275,7 @@ class JavaLog:
         lengths, but its offset by TOTALSIZE. From there on buffer and offset differ, and the next
         error moves the offset after the file's end. Unreadable bytes end the file.
         """
-        file = next((f for f in self.files if f.base <= offset < f.base + self._file_size), None)
+        file = next((f for f in self.files if f.base <= offset < f.base + self.file_size), None)
         if file is None or offset - file.base >= file.wrote:
             raise JavaRefusal(
                 f"RocketMQ would wait without end for a message at {offset}: there is "
@@ -306,16 +288,16 @@ class JavaLog:
         while read < size:
             run, count, window = runs.at(file, data, at)
             if run is not None:
-                dispatch.run(window, run, self._levels)
-                self._after_run()
+                dispatch.run(window, run, self.levels_ms)
+                self.after_run()
                 at, read, offset = at + count, read + count, offset + count
                 continue
-            verdict = self._ask(file, data, at, self._levels, check_crc=False, read_body=False)
+            verdict = self._ask(file, data, at, self.levels_ms, check_crc=False, read_body=False)
             if verdict.request is not None:
                 dispatch.one(verdict.request)
                 offset, read = offset + verdict.size, read + verdict.size
             elif verdict.is_success:
-                return offset + self._file_size - offset % self._file_size
+                return offset + self.file_size - offset % self.file_size
             elif verdict.size > 0:
                 offset += verdict.size
             else:
@@ -325,13 +307,7 @@ class JavaLog:
 
 
 class _Runs:
-    """Reads a log run by run; while one run is dispatched, a thread reads the next run.
-
-    Args:
-        levels_ms: delay of each level in milliseconds.
-        check_crc: whether to compare bodies with their CRC.
-        keys: which keys the index takes.
-    """
+    """Reads the runs of frames of a log; a thread reads the next run while one is dispatched."""
 
     def __init__(self, levels_ms: tuple[int, ...], *, check_crc: bool, keys: IndexKeys) -> None:
         # Two followers: the result of one stays valid while the other reads.
@@ -349,11 +325,6 @@ class _Runs:
 
     def at(self, file: JavaFile, data: memoryview, at: int) -> _Found:
         """The run that begins at a position of a file. It is valid until the next call.
-
-        Args:
-            file: the file.
-            data: the readable bytes of the file.
-            at: the position.
 
         Returns:
             Three values: the run of frames (None if no frame begins at the position), its length in

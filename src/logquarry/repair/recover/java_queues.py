@@ -11,10 +11,10 @@ import mmap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,47 +33,20 @@ from logquarry.read.queue import UNIT_DTYPE, Units
 from logquarry.repair.recover.folder_check import check_queue_folder
 
 
-class Target(Protocol):
-    """The files of a store's queues, by paths below the store's folder, with ``/``."""
-
-    def view(self, path: str) -> memoryview:
-        """The bytes of a file."""
-
-    def write(self, path: str, position: int, data: memoryview | bytes) -> None:
-        """Write into a file."""
-
-    def make(self, path: str, size: int) -> None:
-        """Create a file of zeros.
-
-        Raises:
-            StoreUnavailable: if a file is in place of one of its folders.
-        """
-
-    def extend(self, path: str, size: int) -> None:
-        """Append zeros to a file, up to a size."""
-
-    def set_aside(self, path: str) -> None:
-        """Move a file to quarantine."""
-
-
 class Noted:
-    """Keeps all changes in memory, for a plan.
-
-    Args:
-        root: the store's folder.
-    """
+    """Keeps all changes in memory, for a plan."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._changed: dict[str, mmap.mmap] = {}
 
     def view(self, path: str) -> memoryview:
-        """See :meth:`Target.view`."""
+        """The bytes of a file."""
         changed = self._changed.get(path)
         return _mapped(self._root / path) if changed is None else memoryview(changed).toreadonly()
 
     def write(self, path: str, position: int, data: memoryview | bytes) -> None:
-        """See :meth:`Target.write`."""
+        """Write into a file."""
         if path not in self._changed:
             there = _mapped(self._root / path)
             self._changed[path] = mmap.mmap(-1, len(there))
@@ -81,24 +54,20 @@ class Noted:
         self._changed[path][position : position + len(data)] = bytes(data)
 
     def make(self, path: str, size: int) -> None:
-        """See :meth:`Target.make`."""
+        """Create a file of zeros; refuse a file in place of one of its folders."""
         check_queue_folder((self._root / path).parent)
         self._changed[path] = mmap.mmap(-1, size)
 
     def extend(self, path: str, size: int) -> None:
-        """See :meth:`Target.extend`."""
+        """Append zeros to a file, up to a size."""
 
     def set_aside(self, path: str) -> None:
-        """See :meth:`Target.set_aside`."""
+        """Move a file to quarantine."""
         self._changed.pop(path, None)
 
 
 class Applied:
     """Changes the files, and moves files that Java would destroy to quarantine.
-
-    Args:
-        root: the store's folder.
-        disk: disk of the store.
 
     Attributes:
         written: paths of the files that are not synced yet.
@@ -111,14 +80,14 @@ class Applied:
         self.written: set[str] = set()
 
     def view(self, path: str) -> memoryview:
-        """See :meth:`Target.view`."""
+        """See :meth:`Noted.view`."""
         file = self._open.get(path)
         if file is not None:
             return file.buffer.toreadonly()
         return _mapped(self._root / path)
 
     def write(self, path: str, position: int, data: memoryview | bytes) -> None:
-        """See :meth:`Target.write`."""
+        """See :meth:`Noted.write`."""
         file = self._open.get(path)
         if file is None:
             file = self._keep(path, (self._root / path).stat().st_size)
@@ -129,7 +98,7 @@ class Applied:
         file.keep(position, position + len(data))
 
     def make(self, path: str, size: int) -> None:
-        """See :meth:`Target.make`."""
+        """See :meth:`Noted.make`."""
         self._keep(path, size, exclusive=True)
         self.written.add(path)
 
@@ -142,13 +111,13 @@ class Applied:
         return file
 
     def extend(self, path: str, size: int) -> None:
-        """See :meth:`Target.extend`."""
+        """See :meth:`Noted.extend`."""
         # Opening the file extends it.
         MappedFile(self._disk, self._root / path, 0, size).close()
         self.written.add(path)
 
     def set_aside(self, path: str) -> None:
-        """See :meth:`Target.set_aside`. A file that holds only zeros is deleted."""
+        """See :meth:`Noted.set_aside`. A file that holds only zeros is deleted."""
         self._release(path)
         self.written.discard(path)
         size = (self._root / path).stat().st_size
@@ -170,6 +139,9 @@ class Applied:
         """Close the files without a sync."""
         for path in list(self._open):
             self._release(path)
+
+
+Target = Noted | Applied
 
 
 class WrittenFiles:
@@ -259,37 +231,29 @@ class JavaFile:
     wrote: int
 
 
+@dataclass(eq=False)
 class JavaQueue:
     """One queue.
-
-    Args:
-        key: topic and queue id.
-        files: its files in order, all of full size.
-        file_size: bytes of each file.
-        target: changes the files.
 
     Attributes:
         max_physical: physical offset after the last message, by the entries (``maxPhysicOffset``);
             -1 without messages.
-        files: its files.
+        files: its files in order, all of full size at the start.
         set_aside: paths of the files that Java would destroy, each with its reason.
         cut: position from which entries after the log's end were cut, in bytes; None if none were.
         put_from: position of the first new entry, in bytes.
         put_units: number of new entries.
     """
 
-    def __init__(
-        self, key: QueueKey, files: list[JavaFile], file_size: int, target: Target
-    ) -> None:
-        self.key = key
-        self.max_physical = -1
-        self.files = files
-        self.set_aside: list[tuple[str, str]] = []
-        self.cut: int | None = None
-        self.put_from = 0
-        self.put_units = 0
-        self._file_size = file_size
-        self._target = target
+    key: QueueKey
+    files: list[JavaFile]
+    file_size: int
+    target: Target
+    max_physical: int = field(init=False, default=-1)
+    set_aside: list[tuple[str, str]] = field(init=False, default_factory=list)
+    cut: int | None = field(init=False, default=None)
+    put_from: int = field(init=False, default=0)
+    put_units: int = field(init=False, default=0)
 
     @property
     def folder(self) -> str:
@@ -313,7 +277,7 @@ class JavaQueue:
             if last is not None:
                 self.max_physical = java.to_long(last.end)
             index += 1
-            if count * UNIT_SIZE < self._file_size or index == len(self.files):
+            if count * UNIT_SIZE < self.file_size or index == len(self.files):
                 break
         self._truncate(file.base + count * UNIT_SIZE)
 
@@ -323,9 +287,7 @@ class JavaQueue:
         An entry is sound if its size is positive, and its physical offset is at least 0 and below
         ``limit``.
         """
-        units = np.frombuffer(
-            self._target.view(file.path), UNIT_DTYPE, self._file_size // UNIT_SIZE
-        )
+        units = np.frombuffer(self.target.view(file.path), UNIT_DTYPE, self.file_size // UNIT_SIZE)
         at = start
         while at < len(units):
             part = units[at : at + _CHUNK]
@@ -346,7 +308,7 @@ class JavaQueue:
             reason = f"it lies after the last sound entry, {offset // UNIT_SIZE}"
             self._destroy(self.files.pop(), reason)
         last = self.files[-1]
-        last.wrote = min(self._file_size, offset - last.base)
+        last.wrote = min(self.file_size, offset - last.base)
 
     def truncate_dirty(self, physical: int) -> None:
         """Remove the entries after the log's end (``truncateDirtyLogicFiles``).
@@ -357,7 +319,7 @@ class JavaQueue:
         self.max_physical = physical
         while self.files:
             file = self.files[-1]
-            first = queue_entry.decode_at(self._target.view(file.path), 0)
+            first = queue_entry.decode_at(self.target.view(file.path), 0)
             if first.physical_offset >= physical:
                 self.files.pop()
                 self._destroy(file, f"its messages lie after the log's end at {physical}")
@@ -378,7 +340,7 @@ class JavaQueue:
             self._destroy(self.files.pop(), "there is no log")
 
     def _destroy(self, file: JavaFile, reason: str) -> None:
-        self._target.set_aside(file.path)
+        self.target.set_aside(file.path)
         self.set_aside.append((file.path, reason))
 
     # ------------------------------------------------------------------------------------ put
@@ -428,8 +390,8 @@ class JavaQueue:
         data = memoryview(units.tobytes())
         while data:
             file = self._writable(expected)
-            count = min(len(data), self._file_size - file.wrote)
-            self._target.write(file.path, file.wrote, data[:count])
+            count = min(len(data), self.file_size - file.wrote)
+            self.target.write(file.path, file.wrote, data[:count])
             file.wrote += count
             data = data[count:]
         self.max_physical = end
@@ -442,17 +404,17 @@ class JavaQueue:
                     f"{self.folder}: the queue offset of its first message needs an entry at byte "
                     f"{expected}"
                 )
-            file = self._make(expected - expected % self._file_size)
+            file = self._make(expected - expected % self.file_size)
             padding = expected - file.base
-            self._target.write(file.path, 0, _FILLER * (padding // UNIT_SIZE))
+            self.target.write(file.path, 0, _FILLER * (padding // UNIT_SIZE))
             file.wrote = padding
-        elif self.files[-1].wrote == self._file_size:
-            self._make(self.files[-1].base + self._file_size)
+        elif self.files[-1].wrote == self.file_size:
+            self._make(self.files[-1].base + self.file_size)
         return self.files[-1]
 
     def _make(self, base: int) -> JavaFile:
         file = JavaFile(base, f"{self.folder}/{base:0{NAME_DIGITS}d}", 0)
-        self._target.make(file.path, self._file_size)
+        self.target.make(file.path, self.file_size)
         self.files.append(file)
         return file
 

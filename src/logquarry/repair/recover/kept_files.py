@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Final
 
@@ -37,8 +38,6 @@ def rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
     file gets a temporary name, which contains its new name.
 
     Args:
-        disk: the store's disk.
-        root: the store's folder.
         steps: the RENAME steps of a plan.
 
     Raises:
@@ -57,12 +56,15 @@ def rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
         path, target = next(iter(left.items()))
         if not any(target == other for other in left):
             raise StoreUnavailable(f"{target}: it exists, so {path} cannot get its name")
-        number, made = 0, target.with_name(f"{target.name}{RENAMING}")
-        while made.exists():
-            number += 1
-            made = target.with_name(f"{target.name}{RENAMING}.{number}")
+        made = free_path(target.with_name(f"{target.name}{RENAMING}"))
         disk.move(path, made)
         left[made] = left.pop(path)
+
+
+def free_path(path: Path) -> Path:
+    """A path that no file has: the given one, or the first one with a number after its name."""
+    numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
+    return next(one for one in chain([path], numbered) if not one.exists())
 
 
 logger = logging.getLogger(__name__)
@@ -90,13 +92,7 @@ def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
 
 
 def save_kept(disk: Disk, path: Path, kept: Kept) -> None:
-    """Save entries in a file for the next recovery, and sync it.
-
-    If there are none, delete an old file.
-
-    Raises:
-        StoreUnavailable: if the disk cannot store them.
-    """
+    """Note entries for the next recovery, durably; if there are none, delete an old note."""
     document = [
         {
             "topic": topic,
@@ -131,14 +127,7 @@ def sync_files(
     """Sync the files of a store and their names.
 
     Args:
-        disk: disk of the store.
-        root: the store's folder.
         rewrite: physical offsets; the bytes of the log between them are written again first.
-        log: folders of the log.
-        parts: further folders to sync.
-
-    Raises:
-        StoreUnavailable: if the disk fails.
     """
     for part in (*log, *parts):
         again = rewrite if part in log else (0, 0)
@@ -160,14 +149,14 @@ def _sync_file(disk: Disk, path: Path, start: int, stop: int) -> None:
 def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
     """Read a range of a file and write the same bytes again, except unreadable blocks."""
     position, stop = max(0, start), min(disk.size(descriptor), stop)
-    count = _COPY_BYTES
+    most = _COPY_BYTES
     while position < stop:
         block_end = (position // BLOCK + 1) * BLOCK
         try:
-            data = disk.read(descriptor, min(count, stop - position), position)
+            data = disk.read(descriptor, min(most, stop - position), position)
         except OSError:
-            if count > block_end - position:
-                count = block_end - position
+            if most > block_end - position:
+                most = block_end - position
                 continue
             # No mapped page has changed this block, so the disk has its final content.
             position = block_end
@@ -177,4 +166,4 @@ def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
         disk.write_all(descriptor, data, position)
         position += len(data)
         # After an unreadable block, each block is read alone.
-        count = count if count == _COPY_BYTES else BLOCK
+        most = most if most == _COPY_BYTES else BLOCK

@@ -23,7 +23,7 @@ of all cases.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -79,10 +79,6 @@ class Loss:
     reason: str
     needs_consent: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """The loss as a JSON object, in the form that docs/json.md describes."""
-        return asdict(self)
-
     def __str__(self) -> str:
         return self.words()
 
@@ -133,8 +129,6 @@ def require_consent(root: str, loss: Loss | None, accept_loss: int | None) -> No
     """Refuse a recovery that would lose more than the user accepts.
 
     Args:
-        root: the store's folder.
-        loss: the loss, None if there is none.
         accept_loss: the bytes whose loss the user accepts, None without consent.
 
     Raises:
@@ -161,7 +155,6 @@ def find_loss(
     Args:
         layout: the store's files before the recovery; its log without misnamed files.
         end: physical offset at which the log will end.
-        damage: damage within the log.
         last_timestamp: store time of the last message before ``end``, None if unknown.
         dropped: the queues that differ from the log, each with the queue offset of the first entry
             that the recovery drops. None if nothing has compared the queues: then a few entries of
@@ -188,20 +181,12 @@ def replaced_frames(layout: StoreLayout, *, end: int, damage: Sequence[DamagedSp
 
     Args:
         layout: the store's files; its log without misnamed files.
-        end: physical offset of the log's end.
-        damage: damage within the log.
     """
     return _Search(layout, end, damage, None, None).replaced(all_queues(layout))
 
 
 def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, Frames, str]]:
-    """For each replaced log file: its path, the range of its old frames, and what happened in
-    words.
-
-    Args:
-        layout: the store's files.
-        frames: the result of :func:`replaced_frames`.
-    """
+    """For each replaced log file: its path, where its frames were, and what happened in words."""
     bases = frames[:, 0] // layout.commit_log.file_size
     for base in np.unique(bases).tolist():
         inside = frames[bases == base]
@@ -362,17 +347,14 @@ class _Search:
             return np.ones(len(lost), np.bool_)
         known = self._last_timestamp
         is_flushed = known is not None and 0 < known < self._flushed
-        if is_flushed or self._drops_frames():
+        # Sound frames after the new end of the log show that these messages were on the disk.
+        if is_flushed or LogReader(self._layout).find(self._end, self._log.end) is not None:
             return np.ones(len(lost), np.bool_)
         vouched = starts < self._end
         for file in self._log.files:
             if file.base >= self._end:
                 vouched |= (starts >= file.base) & (starts < file.base + self._log.file_size)
         return vouched | self._is_missing(lost)
-
-    def _drops_frames(self) -> bool:
-        """Whether sound frames follow the new end of the log."""
-        return LogReader(self._layout).find(self._end, self._log.end) is not None
 
     def _is_missing(self, lost: Frames) -> npt.NDArray[np.bool_]:
         """Mark the messages that were in missing files."""
@@ -437,12 +419,7 @@ class _Search:
 
 
 def missing_files(layout: StoreLayout, end: int) -> Iterator[DamagedSpan]:
-    """The parts of a log without a file, between two files.
-
-    Args:
-        layout: the store's files.
-        end: physical offset of the log's end.
-    """
+    """The parts of a log without a file, between two files."""
     for file, following in pairwise(layout.commit_log.files):
         start = file.base + (layout.commit_log.file_size if file.size else 0)
         if start < following.base < end:

@@ -144,8 +144,6 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     """Check a store before it is opened for writing. Call this with the lock held.
 
     Args:
-        root: the store's folder.
-        config: its settings.
         is_recovered: whether the store was recovered just now, so that an ``abort`` file is
             allowed.
 
@@ -188,7 +186,10 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         raise NeedsRecovery("it has a log, but no queues that show how far the log was dispatched")
     start = max(queued, log.min_offset)
     if settings.message_index_enable:
-        _check_index(layout, settings, end)
+        shape = settings.index_shape
+        fault = None if shape is None else index_fault(layout, shape, log_end=end)
+        if fault is not None:
+            raise NeedsRecovery(fault)
         start = max(start, _indexed(layout, log, files))
     last_file = last_file_start(layout) or log.min_offset
     before = (_CHECKED_FILES - 1) * layout.commit_log.file_size
@@ -197,9 +198,11 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         _check_queues(layout, settings, queues, checked_from, start)
     transactions = TransactionsFound()
     if settings.is_3_1:
-        transactions = _find_transactions(
-            layout, settings, end if is_recovered else checked_from, end
-        )
+        start_at = end if is_recovered else checked_from
+        found = find_transactions(StoreLayout(layout.filesystem, settings), start_at, end)
+        if isinstance(found, str):
+            raise NeedsRecovery(found)
+        transactions = found
     pieces, names_copies = _pieces(layout, start, end)
     if settings.enable_multi_dispatch is None:
         # New messages go into further queues only if the existing messages did.
@@ -210,20 +213,6 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         transactions=transactions,
         log_folders=layout.log_folders,
     )
-
-
-def _find_transactions(
-    layout: StoreLayout, settings: StoreConfig, start: int, end: int
-) -> TransactionsFound:
-    """State table and redo log.
-
-    Raises:
-        NeedsRecovery: if they differ from the log after ``start``.
-    """
-    found = find_transactions(StoreLayout(layout.filesystem, settings), start, end)
-    if isinstance(found, str):
-        raise NeedsRecovery(found)
-    return found
 
 
 def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int, int], ...], bool]:
@@ -290,15 +279,11 @@ def recovered_store(
         StoreUnavailable: if RocketMQ would not start, or the disk fails.
         LossRefused: if the recovery would lose more than ``accept_loss`` allows.
     """
-    if _is_store(root):
-        plan = plan_rocketmq(root, config)
-        if plan.refused is not None:
-            raise RocketmqRefuses(f"{root}: {plan.refused}")
-        require_consent(plan.root, plan.loss, accept_loss)
-    else:
+    if not _is_store(root):
         found = find_store(root, config)
         abort.make()
         return found
+    check_before_lock(root, config, accept_loss)
     is_clean = not abort.exists
     abort.make()
     try:
@@ -356,9 +341,6 @@ def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
     """Refuse files of a wrong size and missing files, as RocketMQ's ``load()`` does.
 
     An empty last file is not a fault: a crash leaves such a file.
-
-    Raises:
-        NeedsRecovery: if there is such a file.
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     sequences += [(queue.files, config.queue_file_size) for queue in layout.queue_files()]
@@ -372,18 +354,6 @@ def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
         for found in file_differences(files, size):
             if found.fault in (FileFault.SIZE, FileFault.GAP):
                 raise NeedsRecovery(found.reason(layout.filesystem.full_path(found.file.path)))
-
-
-def _check_index(layout: StoreLayout, config: StoreConfig, end: int) -> None:
-    """Check the headers of the index files.
-
-    Raises:
-        NeedsRecovery: if an index file does not belong to this log.
-    """
-    shape = config.index_shape
-    fault = None if shape is None else index_fault(layout, shape, log_end=end)
-    if fault is not None:
-        raise NeedsRecovery(fault)
 
 
 def _check_queues(
@@ -421,8 +391,8 @@ def _check_queues(
 def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
     """Physical offset up to which the index has the messages, 0 if unknown.
 
-    The queues have these messages too, because the dispatch writes to the queue before the index.
-    Call this after :func:`_check_index`.
+    The queues have them as well: dispatch puts a message into its queue first. The headers of the
+    index are checked before.
     """
     found = Index(layout, files=files).files
     if not found or found[-1].is_empty:
@@ -437,9 +407,6 @@ def _check_rest(layout: StoreLayout, end: int) -> None:
 
     A broker without maps leaves stale bytes in a sound store. Opening makes them zeros
     (:meth:`MappedFileQueue.truncate_to`).
-
-    Raises:
-        NeedsRecovery: if there are other bytes.
     """
     last = LogReader(layout).data_end(end)
     is_closed = not layout.has_abort

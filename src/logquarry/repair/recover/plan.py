@@ -24,7 +24,7 @@ from logquarry.repair.audit.differences import AuditedQueue, names_damage
 from logquarry.repair.audit.index import entries_of_last, file_fault, sequence_fault
 from logquarry.repair.audit.log import damage_json
 from logquarry.repair.recover.loss import Loss
-from logquarry.text import plural
+from logquarry.text import document, plural
 
 RecoveryMode = Literal["safe", "rocketmq"]
 
@@ -128,25 +128,16 @@ class RecoveryPlan:
         """The document that docs/json.md describes."""
         return {
             "store": self.root,
-            "mode": self.mode,
-            "looked_at": list(self.looked_at),
-            "log_start": self.log_start,
-            "log_end": self.log_end,
-            "dispatch_from": self.dispatch_from,
+            **document(self, ("mode", "looked_at", "log_start", "log_end", "dispatch_from")),
             "damage": damage_json(self.damage),
-            "steps": [step.to_json() for step in self.steps],
-            "refused": self.refused,
+            **document(self, ("steps", "refused")),
             "needed": self.is_needed,
-            "applied": self.applied,
-            "loss": None if self.loss is None else self.loss.to_json(),
+            **document(self, ("applied", "loss")),
         }
 
     def summary(self, most: int = 12) -> Iterator[str]:
         """The plan in lines of text: the first ``most`` steps, and counts of the others."""
-        if self.loss is not None:
-            yield str(self.loss)
-        yield from self.looked_at
-        yield f"the log begins at {self.log_start} and will end at {self.log_end}"
+        yield from self._facts()
         if self.damage:
             lost = sum(span.length for span in self.damage)
             first = self.damage[0].reason
@@ -156,12 +147,15 @@ class RecoveryPlan:
         for name, count in sorted(rest.items()):
             yield f"and {count} more times: {name}"
 
-    def lines(self) -> Iterator[str]:
-        """The plan in lines of text; the first line is the loss, if there is any."""
+    def _facts(self) -> Iterator[str]:
         if self.loss is not None:
             yield str(self.loss)
         yield from self.looked_at
         yield f"the log begins at {self.log_start} and will end at {self.log_end}"
+
+    def lines(self) -> Iterator[str]:
+        """The plan in lines of text; the first line is the loss, if there is any."""
+        yield from self._facts()
         for span in self.damage:
             yield f"damage stays: {span.path} at {span.offset}, {span.length} bytes: {span.reason}"
         yield from map(str, self.steps)
@@ -279,16 +273,8 @@ def plan_index(
 ) -> IndexPlan:
     """The plan for the index of a store.
 
-    After a crash, only the index files that the checkpoint covers stay. RocketMQ also deletes the
-    other index files, but then indexes only a part of their messages again (#8007).
-
-    Args:
-        layout: the store's files.
-        shape: slots and entries of each file.
-        log_start: physical offset of the log's first byte.
-        log_end: physical offset of the log's end.
-        is_closed: whether the store was shut down cleanly.
-        synced_timestamp: the checkpoint's time of the index.
+    After a crash only the files that the checkpoint covers stay. RocketMQ destroys the other files
+    too, but then indexes only a part of their messages again (#8007).
     """
     aside: list[tuple[str, str]] = []
     last: IndexHeader | None = None

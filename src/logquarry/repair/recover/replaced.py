@@ -46,10 +46,7 @@ class ReplacedFiles:
     """Finds frames that queues point to, and that were in log files which have been replaced.
 
     Args:
-        layout: the store's files.
-        queues: all queues.
-        is_expected: marks the frames that the recovered log should have.
-        known: damage of the log that an earlier recovery recorded.
+        is_expected: which frames the recovered log should have.
     """
 
     def __init__(
@@ -71,11 +68,7 @@ class ReplacedFiles:
         self._doubtful: set[QueueKey] = set()
 
     def frames(self, dropped: Mapping[QueueKey, int] | None) -> Frames:
-        """The frames of entries whose places hold other messages now.
-
-        Args:
-            dropped: see :func:`logquarry.repair.recover.loss.find_loss`.
-        """
+        """The frames of entries whose places hold other messages now."""
         found = self._frames_of(self._differing() if dropped is None else dropped)
         if not len(found):
             return found

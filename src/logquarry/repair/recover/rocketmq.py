@@ -104,11 +104,9 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
     The plan takes 20 bytes of memory for each message that is put into a queue.
 
     Args:
-        root: the store's folder.
         config: its settings; missing sizes are inferred from the files.
 
     Raises:
-        StoreNotFound: if there is no store.
         StoreUnavailable: if a file of the log has a wrong name.
         UsageError: if the shape of the index is neither given nor can be inferred.
     """
@@ -122,9 +120,9 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
 
     Args:
         plan: the plan; the store must not have changed since it was made.
-        disk: disk of the store.
-        is_clean: whether the store was shut down cleanly. Default: true if ``abort`` is missing.
-            Returns:
+        is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
+
+    Returns:
         The plan that was applied, equal to the given one.
 
     Raises:
@@ -168,10 +166,7 @@ def recover_as_rocketmq(
     """Recover a store as RocketMQ does, reading the log once. Call this with the lock held.
 
     Args:
-        root: the store's folder.
         config: its settings; missing sizes are inferred from the files.
-        disk: disk of the store.
-        clock: the time in milliseconds, for the names of index files.
         is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
 
     Raises:

@@ -107,16 +107,11 @@ def plan_safe(
     """The plan for a store. Nothing is changed.
 
     Args:
-        root: the store's folder.
         config: its settings, with all sizes (:func:`logquarry.read.store_sizes.with_sizes`).
-        progress: called with the bytes of the log read so far, and their total.
-        stretch_bytes: bytes of the log that one thread reads at once.
-        mends: whether to correct harmed queue offsets. False for a log that a salvage has made: the
-            salvage has corrected the offsets, and its new log no longer shows how much is missing
-            before a message.
+        mends: whether to correct harmed queue offsets. False for a log that a salvage has made: it
+            has corrected them, and that log no longer shows how much is missing before a message.
 
     Raises:
-        StoreNotFound: if there is no store.
         StoreUnavailable: if frames and names do not show the place of a log file, if a folder or
             a link has the name of a file, or if the settings have the sizes of another store.
     """

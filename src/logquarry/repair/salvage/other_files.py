@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
@@ -27,7 +27,6 @@ from logquarry.read import features as names
 from logquarry.read import timers
 from logquarry.read.features import Feature, find_features
 from logquarry.read.pops import KV_STORE
-from logquarry.text import document
 from logquarry.write.timer_files import timer_log_file_size, write_timer_files
 
 _CHUNK: Final = 4 << 20
@@ -62,10 +61,6 @@ class LeftBehind:
     paths: tuple[str, ...]
     reason: str
 
-    def to_json(self) -> dict[str, Any]:
-        """The part as an object of ``salvage --json``."""
-        return document(self)
-
 
 @dataclass(frozen=True, slots=True)
 class OtherFiles:
@@ -81,12 +76,7 @@ class OtherFiles:
 
 
 def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
-    """Decide which files of a store are copied in addition to its log, and which are left out.
-
-    Args:
-        layout: the store's files.
-        queue_file_size: bytes of each queue file of the new store.
-    """
+    """Decide which files of a store are copied in addition to its log, and which are left out."""
     found = find_features(layout)
     is_read = tables_in_rocksdb(layout.filesystem) is not None
     carried: list[str] = []
@@ -132,12 +122,7 @@ def _wrong_entries(layout: StoreLayout, carried: Iterable[str]) -> Iterator[tupl
 
 
 def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[LeftBehind]:
-    """The files with unreadable bytes, which salvage leaves out or copies only in part.
-
-    Args:
-        layout: the store.
-        copied: files and folders that are copied.
-    """
+    """The files with unreadable bytes, which salvage leaves out or copies only in part."""
     known = tuple(copied)
     for path, ranges in sorted(layout.filesystem.unreadable.items()):
         is_copied = any(path == name or path.startswith(f"{name}/") for name in known)
@@ -159,17 +144,7 @@ def carried_names(folder: Path) -> list[str]:
 
 
 def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:
-    """Copy a folder with its contents into a new store.
-
-    Args:
-        layout: the store.
-        path: path of the folder, below its root.
-        disk: disk of the new store.
-        root: the new store's folder.
-
-    Raises:
-        StoreUnavailable: if the disk cannot store it.
-    """
+    """Copy a folder with its contents into a new store."""
     disk.make_folders(root / path)
     for one in below(layout.filesystem, path):
         if one.wrong is not None:
@@ -208,18 +183,12 @@ def make_timer_files(
     """Write wheel, timer log and ``timercheck`` of a new store.
 
     Args:
-        layout: the damaged store.
-        config: settings of the new store. Its log is in ``commitlog/``; the damaged store may have
-            its log in other folders.
-        disk: disk of the new store.
+        config: settings of the new store. It may have its log elsewhere than the damaged one.
         root: its folder; log and queues are complete.
         now: the time in milliseconds.
 
     Returns:
         The number of messages that wait for their time.
-
-    Raises:
-        StoreUnavailable: if the disk fails or is full.
     """
     new = StoreLayout.open(root, config)
     if (timer.TOPIC, timers.QUEUE_ID) not in new.queue_names:

@@ -40,13 +40,13 @@ from logquarry.repair.salvage.losses import (
     QueueNotes,
     QueueStory,
     Range,
+    StoreTimes,
     fill_messages,
     lost_by_queue,
     lost_spans,
     misnamed_messages,
     queued_at,
 )
-from logquarry.repair.salvage.store_times import StoreTimes
 from logquarry.units import Progress
 from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
 
@@ -183,10 +183,7 @@ def plan_salvage(
     """The plan for a damaged store. Nothing is changed.
 
     Args:
-        layout: the store's files.
         include_stale: whether to save sound frames after the log's end.
-        progress: called with the bytes of the log read so far, and their total.
-        pause: called at safe points; raise to cancel.
 
     Raises:
         CorruptStore: if queue offsets are invalid and cannot be corrected.
@@ -338,7 +335,7 @@ class _Planner:
         file = self._log.at(run.start)
         assert file is not None
         if self._base is not None and file.base != self._base:
-            self._end_file()
+            self._at += -(self._at - self._start) % self._size
         self._base = file.base
         if self._log.has_heads:
             # The heads of DLedger's entries are not copied, so each frame moves by a different
@@ -357,11 +354,6 @@ class _Planner:
         else:
             self._pieces.append(Piece(start, stop, self._at))
         self._at += stop - start
-
-    def _end_file(self) -> None:
-        past = (self._at - self._start) % self._size
-        if past:
-            self._at += self._size - past
 
     # ---------------------------------------------------------------------------------- stale
     def _stale(self, end: int) -> None:
@@ -423,7 +415,9 @@ class _Planner:
         except ValueError as error:
             path = self._layout.filesystem.full_path(self._layout.log_file(self._log.start))
             raise CorruptStore(path, self._log.start, str(error), kind="queue_offset") from error
-        self._move(self._shift())
+        shift = self._shift()
+        plan.start = self._start + shift
+        plan.pieces = [Piece(p.start, p.stop, p.to + shift) for p in self._pieces]
         places = NewPlaces(plan.pieces)
         plan.lost += misnamed_messages(
             self._layout, plan.queues, lambda starts: places.of(starts) >= 0
@@ -450,18 +444,9 @@ class _Planner:
         )
         return self._size if is_padded and self._start == 0 else 0
 
-    def _move(self, shift: int) -> None:
-        plan = self._plan
-        plan.start = self._start + shift
-        plan.pieces = [Piece(p.start, p.stop, p.to + shift) for p in self._pieces]
-
 
 class NewPlaces:
-    """The new physical offsets of frames.
-
-    Args:
-        pieces: pieces of a plan.
-    """
+    """The new physical offsets of frames."""
 
     def __init__(self, pieces: list[Piece]) -> None:
         ordered = sorted(pieces, key=lambda piece: piece.start)

@@ -39,7 +39,7 @@ from logquarry.repair.salvage.other_files import (
 )
 from logquarry.repair.salvage.plan import Pause, SalvagePlan, plan_salvage
 from logquarry.repair.salvage.target import LogWriter, SalvageTarget, check_target
-from logquarry.text import document
+from logquarry.text import document, json_value
 from logquarry.units import Bars, now_ms
 from logquarry.write.queue_table import topics_of
 
@@ -66,10 +66,6 @@ class MovedProgress:
     group: str
     was: int
     now: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The change as a JSON object, in the form that docs/json.md describes."""
-        return document(self)
 
 
 @dataclass(slots=True)
@@ -109,14 +105,11 @@ class Salvaged:
         return {
             "store": plan.store,
             "into": self.into,
-            "looked_at": plan.looked_at,
-            "messages": plan.messages,
-            "bytes": plan.bytes,
+            **document(plan, ("looked_at", "messages", "bytes")),
             "topics": [
-                {"topic": name, "messages": one.messages, "bytes": one.bytes, "lost": one.lost}
-                for name, one in sorted(plan.topics.items())
+                {"topic": name, **document(one)} for name, one in sorted(plan.topics.items())
             ],
-            "lost": [span.to_json() for span in plan.lost],
+            **document(plan, ("lost",)),
             "lost_bytes": sum(span.length for span in plan.lost),
             "gaps": [
                 {"topic": topic, "queue_id": queue_id, "queue_offset": start, "count": stop - start}
@@ -133,17 +126,13 @@ class Salvaged:
             "ends_without_half": plan.ends,
             "wrong_property_crcs": plan.wrong_crcs,
             "stale": {
-                "messages": stale.messages,
-                "bytes": stale.bytes,
-                "included": stale.included,
+                **document(stale, ("messages", "bytes", "included")),
                 "moved_queue_offsets": stale.moved,
                 "spans": [{"offset": start, "length": end - start} for start, end in stale.spans],
             },
-            "consumers": [one.to_json() for one in self.progress],
+            "consumers": json_value(self.progress),
             "config_files": self.files,
-            "carried": self.carried,
-            "left_behind": [one.to_json() for one in self.left_behind],
-            "timers": self.timers,
+            **document(self, ("carried", "left_behind", "timers")),
             "seconds": round(self.seconds, 3),
         }
 
@@ -324,9 +313,6 @@ def convert(
     Args:
         layout: the store's files; they are not changed.
         into: the folder of the new store, empty or missing; None to write nothing.
-        disk: disk of the new store.
-        bars: makes progress bars.
-        pause: called at safe points; raise to cancel.
 
     Raises:
         UsageError: if the log is in ``commitlog/``, or for the reasons of

@@ -55,9 +55,9 @@ from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.differences import Int64
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
+from logquarry.repair.salvage.losses import raised_from
 from logquarry.repair.salvage.other_files import carried_names
 from logquarry.repair.salvage.plan import NewPlaces, Pause, Piece, SalvagePlan
-from logquarry.repair.salvage.store_times import raised_from
 from logquarry.systems import held, read_file
 from logquarry.units import Progress, now_ms
 
@@ -89,10 +89,6 @@ def check_target(layout: StoreLayout, into: Path) -> None:
 
 def settle(location: str, into: Path) -> bool:
     """Undo or finish an interrupted salvage; return whether the new store is complete.
-
-    Args:
-        location: absolute path or URL of the damaged store.
-        into: the folder of the new store.
 
     Raises:
         StoreUnavailable: if the salvage is still running.
@@ -165,10 +161,6 @@ def _unlock(descriptor: int | None) -> None:
 class SalvageTarget:
     """The folder of the new store.
 
-    Args:
-        into: the folder.
-        disk: its disk.
-
     Attributes:
         disk: its disk.
         work: the folder within it where the store is made.
@@ -215,11 +207,7 @@ class SalvageTarget:
         self._held.close()
 
     def build(self, plan: SalvagePlan, progress: Progress | None = None) -> None:
-        """Build queues, index, checkpoint and durable offset from the log.
-
-        Raises:
-            StoreUnavailable: if the disk fails or is full.
-        """
+        """Build queues, index, checkpoint and durable offset from the log."""
         recovery = plan_safe(self.work, plan.config, progress=progress, mends=False)
         if recovery.message_count != plan.messages or recovery.damage:
             raise StoreUnavailable(
@@ -288,14 +276,7 @@ _V6_MORE = message_id.HOST_SIZE_V6 - message_id.HOST_SIZE_V4
 
 
 class LogWriter:
-    """Writes the log of one plan.
-
-    Args:
-        layout: the files of the damaged store.
-        plan: the plan.
-        disk: disk of the new store.
-        root: folder of the new store.
-    """
+    """Writes the log of one plan."""
 
     def __init__(self, layout: StoreLayout, plan: SalvagePlan, disk: Disk, root: Path) -> None:
         self._layout = layout
@@ -317,12 +298,7 @@ class LogWriter:
     def write(self, progress: Progress | None = None, pause: Pause = lambda: None) -> None:
         """Write the whole log, and sync it.
 
-        Args:
-            progress: called with the bytes written so far, and their total.
-            pause: called at safe points; raise to cancel.
-
         Raises:
-            StoreUnavailable: if the disk fails or is full.
             CorruptStore: if the store has changed since the plan was made.
         """
         done, total = 0, self._plan.bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, Literal, NamedTuple
 
@@ -57,9 +57,17 @@ class Kind(NamedTuple):
         return self.words or self.action.value
 
 
+def _damage(action: Action, meaning: str, words: str = "") -> Kind:
+    return Kind("damage", meaning, action, words)
+
+
+def _note(meaning: str, words: str = "", *, action: Action = Action.NOTHING) -> Kind:
+    return Kind("note", meaning, action, words)
+
+
 KINDS: Final[Mapping[str, Kind]] = {
     **{
-        kind.label: Kind("damage", meaning, Action.RECOVER, _LOG_DAMAGE)
+        kind.label: _damage(Action.RECOVER, meaning, _LOG_DAMAGE)
         for kind, meaning in {
             DamageKind.ZEROED: "zeros instead of a frame or a blank",
             DamageKind.TRUNCATED: "the file is too short, and the log continues after it",
@@ -75,248 +83,168 @@ KINDS: Final[Mapping[str, Kind]] = {
             DamageKind.UNREADABLE: "the disk returns an error for these bytes",
         }.items()
     },
-    MISSING_FILE: Kind(
-        "damage",
-        "a file of the log is missing",
+    MISSING_FILE: _damage(
         Action.RECOVER,
+        "a file of the log is missing",
         "put the file back from a backup, else `recover`; if a recovery has already recorded the "
         "damage: `salvage`",
     ),
-    TORN_TAIL: Kind(
-        "damage",
-        "bytes after the log's last frame that are neither a frame nor zeros",
-        Action.RECOVER,
+    TORN_TAIL: _damage(
+        Action.RECOVER, "bytes after the log's last frame that are neither a frame nor zeros"
     ),
-    "misnamed_file": Kind(
-        "damage", "a log file whose frames show that its name is wrong", Action.RECOVER
+    "misnamed_file": _damage(Action.RECOVER, "a log file whose frames show that its name is wrong"),
+    "wrong_file_size": _damage(
+        Action.RECOVER, "a file whose size differs from that of its neighbours"
     ),
-    "wrong_file_size": Kind(
-        "damage", "a file whose size differs from the size of its neighbours", Action.RECOVER
-    ),
-    "bad_property_crc": Kind(
-        "damage",
-        "the frame does not match its property CRC (enabledAppendPropCRC), but its body is intact",
+    "bad_property_crc": _damage(
         Action.READ,
+        "the frame does not match its property CRC (enabledAppendPropCRC), but its body is intact",
     ),
-    "suspect_text": Kind(
-        "damage", "NUL bytes or invalid UTF-8 in a topic or in properties", Action.READ
+    "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
+    "queue_missing": _damage(
+        Action.QUEUES, "the log has messages of this queue, but the queue has no files"
     ),
-    "queue_missing": Kind(
-        "damage", "the log has messages of this queue, but the queue has no files", Action.QUEUES
+    "bad_rocksdb": _damage(Action.QUEUES, "RocksDB cannot read the queues"),
+    "queue_behind": _damage(
+        Action.QUEUES, "the queue lacks entries for its last messages in the log"
     ),
-    "bad_rocksdb": Kind("damage", "RocksDB cannot read the queues", Action.QUEUES),
-    "queue_behind": Kind(
-        "damage", "the queue lacks entries for its last messages in the log", Action.QUEUES
-    ),
-    "queue_ahead": Kind(
-        "damage", "queue entries for messages beyond the log's end", Action.RECOVER
-    ),
-    "queue_hole": Kind(
-        "damage", "an entry that was never written, before entries that were written", Action.QUEUES
-    ),
-    "queue_entry_wrong": Kind("damage", "an entry that does not match its message", Action.QUEUES),
-    "queue_entry_dangling": Kind("damage", "an entry that points to no frame", Action.QUEUES),
-    "queue_head_missing": Kind(
-        "damage",
-        "the log has messages of the queue that are older than the queue's first entry",
+    "queue_ahead": _damage(Action.RECOVER, "queue entries for messages beyond the log's end"),
+    "queue_hole": _damage(Action.QUEUES, "an empty entry, followed by entries that were written"),
+    "queue_entry_wrong": _damage(Action.QUEUES, "an entry that does not match its message"),
+    "queue_entry_dangling": _damage(Action.QUEUES, "an entry that points to no frame"),
+    "queue_head_missing": _damage(
         Action.QUEUES,
+        "the log has messages of the queue that are older than the queue's first entry",
     ),
-    "queue_misplaced": Kind(
-        "damage", "entries that are not at the queue offsets of their messages", Action.QUEUES
+    "queue_misplaced": _damage(
+        Action.QUEUES, "entries that are not at the queue offsets of their messages"
     ),
-    "queue_file_missing": Kind(
-        "damage", "a file is missing between two files of a queue", Action.QUEUES
-    ),
-    "misnamed_queue_file": Kind(
-        "note",
-        "the entries of a queue file belong to another queue or position than its name shows; this "
-        "explains the file's other findings",
-        Action.NOTHING,
+    "queue_file_missing": _damage(Action.QUEUES, "a file is missing between two files of a queue"),
+    "misnamed_queue_file": _note(
+        "a queue file with the name of another queue or position; this explains the file's other "
+        "findings",
         "the next step of these other findings",
     ),
-    "queue_filler": Kind(
-        "note",
+    "queue_filler": _note(
         "a filler entry in place of a lost message; it keeps later queue offsets unchanged",
-        Action.NOTHING,
         "nothing: consumers skip it",
     ),
-    "queue_in_damage": Kind(
-        "note",
-        "entries of messages in a damaged part of the log",
-        Action.NOTHING,
-        "the next step of that damage",
+    "queue_in_damage": _note(
+        "entries of messages in a damaged part of the log", "the next step of that damage"
     ),
-    "index_header": Kind("damage", "an index header with impossible values", Action.INDEX),
-    "index_chain": Kind(
-        "damage", "an index chain that does not lead from newer to older entries", Action.INDEX
+    "index_header": _damage(Action.INDEX, "an index header with impossible values"),
+    "index_chain": _damage(
+        Action.INDEX, "an index chain that does not lead from newer to older entries"
     ),
-    "index_entry": Kind("damage", "an index entry that points to no frame", Action.INDEX),
-    "index_entry_wrong": Kind(
-        "damage", "an index entry whose hash matches no key of its message", Action.INDEX
+    "index_entry": _damage(Action.INDEX, "an index entry that points to no frame"),
+    "index_entry_wrong": _damage(
+        Action.INDEX, "an index entry whose hash matches no key of its message"
     ),
-    "index_ahead": Kind("damage", "index entries for messages beyond the log's end", Action.INDEX),
-    "index_shape": Kind(
-        "note",
+    "index_ahead": _damage(Action.INDEX, "index entries for messages beyond the log's end"),
+    "index_shape": _note(
         "the numbers of slots and entries cannot be inferred from the index file",
-        Action.NOTHING,
         "pass `--config broker.conf` to commands that ask for it",
     ),
-    "index_missing": Kind(
-        "note",
+    "index_missing": _note(
         "messages have keys, but there is no index",
-        Action.NOTHING,
         "`rebuild --index`, if queries by key must find messages",
     ),
-    "index_gap": Kind(
-        "note",
+    "index_gap": _note(
         "the index lacks keys of messages that are older than the last message in the index",
-        Action.NOTHING,
         "`rebuild --index`, if queries by key must find all messages",
     ),
-    "index_behind": Kind(
-        "note",
-        "the index lacks the keys of the last messages",
-        Action.NOTHING,
-        "nothing: the next writer adds the keys",
+    "index_behind": _note(
+        "the index lacks the keys of the last messages", "nothing: the next writer adds the keys"
     ),
-    "state_table_wrong": Kind(
-        "damage",
-        "the state table of 3.x does not match the open transactions in the log",
-        Action.RECOVER,
+    "state_table_wrong": _damage(
+        Action.RECOVER, "the state table of 3.x does not match the open transactions in the log"
     ),
-    "state_table_stale": Kind(
-        "note",
+    "state_table_stale": _note(
         "the state table has errors that RocketMQ 3.x itself makes: missing entries, ended "
-        "transactions that are still open in the table, or a table that was made again, with "
-        "entries numbered from 0",
-        Action.NOTHING,
+        "transactions that are still open in the table, or numbers that restart"
     ),
-    "redo_log_wrong": Kind("damage", "the redo log of 3.x does not match the log", Action.RECOVER),
-    "timer_check_wrong": Kind(
-        "damage", "config/timercheck is too short, or its numbers are impossible", Action.QUEUES
+    "redo_log_wrong": _damage(Action.RECOVER, "the redo log of 3.x does not match the log"),
+    "timer_check_wrong": _damage(
+        Action.QUEUES, "config/timercheck is too short, or its numbers are impossible"
     ),
-    "timer_check_ahead": Kind(
-        "note",
+    "timer_check_ahead": _note(
         "the queue offset in config/timercheck is after the end of rmq_sys_wheel_timer's queue",
-        Action.NOTHING,
         "nothing: the broker continues at the queue's end",
     ),
-    "timer_entry_wrong": Kind(
-        "damage", "a slot of the timer wheel does not lead to a timer message", Action.QUEUES
+    "timer_entry_wrong": _damage(
+        Action.QUEUES, "a slot of the timer wheel does not lead to a timer message"
     ),
-    "timer_missing": Kind(
-        "damage",
-        "the timer wheel lacks a message that the broker must still deliver",
-        Action.QUEUES,
+    "timer_missing": _damage(
+        Action.QUEUES, "the timer wheel lacks a message that the broker must still deliver"
     ),
-    "compaction_wrong": Kind(
-        "damage",
-        "a damaged or missing message in the compacted log of a compaction topic",
+    "compaction_wrong": _damage(
         Action.READ,
+        "a damaged or missing message in the compacted log of a compaction topic",
         "read the topic with `messages`: the log may still have the message",
     ),
-    "wrong_entry": Kind(
-        "damage",
-        "a file of the store must be at this path, but a folder, a pipe, a broken link, or a link "
-        "to another file of the store is there",
+    "wrong_entry": _damage(
         Action.MOVE,
+        "a folder, a pipe, a broken link, or a link to another file of the store, in place of a "
+        "file of the store",
     ),
-    "bad_config": Kind("damage", "an invalid file in config/", Action.RESTORE),
-    "bad_settings": Kind(
-        "note",
-        "the record of the store's settings cannot be read",
-        Action.NOTHING,
-        "nothing: the next writer replaces it",
+    "bad_config": _damage(Action.RESTORE, "an invalid file in config/"),
+    "bad_settings": _note(
+        "the record of the store's settings cannot be read", "nothing: the next writer replaces it"
     ),
-    "checkpoint_missing": Kind(
-        "note", "there is no checkpoint", Action.NOTHING, "nothing: the next writer makes one"
-    ),
-    "checkpoint_zero": Kind(
-        "note", "the checkpoint is all zeros", Action.NOTHING, "nothing: the next writer fills it"
-    ),
-    "checkpoint_ahead": Kind(
-        "damage",
-        "the checkpoint covers messages that are later than the last message of the log",
+    "checkpoint_missing": _note("there is no checkpoint", "nothing: the next writer makes one"),
+    "checkpoint_zero": _note("the checkpoint is all zeros", "nothing: the next writer fills it"),
+    "checkpoint_ahead": _damage(
         Action.RECOVER,
+        "the checkpoint covers messages that are later than the last message of the log",
         "put the last files of the log back from a backup, else `recover`",
     ),
-    "checkpoint_short": Kind("damage", "the checkpoint file is too short", Action.RECOVER),
-    "abort_file": Kind(
-        "note",
+    "checkpoint_short": _damage(Action.RECOVER, "the checkpoint file is too short"),
+    "abort_file": _note(
         "the file abort exists: the store is open, or was not shut down cleanly",
-        Action.RECOVER,
         "`recover`, if no broker has the store open",
+        action=Action.RECOVER,
     ),
-    "log_start": Kind(
-        "note",
+    "log_start": _note(
         "the log does not start at 0, and no record shows that retention deleted its first files",
-        Action.NOTHING,
         "nothing, if retention deleted files; else put them back from a backup",
     ),
-    "live": Kind(
-        "note", "a process has the store open", Action.NOTHING, "stop the process before a repair"
-    ),
-    "stale_frames": Kind(
-        "note",
+    "live": _note("a process has the store open", "stop the process before a repair"),
+    "stale_frames": _note(
         "valid frames after the log's end, left by an earlier truncation; the log does not "
         "include them",
-        Action.NOTHING,
         "nothing; if you need their content: `salvage --include-stale`",
     ),
-    "stale_bytes": Kind(
-        "note",
+    "stale_bytes": _note(
         "bytes of older messages after the log's end, left by a broker with writeWithoutMmap",
-        Action.NOTHING,
         "nothing: the next writer overwrites them",
     ),
-    "oversized": Kind(
-        "note", "a frame larger than maxMessageSize: a broker would reject it", Action.NOTHING
+    "oversized": _note("a frame larger than maxMessageSize: a broker would reject it"),
+    "durable_mark_invalid": _note(
+        "the file of the durable offset is torn or invalid", "nothing: the next writer replaces it"
     ),
-    "durable_mark_invalid": Kind(
-        "note",
-        "the file of the durable offset is torn or invalid",
-        Action.NOTHING,
-        "nothing: the next writer replaces it",
-    ),
-    "durable_mark_foreign": Kind(
-        "note",
+    "durable_mark_foreign": _note(
         "another program has written to the store since logquarry recorded the durable offset",
-        Action.NOTHING,
         "nothing: the next writer replaces it",
     ),
-    "durable_mark_ahead": Kind(
-        "note",
+    "durable_mark_ahead": _note(
         "the durable offset is beyond the last frame",
-        Action.NOTHING,
         "`recover`, if another finding is damage; else nothing",
     ),
-    "leftover": Kind(
-        "note",
+    "leftover": _note(
         "files that an interrupted command left behind",
-        Action.NOTHING,
         "nothing: the next run of that command removes them",
     ),
-    "unfinished_load": Kind(
-        "note",
+    "unfinished_load": _note(
         "a Spark load ended before all its rows were in the log",
-        Action.NOTHING,
-        "run the load again (the next writer completes or removes the unfinished load)",
+        "run the load again; opening the store for writing first finishes or removes the old load",
     ),
-    "new_epoch": Kind(
-        "note",
-        "the queue offsets begin at a lower number again: the topic was deleted and recreated",
-        Action.NOTHING,
-    ),
-    "unknown_file": Kind(
-        "note",
+    "new_epoch": _note("queue offsets restart: the topic was deleted and created again"),
+    "unknown_file": _note(
         "a file with a name that RocketMQ and logquarry do not use",
-        Action.NOTHING,
         "move the file out of the store",
     ),
-    "empty_file": Kind(
-        "note",
+    "empty_file": _note(
         "a file of 0 bytes at the log's end, left by a crash while the file was created",
-        Action.NOTHING,
         "`recover`, if RocketMQ must open the store",
     ),
 }
@@ -401,17 +329,12 @@ class VerifyReport:
     def downgrade(self, kinds: frozenset[str]) -> None:
         """Turn findings of some kinds into notes."""
         self.findings = [
-            Finding(f.kind, "note", f.file, f.offset, f.length, f.reason) if f.kind in kinds else f
-            for f in self.findings
+            replace(one, severity="note") if one.kind in kinds else one for one in self.findings
         ]
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``verify --json``."""
-        return {
-            "store": self.store,
-            "findings": [finding.to_json() for finding in self.findings],
-            "counts": self.counts,
-        }
+        return document(self, ("store", "findings", "counts"))
 
 
 def markdown() -> str:

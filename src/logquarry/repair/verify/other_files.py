@@ -194,11 +194,6 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
     """Compare the state table and the redo log of a store of 3.x with its log.
 
     After a crash they usually differ, so the findings are notes.
-
-    Args:
-        layout: the store's files.
-        end: physical offset of the log's end.
-        report: the report to which the findings are added.
     """
     check = TransactionCheck()
     # A frame counts even if its body is damaged, as it does for queues.
@@ -221,7 +216,6 @@ def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[
     """The misnamed files of all queues that have findings, each with the reason.
 
     Args:
-        layout: the store's files.
         files: paths with findings; paths outside of the queues are skipped.
     """
     log = CommitLog(layout)

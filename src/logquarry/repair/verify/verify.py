@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final
 
-import numpy as np
-
-from logquarry.log.follow import Followed, Follower, dispatch_requests
+from logquarry.log.follow import Follower, dispatch_requests
 from logquarry.log.kept_settings import unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.places import guided
@@ -36,7 +34,14 @@ from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.log import LogAudit, audit_around
 from logquarry.repair.audit.rocksdb_queues import StoreQueuesAudit
-from logquarry.repair.audit.runs import AuditedRun, FrameFacts, Parts, audited, runs_ahead
+from logquarry.repair.audit.runs import (
+    AuditedRun,
+    FrameFacts,
+    SoundParts,
+    SoundRun,
+    audited,
+    runs_ahead,
+)
 from logquarry.repair.audit.stale_bytes import are_stale_bytes
 from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.recover.loss import replaced_files, replaced_frames
@@ -50,7 +55,6 @@ from logquarry.repair.verify.other_files import (
     misnamed_queue_files,
     read_other_files,
 )
-from logquarry.repair.verify.sound_parts import SoundParts, SoundRun
 from logquarry.text import plural
 from logquarry.units import Progress
 
@@ -81,6 +85,12 @@ _OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MI
 """Findings about messages that queues or index have, but that the log may have lost."""
 _OF_REPLACED: Final = frozenset({"queue_entry_dangling", "queue_entry_wrong"})
 """Findings that a log file of another store causes."""
+_FRAME_FAULTS: Final = {
+    "oversized": "{size} bytes are more than maxMessageSize, {most}",
+    "suspect_text": "NUL bytes or invalid UTF-8 in topic or properties, which no CRC covers",
+    "bad_property_crc": "the frame does not match its property CRC: topic, properties or head "
+    "changed",
+}
 _Facts = AuditedRun[FrameFacts]
 
 
@@ -95,11 +105,8 @@ def verify_store(
     """Check a store, changing nothing.
 
     Args:
-        layout: the store's files.
         progress: called with the bytes checked so far, and the total of log, queues and index.
-        stretch_bytes: bytes of the log that one thread reads at once.
-        sound: parts that Spark tasks have found sound (default: threads of this process read the
-            whole log).
+        sound: parts that Spark tasks have found sound (default: threads of this process read all).
 
     Returns:
         Findings of damage and notes. Damaged contents never raise an error.
@@ -152,7 +159,9 @@ class _Verification:
         self.report.add_all(self.queues.finish(end, lost))
         self._replaced_files(end)
         self._advance(self.log_bytes + self.queue_bytes)
-        self._queue_names()
+        damaged = [f.file for f in self.report.findings if f.severity == "damage"]
+        for path, reason in misnamed_queue_files(self.layout, damaged):
+            self.report.add("misnamed_queue_file", path, 0, reason)
         self.report.add_all(self.index.finish(end, lost, self.last_keyed))
         if self.layout.has_state_table and not self.live:
             check_transactions(self.layout, end, self.report)
@@ -166,9 +175,7 @@ class _Verification:
         check_names(self.layout, self.report)
         check_config(self.layout, self.report)
         if not self.live:
-            for fault in timer_faults(self.layout):
-                place = fault.file, fault.offset
-                self.report.add(fault.kind, *place, fault.reason, is_explained=fault.is_explained)
+            self.report.add_all(timer_faults(self.layout))
             for path, offset, size, reason in compaction_faults(self.layout):
                 self.report.add("compaction_wrong", path, offset, reason, size)
         self._state()
@@ -307,52 +314,27 @@ class _Verification:
             run = audited(self.follower, run, self._facts())
         self.messages += run.count
         self.bytes += run.end - run.start
+        facts: SoundRun | FrameFacts
         if isinstance(run, SoundRun):
             self.queues.add_sound(run.queues)
             self.index.add_sound(run.entries[1])
-            if run.last_keyed is not None:
-                self.last_keyed = run.last_keyed
-            self.last_time = max(self.last_time, run.last_time)
-            self._frames(run)
+            facts = run
         else:
-            for followed, parts in run.facts.parts:
-                self._follow(followed, parts)
-            self._frames(run.facts)
-
-    def _frames(self, facts: SoundRun | FrameFacts) -> None:
+            facts = run.facts
+            for followed, parts in facts.parts:
+                self.queues.add(followed, parts)
+                if not self.live:
+                    # Retention can delete index files during the walk. Their keys would seem to be
+                    # missing.
+                    self.index.add(followed)
+        if facts.last_keyed is not None:
+            self.last_keyed = facts.last_keyed
+        self.last_time = max(self.last_time, facts.latest_time)
         most = self.layout.config.max_message_size
-        for offset, size in facts.oversized:
-            reason = f"{size} bytes are more than maxMessageSize, {most}"
-            self.report.add("oversized", self.layout.log_file(offset), offset, reason, size)
-        for offset, size in facts.suspects:
-            self.report.add(
-                "suspect_text",
-                self.layout.log_file(offset),
-                offset,
-                "NUL bytes or invalid UTF-8 in topic or properties, which no CRC covers",
-                size,
-            )
-        for offset, size in facts.wrong_crcs:
-            reason = "the frame does not match its property CRC: topic, properties or head changed"
-            path = self.layout.log_file(offset)
-            self.report.add("bad_property_crc", path, offset, reason, size)
-
-    def _follow(self, followed: Followed, parts: Parts) -> None:
-        requests = followed.requests
-        self.queues.add(followed, parts)
-        if not self.live:
-            # Retention can delete index files during the check. Their keys would seem to be
-            # missing.
-            self.index.add(followed)
-        keyed = np.flatnonzero(requests.has_key)
-        if len(keyed):
-            self.last_keyed = int(requests.physical_offset[keyed[-1]])
-        self.last_time = max(self.last_time, int(requests.store_timestamp.max()))
-
-    def _queue_names(self) -> None:
-        files = [f.file for f in self.report.findings if f.severity == "damage"]
-        for path, reason in misnamed_queue_files(self.layout, files):
-            self.report.add("misnamed_queue_file", path, 0, reason)
+        for kind, found in facts.faults.items():
+            for offset, size in found:
+                reason = _FRAME_FAULTS[kind].format(size=size, most=most)
+                self.report.add(kind, self.layout.log_file(offset), offset, reason, size)
 
     def _count_keys(self, bound: int | None) -> None:
         """Count the keys of the log, for an index whose entries differ from them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from logquarry.repair.salvage.store_times import StoreTimes
+from logquarry.repair.salvage.losses import StoreTimes
 
 
 @pytest.mark.parametrize(
