@@ -49,8 +49,6 @@ class TableRequest(NamedTuple):
     """The request for a table.
 
     Attributes:
-        code: the request code.
-        table: the table.
         nothing: the remark in RocketMQ's answer if the broker has no such table.
     """
 
@@ -102,9 +100,6 @@ class _Found(NamedTuple):
 
 class ConfigAnswers:
     """Makes answers from the files of one store. Not thread-safe.
-
-    Args:
-        root: the store's folder.
 
     Attributes:
         given: number of answers with a table.

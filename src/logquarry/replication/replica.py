@@ -40,8 +40,6 @@ class Replica:
     """The log of a slave. Only :meth:`sync` is thread-safe.
 
     Args:
-        feed: the slave's log.
-        root: the store's path, for errors.
         start: physical offset at which an empty log begins; None: the master chooses (RocketMQ: its
             last file).
         check_crc: whether to check the CRC of bodies.

@@ -31,11 +31,7 @@ Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 
 def networks(allow: Sequence[str] | None) -> Networks | None:
-    """Parse addresses and networks ("10.0.0.7", "10.0.0.0/8"); None allows all.
-
-    Raises:
-        UsageError: if a text is neither an address nor a network.
-    """
+    """Parse addresses and networks ("10.0.0.7", "10.0.0.0/8"); None allows all."""
     if allow is None:
         return None
     try:
@@ -46,10 +42,6 @@ def networks(allow: Sequence[str] | None) -> Networks | None:
 
 class Admission:
     """Decides which peers may connect, and logs refusals. Not thread-safe.
-
-    Args:
-        allowed: the networks that may connect; None for all.
-        now_ms: returns the time of a monotonic clock, in milliseconds.
 
     Attributes:
         refused: number of refused connections.
@@ -115,7 +107,6 @@ class Peer:
     """One connection.
 
     Attributes:
-        wire: the socket.
         mask: the events for which the selector watches the socket.
     """
 
@@ -136,10 +127,7 @@ class Server(ABC, Generic[P]):
     """Listens once it is made, and serves from :meth:`start` (or the ``with`` block) on.
 
     Args:
-        name: the server's name in log messages.
-        thread: the name of its thread.
         listen: makes the listening sockets; the address of the first is the server's address.
-        options: limits, TLS, allowed peers.
         surroundings: clock and sockets; a simulation passes its own.
         read_size: maximum bytes of one read.
 

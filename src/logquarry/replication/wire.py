@@ -93,11 +93,7 @@ class Wake:
 
 
 def require_peer(store: object, host: object, port: object, options: object, kind: type) -> None:
-    """Check the arguments of a master, slave or copy of ``config/``.
-
-    Raises:
-        UsageError: if one of them is invalid.
-    """
+    """Check the arguments of a master, slave or copy of ``config/``."""
     takes = 'a store, opened with MessageStore.open(path, mode="rw")'
     # A store that is open for reading passes here: its log_feed raises a better error later. The
     # simulator passes a model of a store, which has only a log_feed.
@@ -107,11 +103,7 @@ def require_peer(store: object, host: object, port: object, options: object, kin
 
 
 def require_address(host: object, port: object, options: object, kind: type) -> None:
-    """Check the address and the options of a server or client.
-
-    Raises:
-        UsageError: if one of them is invalid.
-    """
+    """Check the address and the options of a server or client."""
     arguments.text(host, "host", takes="the name or address of a host")
     arguments.port(port)
     if options is not None:
@@ -159,8 +151,6 @@ class Wire:
     """One connected, non-blocking socket. Thread-safe.
 
     Args:
-        connection: the socket.
-        tls: TLS settings; None for no TLS.
         server_name: the server's name, if this is the client's side of TLS.
 
     Attributes:

@@ -22,18 +22,6 @@ class LogFeed:
     Bytes of another store's log may end inside a frame. :meth:`vouch` sets the offset up to which
     they are whole frames; only these frames are dispatched, and only these frames stay when the
     store is opened again.
-
-    Args:
-        files: the store's files.
-        writer: appends to the log.
-        dispatcher: dispatches the log.
-        dispatching: the dispatcher's thread.
-        growth: wakes the services and replicas that follow the log.
-        replicas: the slaves, and the puts that wait for them.
-        flags: whether the store was closed.
-
-    Attributes:
-        replicas: as given.
     """
 
     def __init__(
@@ -120,13 +108,6 @@ class LogFeed:
     # ------------------------------------------------------------------------------------ append
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append bytes of another store's log, without waking any follower of the log.
-
-        Args:
-            offset: the physical offset at which they belong.
-            data: the bytes.
-
-        Returns:
-            Whether they were appended; see :meth:`BaseWriter.append_data`.
 
         Raises:
             StoreUnavailable: if the store was closed, or the write failed.

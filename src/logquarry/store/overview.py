@@ -124,7 +124,6 @@ def overview(
     """Read the contents of a store.
 
     Args:
-        store: the store.
         exact: count messages and bytes in the log instead of in the queues. A store without queues
             is always counted in the log.
         progress: called during a walk over the log, with bytes done and bytes in total.
@@ -343,7 +342,6 @@ def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
 
     Args:
         layout: the files of a store that no process has open.
-        log_end: physical offset of the log's end.
     """
     log = layout.commit_log
     if layout.lost_head is not None:

@@ -103,12 +103,7 @@ class ServedStore(Protocol):
 
 
 class Services:
-    """The services of one store. Any thread may use them.
-
-    Args:
-        engine: the store's writing parts.
-        store: puts and reads messages.
-    """
+    """The services of one store. Any thread may use them."""
 
     def __init__(self, engine: StoreEngine, store: ServedStore) -> None:
         self._engine = engine
@@ -382,11 +377,7 @@ class Services:
     # ------------------------------------------------------------- transactions of dialect 3.1
     @property
     def prepared_transactions(self) -> PreparedTransactions:
-        """The transactions of dialect 3.1.
-
-        Raises:
-            UsageError: in another dialect.
-        """
+        """The transactions of dialect 3.1."""
         if self._prepared is None:
             raise UsageError('a state table is kept only with StoreConfig(dialect="3.1")')
         return self._prepared

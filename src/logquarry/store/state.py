@@ -162,9 +162,6 @@ class StateReader:
     """Reads the state of one store, and caches data that makes the next reading faster.
 
     Any thread may use it.
-
-    Args:
-        store: the store.
     """
 
     def __init__(self, store: StateSource) -> None:
@@ -182,7 +179,6 @@ class StateReader:
         """Return the store's current state.
 
         Args:
-            now: gives the time, in milliseconds.
             queues: the store's queues (default: as the store gives them).
             behind: ``dispatch_behind`` and ``flush_behind``, if this process writes the store.
         """

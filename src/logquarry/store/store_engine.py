@@ -83,30 +83,18 @@ class StoreEngine:
     """The parts that write one store (``DefaultMessageStore.load``, ``start`` and ``shutdown``).
 
     Args:
-        root: the store's folder; made if it is missing.
         config: its settings.
-        clock: gives store times, in milliseconds.
-        disk: the disk that the store is on.
         accept_loss: the bytes of messages that a recovery may lose; None allows a small share.
 
     Attributes:
-        root: as given.
         config: the settings, with all sizes.
-        clock: as given.
-        disk: as given.
         health: whether the store may be written and read.
-        flags: the reasons why the store accepts no messages now.
         files: the store's files.
-        log: the log's files.
         queues: the consume queues.
-        writer: appends to the log.
-        dispatcher: follows the log with queues and index.
         growth: wakes the services after an append, and settles puts.
         feed: the log as bytes, for replication.
         listeners: functions that are called for dispatched messages.
         loads: appends staged segments.
-        retention: deletes expired files.
-        recorder: counts puts and gets.
 
     Raises:
         StoreNotFound: if the folder holds other files.

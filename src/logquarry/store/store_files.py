@@ -41,23 +41,14 @@ class StoreFiles:
     If opening a file fails, the files that were opened before are closed.
 
     Args:
-        disk: the disk that they are on.
-        root: the store's folder.
         found: the contents of the folder, with the settings to use.
         clock: gives the time, in milliseconds.
-        was_unclean: whether the store was not shut down cleanly.
 
     Attributes:
-        disk: as given.
-        root: as given.
         config: the settings, with all sizes.
         keeps_tails: whether bytes of an earlier log follow the log's end.
         pool: buffers for puts before they are committed; None if puts write directly to the files.
         allocator: creates the log's next file in advance.
-        log: the commit log.
-        checkpoint: the checkpoint.
-        queues: the consume queues.
-        durable: the durable offset.
         index: the index, None if the store keeps none.
         transactions: state table and redo log of dialect 3.1, None in another dialect.
         topics: the topics in ``config/``; None for a slave, which gets its master's topics.
@@ -199,12 +190,6 @@ class Housekeeping(Service):
     If a Java broker opens the same store, it fails to take the lock. But RocketMQ recovers the
     store before it takes the lock, and the recovery deletes index files. When the broker closes, it
     deletes ``abort``.
-
-    Args:
-        abort: the file ``abort``.
-        index: the index, None if the store keeps none.
-        sample: notes the counts from which rates are computed.
-        health: whether the store may be written.
     """
 
     def __init__(

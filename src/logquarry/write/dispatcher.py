@@ -150,9 +150,7 @@ class QueueWriters:
     Any thread may get one; only the dispatcher writes.
 
     Args:
-        open_files: opens the files of a queue, which end with its last entry.
         mendings: see :class:`~logquarry.write.queue_table.QueueTable`.
-        batch_topics: topics with batch queues.
     """
 
     def __init__(
@@ -249,10 +247,7 @@ class Dispatcher:
     """Dispatches the log to queues and index. Only one thread may use it.
 
     Args:
-        files: the log's files.
-        queues: the queues.
         index: the index, None if the store keeps none.
-        config: the store's settings.
         start: physical offset of the first message that may be new to queues or index.
         arrived: called with each run of frames, after queues and index.
         grown: called after ``arrived``, with the run and the queues of its frames.
@@ -386,9 +381,7 @@ class DispatchService(Service):
     works.
 
     Args:
-        dispatcher: dispatches.
         flags: gets LOGICS_QUEUE_ERROR on a failure.
-        health: the store's health.
     """
 
     def __init__(self, dispatcher: Dispatcher, flags: RunningFlags, health: Health) -> None:

@@ -73,8 +73,6 @@ def encode_batch(
     (``SendMessageProcessor.sendBatchMessage`` of RocketMQ 5).
 
     Args:
-        encoder: makes the fields that the frames share.
-        config: the store's settings.
         wire: the messages. Their TOTALSIZE, MAGICCODE and BODYCRC are ignored.
         message: the fields that the messages share; its properties are added to those of each.
 

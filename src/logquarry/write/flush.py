@@ -28,8 +28,6 @@ class GroupCommitService(Service):
     """Syncs the log for the puts that wait.
 
     Args:
-        queue: the log's files.
-        health: the store's health.
         checkpoint: gets the store time up to which the log is on the disk.
         timeout_ms: the maximum milliseconds that a put waits (``syncFlushTimeout``).
     """
@@ -201,8 +199,6 @@ class FlushRealTimeService(Service):
     """Flushes the log at an interval (``ASYNC_FLUSH``).
 
     Args:
-        queue: the log's files.
-        health: the store's health.
         checkpoint: gets the store time up to which the log is on the disk, after thorough flushes.
         is_timed: whether to keep to the interval (``flushCommitLogTimed``) even when it is woken.
     """
@@ -243,13 +239,7 @@ class FlushRealTimeService(Service):
 
 
 class CommitRealTimeService(Service):
-    """Writes the buffers of the transient store pool to the log's files.
-
-    Args:
-        queue: the log's files.
-        health: the store's health.
-        committed: called when something was committed.
-    """
+    """Writes the buffers of the transient store pool to the log's files."""
 
     def __init__(
         self,
@@ -290,8 +280,6 @@ class FlushConsumeQueueService(Service):
 
     Args:
         queues: returns the files to flush: the queues, and the index if the store keeps one.
-        health: the store's health.
-        log: the log's files.
         checkpoint: gets the times; written after each thorough run.
         dispatched_timestamp: returns the store time of the last message that is in the queues.
     """
@@ -376,19 +364,13 @@ class FlushServices:
     """The flush services of one store; the store starts and stops them.
 
     Args:
-        log: the log's files.
-        config: the store's settings.
-        health: the store's health.
-        checkpoint: the checkpoint.
         has_pool: whether messages are written to buffers first, and then committed to the files.
-        committed: called after a commit.
         flushables: returns the queues and the index, which are flushed after the log.
         dispatched_timestamp: returns the store time of the last dispatched message, in
             milliseconds.
 
     Attributes:
         group: syncs the log for puts that wait; None with ASYNC_FLUSH.
-        log: syncs the log: ``group``, or the service that syncs at an interval.
         commit: writes the pool's buffers to the files; None if there is no pool.
         after_put: the service that a put wakes.
         queues: flushes queues, index and checkpoint.

@@ -48,12 +48,8 @@ class IndexFileWriter:
 
     Args:
         file: the file, of the size that ``shape`` needs.
-        shape: its slots and entries.
         before: the header of the previous file; a new file's header starts with its end values.
         counts_keys: whether the header counts keys instead of chains (3.x).
-
-    Attributes:
-        header: the current header.
     """
 
     def __init__(
@@ -94,13 +90,7 @@ class IndexFileWriter:
         return self.shape.entries - self.header.entry_count
 
     def put(self, hashes: Int64, offsets: Int64, times: Int64) -> None:
-        """Put keys, at most :attr:`room` of them.
-
-        Args:
-            hashes: hashes of the keys.
-            offsets: physical offsets of their messages.
-            times: store times of their messages, in milliseconds.
-        """
+        """Put keys, at most :attr:`room` of them."""
         count = len(hashes)
         if not count:
             return
@@ -223,12 +213,8 @@ class IndexWriter:
     """Writes the index files of a store.
 
     Args:
-        disk: the store's disk.
-        folder: the index folder.
-        shape: slots and entries of each file.
         clock: returns milliseconds, from which new files get their names.
         filled: called with each file that is full (``IndexService.flush`` syncs it).
-        counts_keys: see :class:`IndexFileWriter`.
 
     Attributes:
         last: the current file, None if there is none.
@@ -369,16 +355,9 @@ class IndexKeeper:
     """Writes and syncs the index files of a store. One thread writes; any thread may flush.
 
     Args:
-        disk: does the input and output.
-        root: the store's folder.
-        shape: slots and entries of each file.
         checkpoint: gets the time up to which the index is on the disk.
         clock: returns milliseconds, from which new files get their names.
         sync_log: syncs the log, so that the checkpoint covers no message that the log may lose.
-        counts_keys: see :class:`IndexFileWriter`.
-
-    Attributes:
-        writer: takes the keys from the dispatcher.
     """
 
     def __init__(

@@ -74,20 +74,11 @@ class LogAppender(FrameAppend):
     """Appends any message to the log (the reference for faster paths). Any thread may append.
 
     Args:
-        files: the log's files.
-        config: the store's settings.
         clock: gives store times, in milliseconds. Called under the lock.
         queue_offsets: the next offset of each queue (``topicQueueTable``); appends change it.
-        flags: the reasons why the store takes no messages now.
-        health: whether the disk still takes writes.
         settle: waits for flush and replica if the put requests it, and returns the result with
             their status. Called outside the lock.
         rules: the rules of another dialect. If they are given, no kernel may write frames.
-
-    Attributes:
-        config: the store's settings.
-        encoder: makes the frames.
-        file_size: bytes of each file of the log.
     """
 
     def __init__(
@@ -207,7 +198,6 @@ class LogAppender(FrameAppend):
         """Append frames under the log's lock (``doAppend``).
 
         Args:
-            encoded: the frames.
             now: their store time, in milliseconds.
             began: when the lock was taken, by the monotonic clock.
         """

@@ -44,11 +44,7 @@ def put_again(
     """A message with body, flags, born time and hosts of a frame.
 
     Args:
-        frame: the frame.
-        topic: topic of the new message.
-        queue_id: its queue.
         values: its properties in the parser's order, with those that are added.
-        sys_flag: SYSFLAG, if it changes.
         prepared_transaction_offset: for a COMMIT: the physical offset of its half message.
         delays: whether the store acts on DELAY and on the properties of the timer wheel.
         waits: whether the put waits for flush and replica, unless WAIT is false.

@@ -113,11 +113,7 @@ class PutManyResult:
 
 
 class ManyWriter:
-    """Puts many messages at once.
-
-    Args:
-        writer: the writer of the log.
-    """
+    """Puts many messages at once."""
 
     def __init__(self, writer: CommitLogWriter) -> None:
         self._writer = writer
@@ -133,7 +129,6 @@ class ManyWriter:
         All messages are held in memory until the first one is appended.
 
         Args:
-            messages: the messages.
             wait: whether to wait for flush and replica if a message requests it.
 
         Raises:
@@ -171,11 +166,7 @@ class ManyWriter:
         return self._append(parts, began, least_time)
 
     def check_stored(self, batch: pa.RecordBatch) -> None:
-        """Raise what :meth:`put_stored` would raise, and put nothing.
-
-        Raises:
-            MessageRejected, UsageError: as :meth:`put_stored`.
-        """
+        """Raise what :meth:`put_stored` would raise, and put nothing."""
         list(self._stored_parts(batch, keeps_times=False))
 
     def _append(

@@ -76,13 +76,9 @@ class TopicTable:
     The dispatcher notes queues; a flush writes the file, before it syncs the queues.
 
     Args:
-        disk: the store's disk.
-        root: the store's folder.
         clock: gives the time of the table's version, in milliseconds.
         existing: gives the queues that the store already has. They are added if there is no file,
             or if the store was not shut down cleanly.
-        batch_topics: topics with batch queues.
-        was_unclean: whether the store was not shut down cleanly.
     """
 
     def __init__(
@@ -201,18 +197,13 @@ class QueueTable:
     """The queues of one store.
 
     Args:
-        disk: the store's disk.
-        root: the store's folder.
-        config: the store's settings, with all sizes.
         ends: for each existing queue the position after its last entry, counted in entries. In a
             queue of 20-byte entries that is one past its last queue offset.
-        log: the log's files.
         mendings: for a recovery: its knowledge of each queue that it writes.
         keeps_tails: whether, as in RocketMQ, bytes after the ends are kept, and files between other
             files may be missing.
 
     Attributes:
-        writers: the writers for the dispatcher.
         live: the queues that :meth:`get` has returned.
     """
 

@@ -51,7 +51,6 @@ class QueuePart:
     """The entries of a run of frames for one queue, in the log's order.
 
     Attributes:
-        rows: the numbers of the frames.
         offsets: the queue offset of each entry; for an inner batch that of its first message.
         units: the entries; in a batch queue their type is :data:`BATCH_DTYPE`.
     """
@@ -188,13 +187,7 @@ _GAP_AT_ONCE: Final = 1 << 14
 class ConsumeQueueWriter:
     """Appends entries to one queue.
 
-    Args:
-        files: the queue's files, which end with its last entry.
-        name: the queue's name in errors.
-
     Attributes:
-        files: the queue's files.
-        name: the queue's name in errors.
         physical_end: physical offset after the last message with an entry (``maxPhysicOffset``).
     """
 
@@ -311,7 +304,6 @@ class Mending:
         resume_at: physical offset of the first message that is not in the queue.
         kept: entries of messages that the log has lost, by their queue offsets. A lost message
             without an entry gets a filler; no reader stops at a filler, not even RocketMQ's.
-        aside: the quarantine folder.
         moved: physical offset -> right queue offset, for messages whose queue offset is damaged.
         largest_gap: the maximum number of fillers in a row; a message after a larger gap has a
             wrong queue offset.
@@ -329,8 +321,6 @@ class ConsumeQueueMender(ConsumeQueueWriter):
 
     Args:
         files: the queue's files, truncated to the sound entries.
-        name: the queue's name in errors.
-        mending: the recovery's knowledge about the queue.
     """
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending) -> None:
@@ -414,8 +404,6 @@ class BatchQueueWriter(ConsumeQueueWriter):
     """Appends entries to one batch queue.
 
     Args:
-        files: the queue's files, which end with its last entry.
-        name: the queue's name in errors.
         mending: a recovery's knowledge about the queue; None if there is no recovery. A recovery
             fills gaps, and empties the queue if its topic was recreated.
     """

@@ -75,7 +75,6 @@ class WaitingPut(PutFuture):
     """The future of a put that waits for the disk, for a slave, or for both.
 
     Args:
-        result: the result of the append.
         replica: status of the replica wait; PUT_OK until it is known.
         parts: number of waits.
         done: called with the result before the future's callbacks.
@@ -138,8 +137,6 @@ class PutWait(Once):
 
     Args:
         offset: the physical offset after the put's frames.
-        heard: called with whether the log reached it in time.
-        fail: called with the error of a failed sync.
     """
 
     def __init__(
@@ -205,11 +202,6 @@ class FlushWait:
     def settle(self, result: PutResult, wait: bool, asked: Asked) -> PutResult:
         """Wait for disk and slave if the put requests it, and return the result.
 
-        Args:
-            result: the result of the append.
-            wait: whether the put waits for disk and slave.
-            asked: the result of :meth:`asked`.
-
         Raises:
             StoreUnavailable: if the sync failed: the message may or may not be on the disk.
         """
@@ -236,9 +228,6 @@ class FlushWait:
         """A future of the result that :meth:`settle` returns.
 
         Args:
-            result: the result of the append.
-            wait: whether the put waits for disk and slave.
-            asked: the result of :meth:`asked`.
             done: called with the result before the future's callbacks.
             failed: called if the sync failed, before the future's callbacks.
         """

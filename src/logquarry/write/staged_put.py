@@ -47,7 +47,6 @@ class StagedWriter:
     """Appends staged frames.
 
     Args:
-        writer: the writer of the log.
         grown: called after each chunk, to wake the services that follow the log.
         counted: called with each topic, the number of its appended messages, and their bytes.
     """

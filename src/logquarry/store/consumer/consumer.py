@@ -34,16 +34,7 @@ _MOST_READS = 64
 
 
 class ConsumerParts(NamedTuple):
-    """The parts of the store that a consumer uses.
-
-    Attributes:
-        reader: reads the queues.
-        arrivals: signals new messages.
-        progress: the offsets.
-        put: puts messages that the consumer sends back.
-        save: writes the offsets durably, after syncing the messages before them.
-        closed: called after the consumer was closed.
-    """
+    """The parts of the store that a consumer uses."""
 
     reader: QueueReader
     arrivals: Arrivals

@@ -39,11 +39,7 @@ class Start:
 
     @classmethod
     def of(cls, start: str | int | datetime, timestamp: int | str | date | None) -> Start:
-        """Parse the user's start: a word, or a store time.
-
-        Raises:
-            UsageError: if it is invalid.
-        """
+        """Parse the user's start: a word, or a store time."""
         takes = "earliest, latest, timestamp or a store time (milliseconds, a datetime)"
         if not isinstance(start, str):
             if timestamp is not None:
@@ -83,8 +79,6 @@ class Progress:
     """The offsets of all groups of one store, including estimates of lost offsets.
 
     Args:
-        offsets: the committed offsets.
-        reader: reads the store's queues.
         lost: the remains of lost offsets; None if lost offsets are not to be estimated.
     """
 
@@ -215,13 +209,7 @@ class OffsetEstimate(NamedTuple):
 
 
 class LostOffsets:
-    """The remains of one store's lost offsets. Only reads files.
-
-    Args:
-        root: the store's folder.
-        has_offsets: whether an offset file was readable.
-        topics: gives the topics of the store.
-    """
+    """The remains of one store's lost offsets. Only reads files."""
 
     def __init__(self, root: Path, *, has_offsets: bool, topics: Callable[[], set[str]]) -> None:
         config = root / CONFIG
@@ -254,13 +242,7 @@ class LostOffsets:
                         yield topic, group, int(match[1]), int(match[2]), path
 
     def is_lost(self, group: str, topic: str, *, has_others: bool) -> bool:
-        """Whether a group must have had offsets in a topic, and these offsets are lost.
-
-        Args:
-            group: the group.
-            topic: the topic.
-            has_others: whether the group has offsets in other topics.
-        """
+        """Whether a group must have had offsets in a topic, and these offsets are lost."""
         if self._has_offsets and not self.files:
             return False
         texts = [text for _, text in self._torn]

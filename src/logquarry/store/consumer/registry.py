@@ -49,11 +49,6 @@ class Consumers:
     """The consumers of one store. Any thread may request a consumer.
 
     Args:
-        reader: reads the store's queues.
-        arrivals: signals new messages.
-        progress: the offsets of all groups.
-        put: puts messages that consumers send back.
-        health: whether the store may be written.
         interval_ms: how often offsets are written (``flushConsumerOffsetInterval``); None if they
             stay in memory because another process writes the store.
     """
@@ -147,11 +142,7 @@ class Consumers:
             raise StoreUnavailable("the store was closed")
 
     def save(self) -> None:
-        """Write the committed offsets.
-
-        Raises:
-            StoreUnavailable: if the write failed.
-        """
+        """Write the committed offsets."""
         if self._interval_ms is not None:
             self._health.require_writable()
             self._progress.offsets.save()
@@ -223,7 +214,6 @@ class LiveQueueReader:
     """The queues of a store that this process writes. Any thread may use it.
 
     Args:
-        store: the store's queues.
         getter: gets messages, without the caps of a ``get``.
     """
 
@@ -284,10 +274,6 @@ class PolledQueueReader(LiveQueueReader):
     """The queues of a store that another process may write; it polls for new messages.
 
     It has a lock, so that only one thread at a time uses the store.
-
-    Args:
-        store: the store's queues.
-        getter: gets messages, without the caps of a ``get``.
     """
 
     def __init__(self, store: PolledStore, getter: MessageGetter) -> None:
@@ -340,18 +326,7 @@ def consumers_of_a_writer(
     health: Health,
     interval_ms: int,
 ) -> Consumers:
-    """The consumers of a store that this process writes.
-
-    Args:
-        store: the store's queues.
-        getter: gets messages, without the caps of a ``get``.
-        listeners: functions that are called for dispatched messages.
-        offsets: the offsets of all groups.
-        root: the store's folder.
-        put: puts messages that are sent back.
-        health: whether the store may be written.
-        interval_ms: how often offsets are written.
-    """
+    """The consumers of a store that this process writes."""
     reader = LiveQueueReader(store, getter)
     arrivals = ToldArrivals()
     made = Consumers(
@@ -381,10 +356,6 @@ def consumers_of_a_reader(
     """The consumers of a store that another process may write: their offsets stay in memory.
 
     Args:
-        store: the store's queues.
-        getter: gets messages, without the caps of a ``get``.
-        root: the store's folder.
-        put: refuses messages that are sent back.
         known: the committed offsets, if the broker keeps them in RocksDB.
     """
     disk = LocalDisk()

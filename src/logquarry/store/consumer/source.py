@@ -30,11 +30,7 @@ most 0.3 % of a processor."""
 
 
 class Arrivals(ABC):
-    """A number that grows when there may be new messages. Any thread may wait until it grows.
-
-    Attributes:
-        version: the number.
-    """
+    """A number that grows when there may be new messages. Any thread may wait until it grows."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -107,11 +103,7 @@ class ToldArrivals(Arrivals):
 
 
 class PolledArrivals(Arrivals):
-    """Arrivals of a store that another process writes.
-
-    Args:
-        look: polls the store; its result changes if there are new messages.
-    """
+    """Arrivals of a store that another process writes."""
 
     def __init__(self, look: Callable[[], object]) -> None:
         super().__init__()
@@ -183,10 +175,8 @@ class QueueBatch(NamedTuple):
     """Messages of one queue.
 
     Attributes:
-        messages: the messages.
         positions: the queue offset of each message. It differs from the message's own
             ``queue_offset`` if the message is in several queues.
-        next_offset: the queue offset to read from next.
         is_moved: whether the queue has no entry at the requested offset (expired, or never
             written). Then there are no messages, and the next read must start at ``next_offset``.
     """

@@ -241,7 +241,6 @@ class Joined(Node):
 
     Attributes:
         stop: the value that decides: False for AND, True for OR.
-        parts: the conditions.
     """
 
     stop: bool
@@ -342,12 +341,7 @@ def _set_depth(node: Node, *inner: Node) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """A parsed filter. Made by :func:`logquarry.store.consumer.sql_parser.parse`.
-
-    Attributes:
-        expression: its text.
-        condition: its tree.
-    """
+    """A parsed filter. Made by :func:`logquarry.store.consumer.sql_parser.parse`."""
 
     expression: str
     condition: Node

@@ -70,8 +70,6 @@ class _Token(NamedTuple):
 
     Attributes:
         kind: real, whole, text, name, sign, keyword or end.
-        text: the token's text; keywords in upper case.
-        at: its position.
     """
 
     kind: str

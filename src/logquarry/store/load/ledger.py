@@ -41,7 +41,6 @@ class LoadId:
     """Identifies a load.
 
     Attributes:
-        app: the application's name.
         version: number of the load; later loads have larger numbers.
         is_named: whether the application may repeat the load later. A load without a name is
             recorded only while it runs.
@@ -76,11 +75,7 @@ class LoadId:
 
     @classmethod
     def from_json(cls, document: Any) -> LoadId:
-        """Parse the result of :meth:`to_json`.
-
-        Raises:
-            ValueError: if the document is invalid.
-        """
+        """Parse the result of :meth:`to_json`."""
         app, version = document.get("app"), document.get("version")
         is_named = document.get("is_named")
         if not isinstance(app, str) or type(version) is not int or type(is_named) is not bool:
@@ -93,11 +88,9 @@ class Intent:
     """A load that is being appended.
 
     Attributes:
-        load: which load.
         start: physical offset at or before its first frame.
         loads: path from the store to the ``loads`` folder that has the segments. It belongs to the
             store, or to the folder that has the stores of several brokers.
-        segments: in the order in which they are appended.
     """
 
     load: LoadId
@@ -125,12 +118,7 @@ LOADS_PLACES: Final = (LOADS, f"../{LOADS}")
 
 
 class Ledger:
-    """The load records of one store, or of a folder with several stores.
-
-    Args:
-        disk: the store's disk.
-        root: the folder.
-    """
+    """The load records of one store, or of a folder with several stores."""
 
     def __init__(self, disk: Disk, root: Path) -> None:
         self._disk = disk

@@ -74,12 +74,6 @@ class Loads:
     """Appends staged segments to the log of an open writer.
 
     Args:
-        disk: the store's disk.
-        root: its folder.
-        log: the log's files.
-        writer: appends to the log.
-        flush: syncs log, queues and index.
-        grown: wakes the services that follow the log.
         counted: called with each topic, its appended messages, and their bytes.
     """
 
@@ -105,8 +99,6 @@ class Loads:
         """Append segments, unless an earlier call has appended them.
 
         Args:
-            load: which load.
-            segments: in their order.
             loads: path from the store to the folder ``loads`` with the segments.
 
         Raises:
@@ -190,7 +182,6 @@ class Pending:
     """A load to finish.
 
     Attributes:
-        intent: the recorded load.
         is_whole: whether the log has all of the load, so that only the ledger is missing.
     """
 

@@ -41,7 +41,6 @@ class Segment:
     """The metadata of a segment. Small and picklable.
 
     Attributes:
-        name: the file's name.
         size: bytes of the file.
         rows: number of frames.
         bytes: bytes of the frames alone.
@@ -62,11 +61,7 @@ class Segment:
 
     @classmethod
     def from_json(cls, document: Any) -> Segment:
-        """Parse the result of :meth:`to_json`.
-
-        Raises:
-            ValueError: if the document is invalid.
-        """
+        """Parse the result of :meth:`to_json`."""
         if not isinstance(document, dict):
             raise ValueError(f"a segment must be an object, not {document!r}")
         name = document.get("name")
@@ -116,7 +111,6 @@ class SegmentWriter:
 
         Args:
             frames: their bytes, with queue numbers in place of queue ids.
-            counts: (queue number, number of frames) pairs.
 
         Raises:
             StoreUnavailable: if the write failed.
@@ -204,8 +198,6 @@ class SegmentReader:
     """Opens and verifies a segment.
 
     Args:
-        folder: its folder.
-        segment: its metadata.
         check: whether to verify the CRC; False if the caller has just verified it.
 
     Attributes:

@@ -72,7 +72,6 @@ def expired_units(layout: StoreLayout, cut: int) -> tuple[ExpiredFile, ...]:
     can no longer be ended, because their messages are gone.
 
     Args:
-        layout: the store's files.
         cut: the log's start after the retention.
     """
     if not layout.has_state_table:
@@ -192,12 +191,8 @@ def plan_retention(
     """Plan the retention of a local store.
 
     Args:
-        layout: the store's files.
-        rules: what may be deleted.
-        now_ms: the time.
         safe_end: for a store that is being written, the offset up to which the log is synced and
             dispatched.
-        log_end: the log's end, if the store's writer gives it.
         held: paths of index files that a writer still uses.
         always_derived: whether to check queues and index even if no log file is deleted. An
             interrupted retention may have left expired files there.

@@ -59,18 +59,6 @@ _RECOVER: Final = "bring the file back, or run verify and recover the store firs
 class LiveRetention:
     """Plans and applies the retention of one store; only one retention runs at a time.
 
-    Args:
-        disk: the store's disk.
-        root: its folder.
-        layout: lists its files.
-        log: its log.
-        queues: its queues.
-        index: its index, None if it has none.
-        transactions: its 3.x state table and redo log, None if it has none.
-        begin_at: records where the log starts, before files are deleted.
-        dispatched: gives the offset up to which the log is dispatched.
-        clock: gives the time in milliseconds.
-
     Attributes:
         removed: called after log files were deleted, so that holders of their bytes release these
             bytes.
@@ -114,10 +102,6 @@ class LiveRetention:
     def plan(self, rules: RetentionRules, *, always_derived: bool = True) -> RetentionPlan:
         """Plan which files to delete now. Changes nothing.
 
-        Args:
-            rules: what may be deleted.
-            always_derived: see :func:`plan_retention`.
-
         Raises:
             CorruptFile: if the record of an interrupted load is unreadable.
         """
@@ -142,7 +126,6 @@ class LiveRetention:
         """Delete expired files; returns the plan that was applied.
 
         Args:
-            rules: what may be deleted.
             pause_s: pause in seconds between two log files, so that the disk can do other work.
 
         Raises:
@@ -200,15 +183,7 @@ class LiveRetention:
 
 
 class RetentionService(Service):
-    """Deletes expired files periodically, in a store whose configuration enables it.
-
-    Args:
-        retention: plans and deletes.
-        config: the hours and the rules of deletion.
-        root: the store's folder.
-        health: health of the store.
-        clock: gives the time in milliseconds.
-    """
+    """Deletes expired files periodically, in a store whose configuration enables it."""
 
     def __init__(
         self,
@@ -377,8 +352,6 @@ def apply_retention(
 
     Args:
         plan: the plan; it must have been made after the lock was taken.
-        disk: the store's disk.
-        root: its folder.
         progress: called with the number of deleted files.
 
     Raises:

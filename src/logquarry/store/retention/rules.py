@@ -80,11 +80,7 @@ def unread(
     """List the groups that have not read expiring messages.
 
     Args:
-        layout: the store's files.
-        log: reads its log.
-        queues: all its queues.
         firsts: for each queue that loses messages, its first queue offset before and after.
-        start: the log's start.
         cut: the log's start after the retention.
     """
     # At debug level: the retention of a running store calls this every ten seconds.
@@ -336,11 +332,7 @@ class RetentionRules:
 
 
 def require_rules(rules: object) -> RetentionRules:
-    """Check that an argument is rules.
-
-    Raises:
-        WrongType: if it is not.
-    """
+    """Check that an argument is rules."""
     takes = "RetentionRules, such as RetentionRules(older_than_ms=259_200_000)"
     return arguments.instance(rules, "rules", RetentionRules, takes)
 
@@ -349,9 +341,6 @@ def duration_ms(text: str) -> int:
     """Parse ``72h``, ``3d``, ``90m``, ``30s`` or ``500ms`` to milliseconds.
 
     A bare number is hours, as in ``fileReservedTime``.
-
-    Raises:
-        UsageError: if the text is not such a duration.
     """
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)", text.strip().lower(), re.A)
     if match is None:
@@ -360,11 +349,7 @@ def duration_ms(text: str) -> int:
 
 
 def disk_ratio(text: str) -> float:
-    """Parse ``0.75``, ``75%``, or ``75`` (as in ``diskMaxUsedSpaceRatio``) to a ratio.
-
-    Raises:
-        UsageError: if it is not above 0 and at most 1.
-    """
+    """Parse ``0.75``, ``75%``, or ``75`` (as in ``diskMaxUsedSpaceRatio``) to a ratio."""
     match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)\s*(%?)", text.strip(), re.A)
     number = float(match[1]) if match else 0.0
     if match is not None and (match[2] or number > 1):
@@ -375,11 +360,7 @@ def disk_ratio(text: str) -> float:
 
 
 def delete_hours(when: str) -> frozenset[int]:
-    """Parse ``deleteWhen``: an hour such as ``04``, or several separated by ``;``.
-
-    Raises:
-        UsageError: if a part of the text is not an hour of a day.
-    """
+    """Parse ``deleteWhen``: an hour such as ``04``, or several separated by ``;``."""
     hours = [part.strip() for part in when.split(";")]
     if not all(re.fullmatch("[0-9]{1,2}", hour) and int(hour) < _HOURS for hour in hours):
         raise UsageError(f"delete_when takes hours such as 04 or 04;16, not {when!r}")
@@ -387,13 +368,7 @@ def delete_hours(when: str) -> frozenset[int]:
 
 
 def is_delete_hour(when: str, now_ms: int, zone: tzinfo | None = None) -> bool:
-    """Whether a time is in one of the hours of ``deleteWhen`` (``UtilAll.isItTimeToDo``).
-
-    Args:
-        when: the hours.
-        now_ms: the time.
-        zone: time zone of the hours (default: this machine's).
-    """
+    """Whether a time is in one of the hours of ``deleteWhen`` (``UtilAll.isItTimeToDo``)."""
     return datetime.fromtimestamp(now_ms / 1_000, zone).hour in delete_hours(when)
 
 
@@ -415,13 +390,7 @@ def rules_due(
     fuller than FORCIBLY_RATIO, delete also files that have not expired.
 
     Args:
-        now_ms: the time.
-        delete_when: hours in which to delete.
-        older_than_ms: age at which files expire.
         max_disk_ratio: use of the disk above which to delete at any hour.
-        forcibly: whether files that have not expired may be deleted.
-        used_ratio: the current use of the disk.
-        most_files: maximum number of files to delete at a time.
         zone: time zone of the hours (default: this machine's).
     """
     if forcibly and used_ratio > FORCIBLY_RATIO:

@@ -125,14 +125,11 @@ class DelayedDelivery:
     """The delivery of one store. Any thread may call it; calls run one at a time.
 
     Args:
-        log: reads queues and log.
         put: puts messages in order, all of them or the first ones.
         levels_ms: delay of each level, level 1 first.
-        progress: keeps the progress.
 
     Attributes:
         offsets: delay level -> next queue offset, for each level that has delivered.
-        delivered: number of messages that this object has delivered.
         skipped: number of messages that could not be delivered.
         delays: for each topic the delays of its delivered messages, from their born time.
         is_waiting: whether the last call of :meth:`deliver` may have left messages in the queues.
@@ -229,11 +226,7 @@ class DelayedDelivery:
 
         Args:
             now: the time in milliseconds.
-            limit: maximum number of messages.
             levels: only these levels (default: all that have a queue).
-
-        Returns:
-            The number of delivered messages.
 
         Raises:
             StoreUnavailable: if a put failed. Messages delivered before it stay delivered; the next
@@ -420,11 +413,8 @@ class DeliveryService(Service):
     """Delivers due messages, and saves the progress periodically.
 
     Args:
-        deliveries: the delivery by delay levels, and the delivery of timer messages.
-        health: health of the store.
         clock: gives the time in milliseconds.
         dispatched: gives the physical offset up to which the queues have the log's messages.
-        save_interval_ms: how often to save the progress.
         monotonic: the clock for that interval, in milliseconds.
     """
 

@@ -84,13 +84,7 @@ class Progress(NamedTuple):
 
 
 class DelayProgress:
-    """The two progress files of one store.
-
-    Args:
-        disk: the store's disk.
-        root: the store's folder.
-        sync_log: syncs the log.
-    """
+    """The two progress files of one store."""
 
     def __init__(self, disk: Disk, root: Path, sync_log: Callable[[], object]) -> None:
         self._disk = disk
@@ -198,7 +192,6 @@ def advance(
     Args:
         offsets: level -> next queue offset; changed in place.
         runs: the log from the saved position on.
-        pending: gives the messages in a level's queue.
         unique: whether to recognise only messages with a UNIQ_KEY. This is needed if ``runs``
             starts before the saved position: counted deliveries may look like later ones.
 

@@ -71,17 +71,11 @@ class TimerDelivery:
     """The delivery of timer messages of one store. Any thread may call it; calls run one at a time.
 
     Args:
-        log: reads queue and log.
-        put: puts messages in order, all of them or the first ones.
-        disk: the store's disk.
-        root: the store's folder.
-        sync_log: syncs the log.
         known: the deliveries that ``timercheck`` shows.
         precision_ms: ``timerPrecisionMs``.
         file_size: bytes of a file of the timer log.
 
     Attributes:
-        delivered: number of messages that this object has delivered.
         skipped: number of messages that could not be delivered.
     """
 
@@ -132,10 +126,6 @@ class TimerDelivery:
 
         Args:
             now: the time in milliseconds.
-            limit: maximum number of messages.
-
-        Returns:
-            The number of delivered messages.
 
         Raises:
             StoreUnavailable: if a put failed. Messages delivered before it stay delivered; the next

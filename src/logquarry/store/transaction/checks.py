@@ -137,11 +137,9 @@ class _Round:
     """One check of one queue.
 
     Attributes:
-        start: queue offset of the first half message.
         next: queue offset of the next half message to check; all before it are finished.
         ops: queue offset of each half message that has op messages -> their queue offsets.
         old: half messages before ``start`` that have op messages.
-        op_start: queue offset of the first op.
         done: queue offsets of ops that are no longer needed.
     """
 
@@ -158,17 +156,7 @@ class _Round:
 
 
 class TransactionChecks:
-    """The checks of one open store. Any thread may call them; one check runs at a time.
-
-    Args:
-        log: reads queues and log.
-        append: puts messages.
-        transactions: the transactions of this process.
-        offsets: keeps the progress.
-        rules: when to check a half message.
-        sync_log: syncs the log.
-        broker: broker name of the messages passed to the listener.
-    """
+    """The checks of one open store. Any thread may call them; one check runs at a time."""
 
     def __init__(
         self,
@@ -197,10 +185,6 @@ class TransactionChecks:
         """Check all half messages after the saved progress.
 
         An exception of the listener is logged, and the transaction stays open.
-
-        Args:
-            listener: decides the outcome of each open transaction.
-            now: the time in milliseconds.
 
         Raises:
             StoreUnavailable: if a put failed. The next check continues with that message.

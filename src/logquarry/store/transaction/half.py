@@ -48,10 +48,6 @@ _FALSE: Final = "false"
 def half_message(message: Message, group: str) -> Message:
     """Make the half message for a message.
 
-    Args:
-        message: the message to put when the transaction is committed.
-        group: the producer group, if the message has none.
-
     Raises:
         UsageError: if the message cannot be in a transaction.
     """
@@ -80,12 +76,7 @@ def half_message(message: Message, group: str) -> Message:
 
 
 def frame_of(message: Message, result: PutResult) -> Frame:
-    """The frame of a half message that was put. The log may not be readable there yet.
-
-    Args:
-        message: the half message, with born time and store host.
-        result: the result of its put.
-    """
+    """The frame of a half message that was put. The log may not be readable there yet."""
     assert message.store_host is not None and message.born_timestamp is not None
     string = message.properties_string or ""
     hosts = host_fields(message.born_host, message.store_host, message.sys_flag)
@@ -142,14 +133,7 @@ def commit_message(half: Frame) -> Message:
 
 
 def op_message(queue_id: int, queue_offset: int, host: str, *, waits: bool) -> Message:
-    """Make the op message for an ended half message (``makeOpMessageInner``).
-
-    Args:
-        queue_id: queue of the half message.
-        queue_offset: queue offset of the half message.
-        host: the store's host.
-        waits: whether the put waits for flush and replica.
-    """
+    """Make the op message for an ended half message (``makeOpMessageInner``)."""
     values = {props.TAGS: OP_TAG, props.WAIT: _TRUE}
     return Message(
         OP_TOPIC,
@@ -245,8 +229,6 @@ class HalfCounter:
         """Count the open half messages by topic.
 
         Args:
-            queues: all queues of the store.
-            frame_at: reads the log.
             passed: queue id -> progress of the checks in the half topic. Half messages before it
                 are finished, or were put back; then the new half message counts.
         """

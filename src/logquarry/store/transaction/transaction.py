@@ -151,11 +151,6 @@ class Transaction:
 class TransactionService:
     """The transactions of one open store. Any thread may use it.
 
-    Args:
-        append: puts messages.
-        clock: gives the time in milliseconds.
-        store_host: the store's host, for messages that have none.
-
     Attributes:
         lock: held while a half message is ended or put back.
         live: half messages of transactions inside their blocks.
@@ -223,11 +218,7 @@ class TransactionService:
         return future
 
     def note(self, key: HalfKey) -> None:
-        """Put the op of an ended half message.
-
-        Raises:
-            StoreUnavailable: if the put failed.
-        """
+        """Put the op of an ended half message."""
         self._append(op_message(*key, self._store_host, waits=False))
         self.ended.add(key)
 
@@ -255,11 +246,8 @@ class TransactionCheckService(Service):
     """Runs checks at an interval. The first check runs after the first interval.
 
     Args:
-        check: runs a check.
-        health: health of the store.
         interval_ms: the pause between checks, by the store's clock or by the machine's, whichever
             ends first: the store's clock can be set back.
-        clock: the store's clock, in milliseconds.
     """
 
     def __init__(
