@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from logquarry import arguments
 from logquarry.config import StoreConfig
 from logquarry.disk.open_files import OpenFiles
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import LogquarryError, StoreUnavailable
 from logquarry.format.properties import parse_tags
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
@@ -42,12 +42,14 @@ from logquarry.read.rocksdb_queue import derived_queues, rocksdb_queues
 from logquarry.read.store_sizes import require_log, with_entry_rules
 from logquarry.store.log_reads import get_arguments
 from logquarry.store.reads import StoreReads
+from logquarry.store.single_put import SinglePut
 from logquarry.units import now_ms
 
 if TYPE_CHECKING:
     from logquarry.store.consumer.registry import Consumers
     from logquarry.store.stats import StoreStats
     from logquarry.store.store_engine import StoreEngine
+    from logquarry.write.put_many import ManyWriter, PutManyResult
     from logquarry.write.put_result import PutResult
 
 
@@ -310,8 +312,8 @@ _LEAST, _MOST, _MOST_COUNT = arguments.LONG_MIN, arguments.LONG_MAX, arguments.I
 KernelGet = Callable[[Queue, int, int, frozenset[str] | None], GetResult | None]
 
 
-class LiveReads(StoreReads):
-    """Reads a store that is written at the same time. Any thread may use it.
+class LiveStore(StoreReads, SinglePut):
+    """The reads and puts of a writer that its services use too. Any thread may use it.
 
     Reads find messages in the log at once, and in the queues when they are dispatched.
     """
@@ -324,8 +326,10 @@ class LiveReads(StoreReads):
         self.layout, self.config = layout, layout.config
         self._live_log = LiveLog(engine.log, self._new_layout)
         super().__init__(layout, self._live_log, broker=broker)
-        # Look these up once, for all gets.
+        self._writer = engine.writer
+        # Look these up once, for all gets and puts.
         self._live_queues = engine.queues.live
+        self._start_puts(engine.writer, engine.recorder, engine.feed, engine.growth)
 
     def _require_open(self) -> None:
         super()._require_open()
@@ -437,3 +441,29 @@ class LiveReads(StoreReads):
 
     def _log_reader(self) -> LogReader:
         return LogReader(self._new_layout(), bound=self.bound, live=True)
+
+    # ------------------------------------------------------------------------------------- puts
+    @cached_property
+    def _many(self) -> ManyWriter:
+        from logquarry.write.put_many import ManyWriter
+
+        return ManyWriter(self._writer)
+
+    def _put_many(self, put: Callable[[], PutManyResult]) -> PutManyResult:
+        began = _monotonic()
+        try:
+            if self._writer.bar is not None:
+                self._engine.feed.adopt()
+            result = put()
+        except LogquarryError as error:
+            self._recorder.put_failed()
+            appended = getattr(error, "appended", None)
+            if appended is not None:
+                self._recorder.put_many(appended, _monotonic() - began)
+            raise
+        self._recorder.put_many(result, _monotonic() - began)
+        return result
+
+    def _append_many(self, messages: Sequence[Message]) -> PutManyResult:
+        """Append messages in bulk, and wait for nothing."""
+        return self._put_many(lambda: self._many.put_many(messages, wait=False))

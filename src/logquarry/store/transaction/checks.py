@@ -28,9 +28,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -38,13 +38,12 @@ from logquarry.disk.config_file import ConsumerOffsets
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.frame import Frame, Outcome
+from logquarry.format.frame import Frame
 from logquarry.format.rows import POSITION
-from logquarry.log.walk import Run
 from logquarry.message import Message
 from logquarry.read.queue import Queue
 from logquarry.store.transaction import half as halves
-from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC
+from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ServedLog
 from logquarry.store.transaction.transaction import Append, TransactionService, TransactionState
 from logquarry.stored_message import StoredMessage
 from logquarry.write.put_result import PutResult
@@ -116,22 +115,6 @@ class CheckReport:
     unreadable: int = 0
 
 
-class HalfLog(Protocol):
-    """The reading side of the checks: queues of half and op messages, and the log."""
-
-    def queue_ids(self, topic: str) -> Iterable[int]:
-        """The queues of a topic."""
-
-    def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue."""
-
-    def outcome_at(self, offset: int) -> Outcome:
-        """Decode the bytes of the log at a physical offset."""
-
-    def runs(self, start: int) -> Iterator[Run]:
-        """The frames of the log from a physical offset on."""
-
-
 @dataclass(slots=True)
 class _Round:
     """One check of one queue.
@@ -160,7 +143,7 @@ class TransactionChecks:
 
     def __init__(
         self,
-        log: HalfLog,
+        log: ServedLog,
         append: Append,
         transactions: TransactionService,
         offsets: ConsumerOffsets,
@@ -231,8 +214,8 @@ class TransactionChecks:
         if ops is None:
             return found
         for op_offset, entry in ops.entries(op_start):
-            op = self._log.outcome_at(entry.physical_offset)
-            names = halves.ended_halves(op) if isinstance(op, Frame) else []
+            op = self._log.frame_at(entry.physical_offset)
+            names = [] if op is None else halves.ended_halves(op)
             for offset in names:
                 if offset < start:
                     found.old.add(offset)
@@ -397,9 +380,9 @@ class TransactionChecks:
 
     def _half(self, queue: Queue, offset: int) -> Frame | None:
         for _, entry in queue.entries(offset, offset + 1):
-            outcome = self._log.outcome_at(entry.physical_offset)
-            if isinstance(outcome, Frame):
-                return outcome
+            half = self._log.frame_at(entry.physical_offset)
+            if half is not None:
+                return half
             logger.error(
                 "the half message at physical offset %d is damaged: it is not checked",
                 entry.physical_offset,

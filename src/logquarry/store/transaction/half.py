@@ -16,14 +16,15 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
+from logquarry.log.walk import Run
 from logquarry.message import Message
 from logquarry.read.queue import Queue
 from logquarry.write.host_fields import host_fields
@@ -43,6 +44,36 @@ OP_SEPARATOR: Final = b","
 
 _TRUE: Final = "true"
 _FALSE: Final = "false"
+
+
+class ServedLog(Protocol):
+    """The log and the queues of an open store, as its delivery and its checks read them."""
+
+    def queue_ids(self, topic: str) -> Iterable[int]:
+        """The queues of a topic."""
+
+    def queue(self, topic: str, queue_id: int) -> Queue | None:
+        """One queue; None if there is no such queue."""
+
+    def frame_at(self, offset: int) -> Frame | None:
+        """The sound frame at a physical offset; None if there is none."""
+
+    def message(self, offset: int, size: int) -> Frame | None:
+        """The message at a physical offset, None if no sound message of that size is there."""
+
+    def store_time_at(self, offset: int, size: int) -> int:
+        """The store time of the message at a physical offset, below 0 if there is none."""
+
+    def runs(self, start: int) -> Iterator[Run]:
+        """The frames of the log from a physical offset on, which may lie inside a frame."""
+
+    @property
+    def start(self) -> int:
+        """The log's start."""
+
+    @property
+    def end(self) -> int:
+        """The log's end."""
 
 
 def half_message(message: Message, group: str) -> Message:
