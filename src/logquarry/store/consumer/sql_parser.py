@@ -28,18 +28,20 @@ from logquarry.errors import BadFilter
 from logquarry.format import java
 from logquarry.store.consumer.sql_filter import (
     Constant,
-    Equal,
-    In,
-    IsNull,
-    IsTrue,
-    Joined,
-    Negative,
     Node,
-    Not,
-    Ordered,
     Property,
     SqlFilter,
     compare,
+    constant,
+    equality,
+    is_in,
+    is_null,
+    is_true,
+    joined,
+    negation,
+    negative,
+    ordered,
+    property_text,
 )
 
 MAX_LENGTH: Final = 1 << 16
@@ -170,7 +172,7 @@ class _Parser:
         if node.is_condition:
             return node
         if isinstance(node, Property):
-            return self._made(IsTrue(node), at)
+            return self._made(is_true(node), at)
         self._fail(at, "this is neither true nor false")
 
     # ---------------------------------------------------------------------------- the grammar
@@ -190,7 +192,7 @@ class _Parser:
         while self._took(word):
             start = self._token
             parts.append(self._condition(inner(), start))
-        return self._made(Joined(stop, tuple(parts)), at)
+        return self._made(joined(stop, parts), at)
 
     def _equality(self) -> Node:
         at = self._token
@@ -204,13 +206,13 @@ class _Parser:
                 self._check_equal(right, start)
                 if _is_truth(left) and isinstance(right, Constant) and not _is_truth(right):
                     self._fail(sign, "TRUE and FALSE cannot be compared with other constants")
-                left = self._made(Equal(left, right), at)
+                left = self._made(equality(left, right), at)
                 if sign.text == "<>":
-                    left = self._made(Not(left), at)
+                    left = self._made(negation(left), at)
             elif self._took("IS", "NULL"):
-                left = self._made(IsNull(left), at)
+                left = self._made(is_null(left), at)
             elif self._took("IS", "NOT", "NULL"):
-                left = self._made(Not(self._made(IsNull(left), at)), at)
+                left = self._made(negation(self._made(is_null(left), at)), at)
             elif self._is_at("IS"):
                 self._fail(sign, "IS must be followed by NULL or NOT NULL")
             else:
@@ -236,7 +238,7 @@ class _Parser:
             elif self._took("IN"):
                 left = self._in(left, at)
             elif self._took("NOT", "IN"):
-                left = self._made(Not(self._in(left, at)), at)
+                left = self._made(negation(self._in(left, at)), at)
             else:
                 return left
 
@@ -245,7 +247,7 @@ class _Parser:
             is_number = isinstance(node, Constant) and _is_number(node)
             if node.is_condition or (isinstance(node, Constant) and not is_number):
                 self._fail(token, "only numbers can be compared with <, <=, > and >=")
-        return self._made(Ordered(sign, left, right), at)
+        return self._made(ordered(sign, left, right), at)
 
     def _between(self, value: Node, at: _Token, *, is_not: bool) -> Node:
         low_at = self._token
@@ -261,7 +263,7 @@ class _Parser:
         is_constant = isinstance(low, Constant) and isinstance(high, Constant)
         if not is_not and is_constant and compare(_value(high), _value(low)) < 0:
             self._fail(low_at, "BETWEEN takes the smaller number first")
-        return self._made(Joined(is_not, parts), at)
+        return self._made(joined(is_not, parts), at)
 
     def _in(self, left: Node, at: _Token) -> Node:
         if not isinstance(left, Property):
@@ -271,7 +273,7 @@ class _Parser:
         while self._took(","):
             texts.append(self._text())
         self._expect(")")
-        return In(left, frozenset(texts))
+        return is_in(left.name, frozenset(texts))
 
     def _text(self) -> str:
         token = self._take()
@@ -288,10 +290,10 @@ class _Parser:
         if self._took("+"):
             node = self._unary()
         elif self._took("-"):
-            node = self._made(Negative(self._unary()), at)
+            node = self._made(negative(self._unary()), at)
         elif self._took("NOT"):
             start = self._token
-            node = self._made(Not(self._condition(self._unary(), start)), at)
+            node = self._made(negation(self._condition(self._unary(), start)), at)
         elif self._took("("):
             node = self._or()
             self._expect(")")
@@ -304,15 +306,15 @@ class _Parser:
         token = self._token
         node: Node
         if token.kind == "name":
-            node = Property(token.text)
+            node = property_text(token.text)
         elif token.kind == "text":
-            node = Constant(_unquoted(token.text))
+            node = constant(_unquoted(token.text))
         elif token.kind == "whole":
-            node = Constant(self._whole_number(token))
+            node = constant(self._whole_number(token))
         elif token.kind == "real":
-            node = Constant(self._real_number(token))
+            node = constant(self._real_number(token))
         elif token.kind == "keyword" and token.text in _CONSTANTS:
-            node = Constant(_CONSTANTS[token.text])
+            node = constant(_CONSTANTS[token.text])
         else:
             self._fail(token, "a property or a constant is missing")
         self._take()
