@@ -265,11 +265,29 @@ class BaseReader(StoreReads):
 
     def _make_consumers(self) -> Consumers:
         # Import here: it takes 0.1 s, which a reader of a few messages need not wait for.
-        from logquarry.disk.config_file import offsets_in_rocksdb
-        from logquarry.store.consumer.registry import consumers_of_a_reader
+        from logquarry.disk.config_file import ConsumerOffsets, offsets_in_rocksdb
+        from logquarry.disk.disk import LocalDisk
+        from logquarry.store.consumer.progress import LostOffsets, Progress
+        from logquarry.store.consumer.registry import Consumers
+        from logquarry.store.consumer.source import PolledArrivals, PolledQueueReader
 
+        # The offsets stay in memory: another process may write the store.
+        disk, root = LocalDisk(), Path(self.root)
+        offsets = ConsumerOffsets(disk, root)
         known = offsets_in_rocksdb(self.layout)
-        return consumers_of_a_reader(self, self._bulk_getter, Path(self.root), self._refuse, known)
+        offsets.update(known or {})
+        has_offsets = known is not None or offsets.found is not None
+        lost = LostOffsets(root, has_offsets=has_offsets, topics=lambda: self.topics)
+        reader = PolledQueueReader(self, self._bulk_getter)
+        made = Consumers(
+            reader,
+            PolledArrivals(lambda: reader.look(made.topics)),
+            Progress(offsets, reader, lost),
+            put=self._refuse,
+            health=disk.health,
+            interval_ms=None,
+        )
+        return made
 
     def _refuse(self, _: Message) -> PutResult:
         raise ReadOnlyStore.of(self.root)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from logquarry.store.state import StoreState
     from logquarry.store.stats import StoreStats
     from logquarry.store.store_engine import StoreEngine
+    from logquarry.write.dispatcher import MessageArrival
     from logquarry.write.put_many import ArrowStream, PutManyResult
 
 # `MessageStore` imports this module for readers too, so the functions import what a writer needs.
@@ -234,19 +235,30 @@ class BaseWriter(LiveStore, ServiceCalls):
         return self._engine.wait_dispatched(offset, timeout)
 
     def _make_consumers(self) -> Consumers:
-        from logquarry.store.consumer.registry import consumers_of_a_writer
+        from logquarry.store.consumer.progress import LostOffsets, Progress
+        from logquarry.store.consumer.registry import Consumers
+        from logquarry.store.consumer.source import Arrivals, QueueReader
 
-        engine = self._engine
-        return consumers_of_a_writer(
-            self,
-            self._bulk_getter,
-            engine.listeners,
-            self._services.consumer_offsets,
-            engine.root,
-            self.put,
+        engine, offsets = self._engine, self._services.consumer_offsets
+        has_offsets = offsets.found is not None
+        lost = LostOffsets(engine.root, has_offsets=has_offsets, topics=lambda: self.topics)
+        arrivals = Arrivals()
+        reader = QueueReader(self, self._bulk_getter)
+        made = Consumers(
+            reader,
+            arrivals,
+            Progress(offsets, reader, lost),
+            put=self.put,
             health=self._health,
             interval_ms=self.config.flush_consumer_offset_interval,
         )
+
+        def arrived(arrival: MessageArrival) -> None:
+            if arrival.topic in made.topics:
+                arrivals.wake()
+
+        engine.listeners.add(arrived)
+        return made
 
     def _release_views(self) -> None:
         # A view of a deleted file also keeps the file's disk space in use.

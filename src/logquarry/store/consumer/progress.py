@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -211,7 +211,9 @@ class OffsetEstimate(NamedTuple):
 class LostOffsets:
     """The remains of one store's lost offsets. Only reads files."""
 
-    def __init__(self, root: Path, *, has_offsets: bool, topics: Callable[[], set[str]]) -> None:
+    def __init__(
+        self, root: Path, *, has_offsets: bool, topics: Callable[[], Iterable[str]]
+    ) -> None:
         config = root / CONFIG
         self._has_offsets = has_offsets
         self._topics = topics
