@@ -242,8 +242,8 @@ class StoreEngine:
         files = self.files
         return Dispatcher(
             self.log,
-            self.queues.writers,
-            None if files.index is None else files.index.writer,
+            self.queues.writers.get,
+            None if files.index is None else files.index.writer.put,
             self.config,
             start=start,
             arrived=self._arrived,
