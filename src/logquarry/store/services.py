@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from logquarry import arguments
 from logquarry.dialect31.prepared import CheckService, PreparedTransactions
@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 60.0
 
+Part = TypeVar("Part")
+
 
 class Services:
     """The services of one store. Any thread may use them."""
@@ -64,12 +66,8 @@ class Services:
         self._log = _ServedLog(store, engine.log)
         self._lock = threading.RLock()
         self._threads: list[Service] = []
-        self._consumer_offsets: ConsumerOffsets | None = None
-        self._config_tables: ConfigTables | None = None
-        self._delivery: DelayedDelivery | None = None
-        self._timers: TimerDelivery | None = None
-        self._transactions: TransactionService | None = None
-        self._checks: TransactionChecks | None = None
+        self._parts: dict[Callable[[], Any], Any] = {}
+        """What each function made when the part was first used."""
         self._delivering: DeliveryService | None = None
         self._checking: TransactionCheckService | None = None
         self._prepared = self._make_prepared()
@@ -78,11 +76,11 @@ class Services:
     @property
     def consumer_offsets(self) -> ConsumerOffsets:
         """``config/consumerOffset.json``, shared by all consumers of this process."""
-        with self._lock:
-            if self._consumer_offsets is None:
-                engine = self._engine
-                self._consumer_offsets = ConsumerOffsets(engine.disk, engine.root, engine.sync_log)
-            return self._consumer_offsets
+        return self._once(self._make_consumer_offsets)
+
+    def _make_consumer_offsets(self) -> ConsumerOffsets:
+        engine = self._engine
+        return ConsumerOffsets(engine.disk, engine.root, engine.sync_log)
 
     @property
     def config_tables(self) -> ConfigTables:
@@ -91,19 +89,14 @@ class Services:
         Raises:
             UsageError: if the store is not a slave, because its own services write there.
         """
-        with self._lock:
-            self._require_open()
         if not self._is_slave:
             raise UsageError(
                 f"{self._engine.root}: its broker_role is not SLAVE: only slaves copy config/"
             )
-        with self._lock:
-            if self._config_tables is None:
-                engine = self._engine
-                self._config_tables = ConfigTables(
-                    engine.disk, engine.root, lambda: self.consumer_offsets
-                )
-            return self._config_tables
+        return self._once(self._make_config_tables)
+
+    def _make_config_tables(self) -> ConfigTables:
+        return ConfigTables(self._engine.disk, self._engine.root, lambda: self.consumer_offsets)
 
     @property
     def _is_slave(self) -> bool:
@@ -124,14 +117,10 @@ class Services:
             raise StoreUnavailable(
                 f"{self._engine.root}: it is a slave: its master delivers delayed messages"
             )
-        if self._delivery is None:
+        if self._make_delivery not in self._parts:
             # Do not take the lock: the dispatcher may call a listener that uses a service.
             self._wait_dispatched()
-        with self._lock:
-            self._require_open()
-            if self._delivery is None:
-                self._delivery = self._make_delivery()
-            return self._delivery
+        return self._once(self._make_delivery)
 
     def _make_delivery(self) -> DelayedDelivery:
         engine = self._engine
@@ -153,11 +142,7 @@ class Services:
     def timers(self) -> TimerDelivery:
         """Delivers timer messages; raises as :attr:`delivery` does."""
         _ = self.delivery
-        with self._lock:
-            self._require_open()
-            if self._timers is None:
-                self._timers = self._make_timers()
-            return self._timers
+        return self._once(self._make_timers)
 
     def _make_timers(self) -> TimerDelivery:
         engine = self._engine
@@ -174,7 +159,7 @@ class Services:
     @property
     def delays(self) -> Mapping[str, Delays]:
         """The delays of delivered messages by topic; empty before delivery began."""
-        delivery = self._delivery
+        delivery: DelayedDelivery | None = self._parts.get(self._make_delivery)
         return {} if delivery is None else delivery.delays
 
     def start_delivery(self) -> None:
@@ -207,22 +192,18 @@ class Services:
     @property
     def transactions(self) -> TransactionService:
         """Transactions that this process begins."""
-        with self._lock:
-            if self._transactions is None:
-                engine = self._engine
-                self._transactions = TransactionService(
-                    self._store._append, clock=engine.clock, store_host=engine.config.store_host
-                )
-            return self._transactions
+        return self._once(self._make_transactions)
+
+    def _make_transactions(self) -> TransactionService:
+        engine = self._engine
+        return TransactionService(
+            self._store._append, clock=engine.clock, store_host=engine.config.store_host
+        )
 
     @property
     def checks(self) -> TransactionChecks:
         """Finds transactions that are still open."""
-        with self._lock:
-            self._require_open()
-            if self._checks is None:
-                self._checks = self._make_checks()
-            return self._checks
+        return self._once(self._make_checks)
 
     def _make_checks(self) -> TransactionChecks:
         store, config = self._store, self._engine.config
@@ -363,6 +344,15 @@ class Services:
         service.start()
         self._threads.append(service)
 
+    def _once(self, make: Callable[[], Part]) -> Part:
+        """The part that a function makes at the first call."""
+        with self._lock:
+            self._require_open()
+            if make not in self._parts:
+                self._parts[make] = make()
+            part: Part = self._parts[make]
+            return part
+
     def _wait_dispatched(self) -> None:
         # adopt() raises if the log ends inside a frame of another store: a wait would never end.
         self._engine.feed.adopt()
@@ -385,10 +375,10 @@ class Services:
         for service in threads:
             service.stop(_PATIENCE_SECONDS)
         saves: list[Callable[[], object]] = []
-        if self._delivery is not None:
-            saves.append(self._delivery.save)
-        if self._timers is not None:
-            saves.append(partial(self._timers.close, self._engine.clock()))
+        if (delivery := self._parts.get(self._make_delivery)) is not None:
+            saves.append(delivery.save)
+        if (timers := self._parts.get(self._make_timers)) is not None:
+            saves.append(partial(timers.close, self._engine.clock()))
         for save in saves:
             # If one part cannot save its progress, the other part still does.
             try:

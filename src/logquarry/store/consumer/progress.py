@@ -227,7 +227,7 @@ class LostOffsets:
         aside = quarantine(root, CONFIG)
         self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
         # Read now: later saves change the files' times.
-        self._saved_at = self._find_saved_at()
+        self.saved_at = self._find_saved_at()
 
     @property
     def files(self) -> list[Path]:
@@ -260,16 +260,12 @@ class LostOffsets:
         listed = _text(self._config / broker_config.SUBSCRIPTION_GROUP_FILE)
         return listed is not None and f'"{group}"' in listed
 
-    @property
-    def saved_at(self) -> tuple[int, Path] | None:
+    def _find_saved_at(self) -> tuple[int, Path] | None:
         """The time (ms) of the last write before offsets were lost, and the file that shows it.
 
         The file is an offset file. If there is none, it is the newest other file of the same folder
         (not the list of topics, because that list changes when messages are put).
         """
-        return self._saved_at
-
-    def _find_saved_at(self) -> tuple[int, Path] | None:
         paths = self.files
         if not paths and self._config.is_dir():
             paths = [

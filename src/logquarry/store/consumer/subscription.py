@@ -190,15 +190,6 @@ class ConsumerGroup:
         self._members: list[Member] = []
         self._owners: dict[QueueKey, Member] = {}
 
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """Its consumers, the oldest first."""
-        return tuple(self._members)
-
-    def owner(self, topic: str, queue_id: int) -> Member | None:
-        """The owner of a queue, None if it is free."""
-        return self._owners.get((topic, queue_id))
-
     def join(self, member: Member) -> None:
         """Add a member."""
         with self._lock:

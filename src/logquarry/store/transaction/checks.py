@@ -300,7 +300,7 @@ class TransactionChecks:
                 if owner is not None:
                     del self._transactions.live[key]
                     self._transactions.live[moved.queue_id, moved.queue_offset] = owner
-                    owner.moved(moved)
+                    owner.half = moved
                 return True
         times = max(0, java.digits(values.get(props.TRANSACTION_CHECK_TIMES, "")))
         if times >= self._rules.most_checks or age > self._rules.kept_hours * _HOUR_MS:

@@ -134,19 +134,6 @@ class Transaction:
             raise UsageError("the transaction has already ended")
         return self.half
 
-    # The service calls these methods with its lock held.
-    def moved(self, half: Frame) -> None:
-        """Record that the half message was put back."""
-        self.half = half
-
-    def require_open(self) -> Frame:
-        """The half message; raises UsageError unless the transaction is open."""
-        return self._require_open()
-
-    def over(self, state: TransactionState) -> None:
-        """Record that the transaction has ended."""
-        self._is_over, self.state = True, state
-
 
 class TransactionService:
     """The transactions of one open store. Any thread may use it.
@@ -176,7 +163,7 @@ class TransactionService:
         with self.lock:
             result, future = self._append(half)
             stands = frame_of(half, result)
-            transaction.moved(stands)
+            transaction.half = stands
             self.live[key_of(stands)] = transaction
         try:
             future.result()
@@ -187,10 +174,10 @@ class TransactionService:
     def end(self, transaction: Transaction, state: TransactionState) -> PutResult:
         """End a transaction; see :meth:`Transaction.commit`."""
         with self.lock:
-            half = transaction.require_open()
+            half = transaction._require_open()
             future = self.end_half(half, state)
             self.live.pop(key_of(half), None)
-            transaction.over(state)
+            transaction._is_over, transaction.state = True, state
         return future.result()
 
     def end_half(self, half: Frame, state: TransactionState) -> PutFuture:
