@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -17,7 +18,6 @@ from logquarry.dialect31.open_transactions import open_in, read_table
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
 from logquarry.format import java
 from logquarry.format import properties as props
-from logquarry.format.frame import Frame
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX
@@ -221,8 +221,8 @@ def _retained(
 
 def _first_timestamp(layout: StoreLayout, start: int) -> int | None:
     """The store time of the log's first message; None if the log starts with damage or a blank."""
-    outcome = CommitLog(layout).outcome_at(start, check_crc=False)
-    return outcome.store_timestamp if isinstance(outcome, Frame) else None
+    first = CommitLog(layout).sound_frame_at(start, check_crc=False)
+    return None if first is None else first.store_timestamp
 
 
 def _behind(
@@ -263,12 +263,7 @@ def _half_messages(
     layout: StoreLayout, queues: list[Queue], counter: HalfCounter, start: int
 ) -> dict[str, int]:
     """Open half messages of 4.x, and open PREPARED messages of 3.x, by topic."""
-    log = CommitLog(layout)
-
-    def frame_at(offset: int) -> Frame | None:
-        outcome = log.outcome_at(offset, check_crc=False)
-        return outcome if isinstance(outcome, Frame) else None
-
+    frame_at = partial(CommitLog(layout).sound_frame_at, check_crc=False)
     passed = consumer_offsets(layout).get((HALF_TOPIC, GROUP), {})
     found = counter.count(queues, frame_at, passed)
     opened = open_in(read_table(layout)) if layout.has_state_table else {}

@@ -27,7 +27,6 @@ from logquarry.disk.queue_folders import link_of
 from logquarry.errors import UsageError
 from logquarry.format import java, timer
 from logquarry.format import properties as props
-from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import StoreFile
 from logquarry.log.walk import LogReader, Run
@@ -144,7 +143,7 @@ def _halves(
             (queue for queue in queues if (queue.topic, queue.queue_id) == (OP_TOPIC, queue_id)),
             None,
         )
-        ended = ended_by(ops, lambda at: _frame(log, at), passed_ops.get(queue_id, 0))
+        ended = ended_by(ops, log.sound_frame_at, passed_ops.get(queue_id, 0))
         still = [at for at in range(first, after) if at not in ended]
         if still:
             yield Unread(topic, queue_id, OPEN, still[0], len(still))
@@ -154,17 +153,12 @@ def _prepared(layout: StoreLayout, log: CommitLog, start: int, cut: int) -> Iter
     """Expiring PREPARED messages (3.x) of open transactions."""
     numbers: dict[QueueKey, list[int]] = defaultdict(list)
     for offset, transaction in open_in(read_table(layout)).items():
-        frame = _frame(log, offset) if start <= offset < cut else None
+        frame = log.sound_frame_at(offset) if start <= offset < cut else None
         if frame is not None:
             topic = frame.topic.decode("utf-8", java.UTF8_ERRORS)
             numbers[topic, frame.queue_id].append(transaction.number)
     for (topic, queue_id), found in sorted(numbers.items()):
         yield Unread(topic, queue_id, OPEN, min(found), len(found))
-
-
-def _frame(log: CommitLog, offset: int) -> Frame | None:
-    outcome = log.outcome_at(offset)
-    return outcome if isinstance(outcome, Frame) else None
 
 
 _FIRST_STEP: Final = 1 << 20

@@ -120,22 +120,25 @@ class _Round:
     """One check of one queue.
 
     Attributes:
+        start: queue offset of the first half message.
         next: queue offset of the next half message to check; all before it are finished.
         ops: queue offset of each half message that has op messages -> their queue offsets.
         old: half messages before ``start`` that have op messages.
+        op_start: queue offset of the first op.
         done: queue offsets of ops that are no longer needed.
     """
 
+    queue: Queue
     queue_id: int
+    listener: Listener
+    now: int
+    report: CheckReport
     start: int
     next: int
     op_start: int
     ops: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     old: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
-
-    def has_ended(self, offset: int) -> bool:
-        return offset in self.ops or offset in self.old
 
 
 class TransactionChecks:
@@ -183,20 +186,15 @@ class TransactionChecks:
                 for queue_id in self._log.queue_ids(HALF_TOPIC):
                     queue = self._log.queue(HALF_TOPIC, queue_id)
                     if queue is not None:
-                        self._check_queue(queue, queue_id, listener, now, report)
+                        round_ = self._begin(queue, queue_id, listener, now, report)
+                        try:
+                            self._look(round_)
+                        finally:
+                            self._commit(round_)
+                            self._offsets.save()
             finally:
                 self._checker = None
         return report
-
-    def _check_queue(
-        self, queue: Queue, queue_id: int, listener: Listener, now: int, report: CheckReport
-    ) -> None:
-        round_ = self._begin(queue, queue_id)
-        try:
-            self._look(queue, round_, listener, now, report)
-        finally:
-            self._commit(round_)
-            self._offsets.save()
 
     # ---------------------------------------------------------------------------- progress
     def _note_ended(self) -> None:
@@ -206,11 +204,13 @@ class TransactionChecks:
                 self._transactions.note(waiting[-1])
                 waiting.pop()
 
-    def _begin(self, queue: Queue, queue_id: int) -> _Round:
+    def _begin(
+        self, queue: Queue, queue_id: int, listener: Listener, now: int, report: CheckReport
+    ) -> _Round:
         start = self._known(HALF_TOPIC, queue_id, queue)
         ops = self._log.queue(OP_TOPIC, queue_id)
         op_start = 0 if ops is None else self._known(OP_TOPIC, queue_id, ops)
-        found = _Round(queue_id, start, start, op_start)
+        found = _Round(queue, queue_id, listener, now, report, start, start, op_start)
         if ops is None:
             return found
         for op_offset, entry in ops.entries(op_start):
@@ -244,33 +244,23 @@ class TransactionChecks:
         self._offsets.commit(OP_TOPIC, GROUP, round_.queue_id, op_end)
 
     # ------------------------------------------------------------------------------- one queue
-    def _look(
-        self, queue: Queue, round_: _Round, listener: Listener, now: int, report: CheckReport
-    ) -> None:
-        queue_id, stop = round_.queue_id, queue.max_offset
+    def _look(self, round_: _Round) -> None:
+        queue_id, stop = round_.queue_id, round_.queue.max_offset
         before = self._before.get(queue_id)
         if before is None:
-            before = self._before[queue_id] = self._look_back(queue, round_, stop)
+            before = self._before[queue_id] = self._look_back(round_, stop)
         for offset in range(round_.start, stop):
             if offset in round_.ops:
                 round_.done.update(round_.ops[offset])
                 self._transactions.ended.discard((queue_id, offset))
-            elif not self._pass(queue, offset, round_, before, listener, now, report):
+            elif not self._pass(round_, offset, before):
                 return
             round_.next = offset + 1
 
-    def _pass(
-        self,
-        queue: Queue,
-        offset: int,
-        round_: _Round,
-        before: _Before,
-        listener: Listener,
-        now: int,
-        report: CheckReport,
-    ) -> bool:
+    def _pass(self, round_: _Round, offset: int, before: _Before) -> bool:
         """Handle one half message; returns whether it is finished."""
-        half = self._half(queue, offset)
+        now, report = round_.now, round_.report
+        half = self._half(round_.queue, offset)
         if half is None:
             report.unreadable += 1
             return True
@@ -285,7 +275,8 @@ class TransactionChecks:
         with self._transactions.lock:
             if key in self._transactions.ended:
                 return True
-            if half.physical_offset in before.committed or round_.has_ended(first):
+            has_ended = first in round_.ops or first in round_.old
+            if has_ended or half.physical_offset in before.committed:
                 self._transactions.note(key)
                 report.noted += 1
                 return True
@@ -318,10 +309,10 @@ class TransactionChecks:
         if moved is None:
             # It stays at its offset, where it can still be ended. The check does not pass it before
             # that.
-            return self._ask(half, half, times + 1, listener, report)
+            return self._ask(round_, half, half, times + 1)
         # From here on the check uses the half message that was put back.
         round_.next = offset + 1
-        self._ask(half, moved, times + 1, listener, report)
+        self._ask(round_, half, moved, times + 1)
         return True
 
     def _put_back(
@@ -347,10 +338,9 @@ class TransactionChecks:
             )
             return None
 
-    def _ask(
-        self, half: Frame, moved: Frame, times: int, listener: Listener, report: CheckReport
-    ) -> bool:
+    def _ask(self, round_: _Round, half: Frame, moved: Frame, times: int) -> bool:
         """Call the listener and carry out its decision; return whether the transaction ended."""
+        report = round_.report
         try:
             topic, queue_id = halves.destination(half)
         except MessageRejected as error:
@@ -359,7 +349,9 @@ class TransactionChecks:
             return False
         message = StoredMessage(moved, broker=self._broker)
         try:
-            state = TransactionState(listener(OpenTransaction(topic, queue_id, message, times)))
+            state = TransactionState(
+                round_.listener(OpenTransaction(topic, queue_id, message, times))
+            )
         except Exception:
             logger.exception("the listener failed for the transaction at %d", moved.physical_offset)
             state = TransactionState.UNKNOWN
@@ -390,14 +382,14 @@ class TransactionChecks:
         return None
 
     # ------------------------------------------------------------------------- first check
-    def _look_back(self, queue: Queue, round_: _Round, stop: int) -> _Before:
+    def _look_back(self, round_: _Round, stop: int) -> _Before:
         """Read from the log the outcomes of the half messages that are open at the first check."""
         opened: dict[int, _Identity] = {}
         sound: set[int] = set()
         moved: set[int] = set()
         last: dict[object, int] = {}
         for offset in range(round_.start, stop):
-            half = self._half(queue, offset)
+            half = self._half(round_.queue, offset)
             if half is None:
                 continue
             sound.add(half.physical_offset)

@@ -221,7 +221,7 @@ FrameAt = Callable[[int], Frame | None]
 def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
     """Queue offsets of the half messages that the op messages from ``start`` on list."""
     ended: set[int] = set()
-    for _, entry in () if ops is None else ops.entries(start):
+    for _, entry in () if ops is None else ops.entries(max(start, ops.min_offset)):
         op = None if entry.is_filler else frame_at(entry.physical_offset)
         ended.update(() if op is None else ended_halves(op))
     return ended
@@ -295,7 +295,7 @@ def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) ->
     known.halves = stop
     if ops is not None:
         end = ops.max_offset
-        known.ended |= ended_by(ops, frame_at, max(known.ops, ops.min_offset))
+        known.ended |= ended_by(ops, frame_at, known.ops)
         known.ops = end
     for at in known.ended & known.open.keys():
         del known.open[at]
