@@ -118,11 +118,7 @@ class Surroundings:
         return monotonic_ms()
 
     def listen(self, host: str, port: int) -> socket.socket:
-        """Make a non-blocking socket that listens.
-
-        Raises:
-            OSError: if the socket cannot listen at the address.
-        """
+        """Make a non-blocking socket that listens."""
         _require_name(host)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=64)
@@ -130,11 +126,7 @@ class Surroundings:
         return listener
 
     def connect(self, host: str, port: int, timeout_s: float) -> socket.socket:
-        """Connect to an address.
-
-        Raises:
-            OSError: if the connection fails.
-        """
+        """Connect to an address."""
         _require_name(host)
         return socket.create_connection((host, port), timeout_s)
 
@@ -193,11 +185,7 @@ class Wire:
         return self._is_shaken
 
     def handshake(self) -> bool:
-        """Continue the TLS handshake. Return whether it is done.
-
-        Raises:
-            OSError: if the handshake fails.
-        """
+        """Continue the TLS handshake. Return whether it is done."""
         assert isinstance(self._socket, ssl.SSLSocket)
         with self._use:
             try:
@@ -213,11 +201,7 @@ class Wire:
             return True
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Read into a buffer. Return the number of bytes, 0 at the end, None if none are there now.
-
-        Raises:
-            OSError: if the connection is broken.
-        """
+        """Read into a buffer. Return the number of bytes, 0 at the end, None if none are there now."""
         with self._use:
             try:
                 return self._socket.recv_into(buffer)
@@ -228,9 +212,6 @@ class Wire:
         """Send buffers, after the buffers that still wait. Return whether all bytes are sent.
 
         The buffers are not copied: do not change them before they are sent.
-
-        Raises:
-            OSError: if the connection is broken.
         """
         with self._use:
             self._out.extend(part for part in parts if part)

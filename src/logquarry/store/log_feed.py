@@ -83,18 +83,11 @@ class LogFeed:
         """The bytes from an offset to the end of the log or of its file; None if there are none.
 
         ``most`` is the maximum number of bytes. The bytes stay valid as long as you hold the view.
-
-        Raises:
-            StoreUnavailable: if the store was closed.
         """
         return self._log.select(offset, most=most)
 
     def sync(self) -> int:
-        """Sync the log; returns the physical offset up to which it is on the disk.
-
-        Raises:
-            StoreUnavailable: if this or an earlier sync failed.
-        """
+        """Sync the log; returns the physical offset up to which it is on the disk."""
         return self._log.flush(0)
 
     def follow(self, flag: Wakeable) -> None:
@@ -107,11 +100,7 @@ class LogFeed:
 
     # ------------------------------------------------------------------------------------ append
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
-        """Append bytes of another store's log, without waking any follower of the log.
-
-        Raises:
-            StoreUnavailable: if the store was closed, or the write failed.
-        """
+        """Append bytes of another store's log, without waking any follower of the log."""
         self.require_open()
         self._health.require_writable()
         return self._writer.append_data(offset, data)

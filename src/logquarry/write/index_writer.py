@@ -164,11 +164,7 @@ class IndexFileWriter:
         return begun
 
     def flush(self, least_pages: int = 0) -> None:
-        """Sync the whole file; ``least_pages`` is ignored.
-
-        Raises:
-            StoreUnavailable: if this or an earlier sync failed.
-        """
+        """Sync the whole file; ``least_pages`` is ignored."""
         self.file.flushed = 0
         self.file.flush()
 
@@ -251,9 +247,6 @@ class IndexWriter:
             times: store time of each message, in milliseconds.
             hashes: hashes of the keys, in the messages' order.
             numbers: for each key the index of its message.
-
-        Raises:
-            StoreUnavailable: if a file cannot be made.
         """
         if not len(offsets):
             return
@@ -411,11 +404,7 @@ class IndexKeeper:
         self._guard.check()
 
     def flush(self, least_pages: int = 0) -> None:
-        """Sync and close full files; with ``least_pages`` 0 also sync the current file.
-
-        Raises:
-            StoreUnavailable: if this or an earlier sync failed.
-        """
+        """Sync and close full files; with ``least_pages`` 0 also sync the current file."""
         while self._filled:
             full = self._filled[0]
             self._sync_log()

@@ -130,11 +130,6 @@ class LogAppender(FrameAppend):
 
         Returns:
             The result, and whether the put waits.
-
-        Raises:
-            StoreUnavailable: if the store takes no messages now.
-            MessageRejected: if the store does not accept this message.
-            UsageError: if a number does not fit its field.
         """
         encoded = self.encoder.encode(message)
         return self.append(encoded), encoded.wait
@@ -147,18 +142,8 @@ class LogAppender(FrameAppend):
     ) -> tuple[PutResult, bool]:
         """Append any batch; the caller waits for flush and replica.
 
-        Args:
-            messages: the messages; None if ``wire`` and ``message`` are given.
-            wire: the wire form of the messages.
-            message: the fields that the messages of ``wire`` share.
-
         Returns:
             The result, and whether the put waits.
-
-        Raises:
-            StoreUnavailable: if the store takes no messages now.
-            MessageRejected: if the store does not accept these messages.
-            UsageError: if the messages are not of one queue.
         """
         if messages is not None:
             messages = require_messages(messages, "put_batch")

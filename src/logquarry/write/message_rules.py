@@ -58,11 +58,7 @@ def name_fault(name: str, check: str, *, longest: int = LONGEST_TOPIC) -> str | 
 
 @lru_cache(_CACHED)
 def topic_bytes(topic: str, check: str) -> bytes:
-    """TOPICLEN and TOPIC as they are in a frame.
-
-    Raises:
-        MessageRejected: if the name cannot be a topic's.
-    """
+    """TOPICLEN and TOPIC as they are in a frame."""
     # QUIRK: RocketMQ counts characters: a topic of 100 characters and 200 bytes gets PUT_OK and a
     # frame whose TOPICLEN is negative (test_append_vectors: vector 35).
     fault = name_fault(topic, check, longest=LONGEST_TOPIC)

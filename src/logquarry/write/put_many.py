@@ -130,13 +130,6 @@ class ManyWriter:
 
         Args:
             wait: whether to wait for flush and replica if a message requests it.
-
-        Raises:
-            StoreUnavailable: if the store takes no messages, or stops taking them. ``appended`` is
-                the result of the messages that are in the log.
-            MessageRejected: if the store does not take a message: ``index`` is its number, and
-                nothing is appended.
-            UsageError: if a message is invalid; nothing is appended.
         """
         began = time.monotonic()
         self._writer.check_status()

@@ -204,10 +204,6 @@ class ConsumeQueueWriter:
     def append(self, offsets: Offsets, units: Units) -> int:
         """Append entries, in the log's order.
 
-        Args:
-            offsets: the queue offset of each.
-            units: the entries.
-
         Returns:
             How many were new.
 

@@ -143,11 +143,7 @@ class Ledger:
         return version >= load.version
 
     def add(self, load: LoadId) -> None:
-        """Record that a load is in the log and synced.
-
-        Raises:
-            StoreUnavailable: if the write failed.
-        """
+        """Record that a load is in the log and synced."""
         write_document(self._disk, self._path(load), load.to_json())
 
     def forget(self, load: LoadId) -> None:
@@ -174,11 +170,7 @@ class Ledger:
             raise CorruptFile(str(path), 0, f"invalid intent: {error}") from error
 
     def begin(self, intent: Intent) -> None:
-        """Record that a load will be appended.
-
-        Raises:
-            StoreUnavailable: if the write failed.
-        """
+        """Record that a load will be appended."""
         document = {
             "load": intent.load.to_json(),
             "start": intent.start,

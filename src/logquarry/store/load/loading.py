@@ -123,11 +123,7 @@ class Loads:
         return Loaded(intent.rows, intent.bytes, end, self._log.wrote_offset)
 
     def finish(self, pending: Pending) -> None:
-        """Finish a load that an earlier writer began.
-
-        Raises:
-            StoreUnavailable: if the store accepts no more writes; the load stays recorded.
-        """
+        """Finish a load that an earlier writer began."""
         intent = pending.intent
         if not pending.is_whole:
             first, start = self._find(intent)

@@ -111,9 +111,6 @@ class SegmentWriter:
 
         Args:
             frames: their bytes, with queue numbers in place of queue ids.
-
-        Raises:
-            StoreUnavailable: if the write failed.
         """
         self._write(frames)
         self.bytes += len(frames)
@@ -122,11 +119,7 @@ class SegmentWriter:
             self.rows += count
 
     def finish(self) -> Segment:
-        """Write the footer and sync the file; returns the metadata.
-
-        Raises:
-            StoreUnavailable: if that failed.
-        """
+        """Write the footer and sync the file; returns the metadata."""
         text = json.dumps({"queues": [[*key] for key in self._numbers]}, ensure_ascii=False)
         footer = text.encode()
         self._write(footer + _TAIL.pack(self.bytes, len(footer), _MAGIC))

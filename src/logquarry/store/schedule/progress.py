@@ -117,11 +117,7 @@ class DelayProgress:
         return Progress(loaded.value, UNKNOWN)
 
     def save(self, progress: Progress) -> bool:
-        """Write both files durably, if the progress changed; returns whether they were written.
-
-        Raises:
-            StoreUnavailable: if the write failed; the progress saved before stays valid.
-        """
+        """Write both files durably, if the progress changed; returns whether they were written."""
         saved = self._saved
         is_known = saved is not None and saved.offsets == progress.offsets
         # A saved position after the log's end was written before a truncation.
