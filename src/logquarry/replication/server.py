@@ -16,7 +16,7 @@ import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, Self, TypeVar
 
@@ -28,16 +28,6 @@ from logquarry.replication.wire import Surroundings, Waits, Wire, address_text, 
 logger = logging.getLogger(__name__)
 
 Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
-
-
-def networks(allow: Sequence[str] | None) -> Networks | None:
-    """Parse addresses and networks ("10.0.0.7", "10.0.0.0/8"); None allows all."""
-    if allow is None:
-        return None
-    try:
-        return tuple(ipaddress.ip_network(text, strict=False) for text in allow)
-    except ValueError as error:
-        raise UsageError(f"allow takes addresses and networks: {error}") from error
 
 
 class Admission:
@@ -99,8 +89,13 @@ class ServerOptions:
         self.networks()
 
     def networks(self) -> Networks | None:
-        """Parse ``allow``."""
-        return networks(self.allow)
+        """Parse the addresses and networks of ``allow``; None allows all."""
+        if self.allow is None:
+            return None
+        try:
+            return tuple(ipaddress.ip_network(text, strict=False) for text in self.allow)
+        except ValueError as error:
+            raise UsageError(f"allow takes addresses and networks: {error}") from error
 
 
 class Peer:

@@ -201,7 +201,7 @@ class Wire:
             return True
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Read into a buffer. Return the number of bytes, 0 at the end, None if none are there now."""
+        """Read into a buffer. Return the number of bytes, 0 at the end, None if there are none."""
         with self._use:
             try:
                 return self._socket.recv_into(buffer)

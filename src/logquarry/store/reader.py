@@ -216,16 +216,6 @@ class BaseReader(StoreReads):
         yield from self._file_queues()
         yield from rocksdb_queues(self.layout)
 
-    def _queues_from_log(self) -> tuple[Mapping[QueueKey, Queue], int]:
-        """The queues in RocksDB with the later messages of the log, and the log's end.
-
-        Without RocksDB, this reads the whole log.
-        """
-        made, found = derived_queues(with_entry_rules(self.layout), self._log_reader())
-        end = self._log.min_offset if found is None else found
-        self._log.set_end(end)
-        return made, end
-
     def get(
         self,
         topic: str,
@@ -320,8 +310,15 @@ class _Found:
 
     @cached_property
     def log_queues(self) -> tuple[Mapping[QueueKey, Queue], int]:
-        """The queues in RocksDB or made from the log, and the log's end."""
-        return self._store._queues_from_log()
+        """The queues in RocksDB with the later messages of the log, and the log's end.
+
+        Without RocksDB, this reads the whole log.
+        """
+        store = self._store
+        made, found = derived_queues(with_entry_rules(store.layout), store._log_reader())
+        end = store._log.min_offset if found is None else found
+        store._log.set_end(end)
+        return made, end
 
 
 _monotonic = time.monotonic

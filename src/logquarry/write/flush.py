@@ -126,13 +126,11 @@ class GroupCommitService(Service):
         """End a wait for which no more sync runs. It succeeds if an earlier sync covered it."""
         if self._queue.flushed_offset >= request.offset:
             request.resolve(True)
+        elif self.health.reason is not None:
+            request.fail(self.health.error())
         else:
-            request.fail(self._end_error())
-
-    def _end_error(self) -> StoreUnavailable:
-        if self.health.reason is not None:
-            return self.health.error()
-        return StoreUnavailable("the store was closed before the message was on the disk")
+            why = "the store was closed before the message was on the disk"
+            request.fail(StoreUnavailable(why))
 
     def expire(self) -> int | None:
         """End the waits whose deadline has passed.

@@ -92,12 +92,9 @@ class Progress:
         self._beginnings: dict[tuple[str, str], _Beginning] = {}
         self._estimates: dict[tuple[str, str, int], OffsetEstimate] = {}
         if lost is not None:
-            self._take_torn(lost)
-
-    def _take_torn(self, lost: LostOffsets) -> None:
-        for topic, group, queue_id, offset, path in lost.entries():
-            if queue_id not in self.offsets.of(topic, group):
-                self._take(group, topic, queue_id, offset, f"found in the torn file {path}")
+            for topic, group, queue_id, offset, path in lost.entries():
+                if queue_id not in offsets.of(topic, group):
+                    self._take(group, topic, queue_id, offset, f"found in the torn file {path}")
 
     def _take(self, group: str, topic: str, queue_id: int, offset: int, reason: str) -> None:
         self.offsets.commit(topic, group, queue_id, offset)

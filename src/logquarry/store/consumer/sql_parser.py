@@ -21,7 +21,7 @@ the tree is nested deeper than MAX_DEPTH.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, NamedTuple, NoReturn
 
 from logquarry.errors import BadFilter
@@ -179,11 +179,8 @@ class _Parser:
     def _or(self) -> Node:
         return self._joined("OR", stop=True)
 
-    def _and(self) -> Node:
-        return self._joined("AND", stop=False)
-
     def _joined(self, word: str, *, stop: bool) -> Node:
-        inner = self._and if stop else self._equality
+        inner = partial(self._joined, "AND", stop=False) if stop else self._equality
         at = self._token
         first = inner()
         if not self._is_at(word):
@@ -244,8 +241,7 @@ class _Parser:
 
     def _ordered(self, sign: str, left: Node, at: _Token, right: Node, start: _Token) -> Node:
         for node, token in ((left, at), (right, start)):
-            is_number = isinstance(node, Constant) and _is_number(node)
-            if node.is_condition or (isinstance(node, Constant) and not is_number):
+            if node.is_condition or (isinstance(node, Constant) and isinstance(node.value, str)):
                 self._fail(token, "only numbers can be compared with <, <=, > and >=")
         return self._made(ordered(sign, left, right), at)
 
@@ -340,10 +336,6 @@ def _value(node: Node) -> int | float:
 
 def _is_truth(node: Node) -> bool:
     return isinstance(node, Constant) and node.is_condition
-
-
-def _is_number(node: Constant) -> bool:
-    return isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
 
 
 def _unquoted(text: str) -> str:

@@ -221,16 +221,12 @@ def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None
     if names is not None:
         _remove_files(own, names)
         return
-    for version in _versions(own.parent):
-        if version <= load.version:
-            old = own.parent / str(version)
+    for name in _names(own.parent):
+        if re.fullmatch("[0-9]+", name) and int(name) <= load.version:
+            old = own.parent / str(int(name))
             _remove_files(old, _names(old))
             _rmdir(old)
     _rmdir(own.parent)
-
-
-def _versions(folder: Path) -> list[int]:
-    return [int(name) for name in _names(folder) if re.fullmatch("[0-9]+", name)]
 
 
 def _names(folder: Path) -> list[str]:

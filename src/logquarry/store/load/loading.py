@@ -254,18 +254,14 @@ def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent
         log.load()
         _keep(disk, root, log, intent.start, plan.log_end)
         # Otherwise the truncated bytes would count as lost.
-        _lower_mark(root, disk, intent.start)
+        checkpoint = CheckpointFile(disk, root / CHECKPOINT)
+        try:
+            DurableFile(disk, root / DURABLE, intent.start, checkpoint.times).close()
+        finally:
+            checkpoint.close()
         log.truncate_to(intent.start, aside=quarantine(root, COMMIT_LOG))
     finally:
         log.close()
-
-
-def _lower_mark(root: Path, disk: Disk, offset: int) -> None:
-    checkpoint = CheckpointFile(disk, root / CHECKPOINT)
-    try:
-        DurableFile(disk, root / DURABLE, offset, checkpoint.times).close()
-    finally:
-        checkpoint.close()
 
 
 def _keep(disk: Disk, root: Path, log: MappedFileQueue, start: int, end: int) -> None:

@@ -33,16 +33,14 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_store
 from logquarry.log.store_files import DURABLE, INDEX, REDO_LOG, STATE_TABLE
 from logquarry.read.fence import Action, refusal, require
-from logquarry.read.log_queues import QueueKey
 from logquarry.repair.recover.folder_check import check_entries
 from logquarry.repair.recover.loss import missing_files
 from logquarry.store.load.ledger import Ledger
 from logquarry.store.retention.plan import RetentionPlan, plan_retention
 from logquarry.store.retention.rules import (
-    HOUR_MS,
     RetentionRules,
     delete_hours,
-    disk_use,
+    least_used,
     require_rules,
     rules_due,
 )
@@ -52,7 +50,6 @@ from logquarry.write.queue_table import QueueTable
 
 logger = logging.getLogger(__name__)
 
-_PERCENT: Final = 100
 _RECOVER: Final = "bring the file back, or run verify and recover the store first"
 
 
@@ -151,7 +148,9 @@ class LiveRetention:
                 self.removed()
             for key, files in plan.queues:
                 self._require_open()
-                self._cut_queue(key, files[-1].base)
+                writer = self._queues.writers.get(key)
+                if writer is not None:
+                    writer.files.remove_until(files[-1].base)
             for gone in plan.index:
                 self._disk.remove(self._root / gone.path)
             self._cut_transactions(plan)
@@ -161,11 +160,6 @@ class LiveRetention:
     def _require_open(self) -> None:
         if self._is_ended:
             raise StoreUnavailable(f"{self._root}: the store was closed")
-
-    def _cut_queue(self, key: QueueKey, last_base: int) -> None:
-        writer = self._queues.writers.get(key)
-        if writer is not None:
-            writer.files.remove_until(last_base)
 
     def _cut_transactions(self, plan: RetentionPlan) -> None:
         for name in (STATE_TABLE, REDO_LOG):
@@ -204,19 +198,9 @@ class RetentionService(Service):
 
     def due(self) -> RetentionRules | None:
         """The rules that apply now; None if there is nothing to delete."""
-        config = self._config
-        every = [disk_use(folder) for folder in self._retention.log_folders]
-        # RocketMQ deletes files to free space only when all disks of the log are full.
-        found = min((use for use in every if use), key=lambda use: use.ratio, default=None)
-        return rules_due(
-            now_ms=self._clock(),
-            delete_when=config.delete_when,
-            older_than_ms=config.file_reserved_time * HOUR_MS,
-            max_disk_ratio=config.disk_max_used_space_ratio / _PERCENT,
-            forcibly=config.clean_file_forcibly_enable,
-            used_ratio=0.0 if found is None else found.ratio,
-            most_files=config.delete_files_batch_max,
-        )
+        found = least_used(self._retention.log_folders)
+        used_ratio = 0.0 if found is None else found.ratio
+        return rules_due(self._config, self._clock(), used_ratio)
 
     def run_once(self) -> None:
         """Delete the files that have expired."""

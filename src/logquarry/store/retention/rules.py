@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry import arguments
+from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import open_in, read_table
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
 from logquarry.disk.queue_folders import link_of
@@ -280,6 +281,7 @@ FORCIBLY_RATIO: Final = 0.85
 
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS, "d": 24 * HOUR_MS}
 _HOURS: Final = 24
+_PERCENT: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -367,32 +369,28 @@ def is_delete_hour(when: str, now_ms: int, zone: tzinfo | None = None) -> bool:
 
 
 def rules_due(
-    *,
-    now_ms: int,
-    delete_when: str,
-    older_than_ms: int,
-    max_disk_ratio: float,
-    forcibly: bool,
-    used_ratio: float,
-    most_files: int,
-    zone: tzinfo | None = None,
+    config: StoreConfig, now_ms: int, used_ratio: float, zone: tzinfo | None = None
 ) -> RetentionRules | None:
     """Return the rules to apply now; None to delete nothing (``CleanCommitLogService``).
 
     In the hours of ``delete_when``: delete all expired files. At any hour: if the disk is fuller
-    than ``max_disk_ratio``, delete expired files until it is not. With ``forcibly``: if the disk is
-    fuller than FORCIBLY_RATIO, delete also files that have not expired.
+    than ``disk_max_used_space_ratio``, delete expired files until it is not. With
+    ``clean_file_forcibly_enable``: if the disk is fuller than FORCIBLY_RATIO, delete also files
+    that have not expired.
 
     Args:
-        max_disk_ratio: use of the disk above which to delete at any hour.
+        used_ratio: the current use of the disk.
         zone: time zone of the hours (default: this machine's).
     """
-    if forcibly and used_ratio > FORCIBLY_RATIO:
+    most_files = config.delete_files_batch_max
+    if config.clean_file_forcibly_enable and used_ratio > FORCIBLY_RATIO:
         return RetentionRules(max_disk_ratio=FORCIBLY_RATIO, most_files=most_files)
-    if is_delete_hour(delete_when, now_ms, zone):
+    older_than_ms = config.file_reserved_time * HOUR_MS
+    if is_delete_hour(config.delete_when, now_ms, zone):
         return RetentionRules(older_than_ms=older_than_ms, most_files=most_files)
-    if used_ratio > max_disk_ratio:
+    most = config.disk_max_used_space_ratio / _PERCENT
+    if used_ratio > most:
         return RetentionRules(
-            older_than_ms=older_than_ms, max_disk_ratio=max_disk_ratio, most_files=most_files
+            older_than_ms=older_than_ms, max_disk_ratio=most, most_files=most_files
         )
     return None

@@ -271,18 +271,15 @@ class HalfCounter:
                     continue
                 ops = by_name.get((OP_TOPIC, queue_id))
                 known = self._queues.get(queue_id)
-                if known is None or _is_another(known, queue, ops):
+                op_end = 0 if ops is None else ops.max_offset
+                # A queue is shorter than before if its topic was deleted and recreated.
+                if known is None or queue.max_offset < known.halves or op_end < known.ops:
                     known = self._queues[queue_id] = _Known()
                 _read(known, queue, ops, frame_at)
                 first = max(queue.min_offset, passed.get(queue_id, 0))
                 known.open = {at: name for at, name in known.open.items() if at >= first}
                 total.update(known.open.values())
         return total
-
-
-def _is_another(known: _Known, halves: Queue, ops: Queue | None) -> bool:
-    """Whether a queue is shorter than before, because its topic was deleted and recreated."""
-    return halves.max_offset < known.halves or (ops is not None and ops.max_offset < known.ops)
 
 
 def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) -> None:
