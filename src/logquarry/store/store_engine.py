@@ -53,7 +53,7 @@ from logquarry.repair.recover.open_check import (
     plan_to_open,
     recovered_store,
 )
-from logquarry.store.load.loading import Loads, Pending, pending_load
+from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.log_feed import LogFeed
 from logquarry.store.log_growth import LogGrowth
 from logquarry.store.retention.retain import LiveRetention, RetentionService
@@ -194,7 +194,12 @@ class StoreEngine:
             grown=self.growth.wake_all,
             counted=self.recorder.loaded,
         )
-        self._finish(pending)
+        if pending is not None:
+            try:
+                self.loads.finish(pending)
+            except BaseException:
+                self.close()
+                raise
 
     # ------------------------------------------------------------------------------------ start
     def _find(self, config: StoreConfig, accept_loss: int | None) -> StoreFound:
@@ -372,15 +377,6 @@ class StoreEngine:
                 RetentionService(retention, config, root, self.health, clock=self.clock)
             )
         return retention
-
-    def _finish(self, pending: Pending | None) -> None:
-        """Finish a load that an earlier writer began."""
-        if pending is not None:
-            try:
-                self.loads.finish(pending)
-            except BaseException:
-                self.close()
-                raise
 
     # ---------------------------------------------------------------------------------- at work
     def wait_dispatched(self, offset: int | None, timeout: float | None) -> bool:

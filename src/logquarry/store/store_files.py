@@ -99,8 +99,17 @@ class StoreFiles:
                 keeps_tails=found.keeps_tails,
             )
             opened.callback(self.queues.close)
-            self._load_log(found.log_end)
-            self.durable = self._open_durable(found.log_end)
+            self.log.load()
+            if self.log.bases and found.keeps_tails:
+                self.log.end_at(found.log_end)
+            elif self.log.bases:
+                self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
+            self.durable = DurableFile(
+                *(disk, root / DURABLE, found.log_end, self.checkpoint.times),
+                log_start=self.log.min_offset,
+            )
+            self.durable.find_start = lambda: self.log.min_offset
+            self.checkpoint.before_write = self.durable.expect
             opened.callback(self.durable.close)
             self.index = self._open_index(clock)
             if self.index is not None:
@@ -130,23 +139,6 @@ class StoreFiles:
         pool = TransientStorePool(config.transient_store_pool_size, log_size)
         opened.callback(pool.close)
         return pool
-
-    def _load_log(self, end: int) -> None:
-        self.log.load()
-        if self.log.bases:
-            if self.keeps_tails:
-                self.log.end_at(end)
-            else:
-                self.log.truncate_to(end, aside=quarantine(self.root, COMMIT_LOG))
-
-    def _open_durable(self, log_end: int) -> DurableFile:
-        durable = DurableFile(
-            *(self.disk, self.root / DURABLE, log_end, self.checkpoint.times),
-            log_start=self.log.min_offset,
-        )
-        durable.find_start = lambda: self.log.min_offset
-        self.checkpoint.before_write = durable.expect
-        return durable
 
     def _open_index(self, clock: Clock) -> IndexKeeper | None:
         if not self.config.message_index_enable:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 from collections import deque
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -205,6 +206,7 @@ def _seconds(times: Int64, begin: int) -> Int64:
     return np.clip((times - begin) // 1000, 0, java.INT_MAX)
 
 
+@dataclass(eq=False)
 class IndexWriter:
     """Writes the index files of a store.
 
@@ -216,28 +218,21 @@ class IndexWriter:
         last: the current file, None if there is none.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: Path,
-        shape: IndexShape,
-        *,
-        clock: Callable[[], int],
-        filled: Callable[[IndexFileWriter], None] = lambda _: None,
-        counts_keys: bool = False,
-    ) -> None:
-        self._counts_keys = counts_keys
-        self._disk = disk
-        self._folder = folder
-        self._shape = shape
-        self._clock = clock
-        self._filled = filled
-        names = [name for name in disk.names_in(folder) if is_index_name(name)]
+    disk: Disk
+    folder: Path
+    shape: IndexShape
+    _: KW_ONLY
+    clock: Callable[[], int]
+    filled: Callable[[IndexFileWriter], None] = lambda _: None
+    counts_keys: bool = False
+
+    def __post_init__(self) -> None:
+        names = [name for name in self.disk.names_in(self.folder) if is_index_name(name)]
         self._last_name = max(names, default="")
         self.last: IndexFileWriter | None = None
         if self._last_name:
             file = self._open(self._last_name)
-            self.last = IndexFileWriter(file, shape, counts_keys=counts_keys)
+            self.last = IndexFileWriter(file, self.shape, counts_keys=self.counts_keys)
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
         """Put the keys of a run of messages.
@@ -276,13 +271,13 @@ class IndexWriter:
         file = self._make()
         made = IndexFileWriter(
             file,
-            self._shape,
+            self.shape,
             None if before is None else before.header,
-            counts_keys=self._counts_keys,
+            counts_keys=self.counts_keys,
         )
         self.last = made
         if before is not None:
-            self._filled(before)
+            self.filled(before)
         return made
 
     def _make(self) -> MappedFile:
@@ -292,7 +287,7 @@ class IndexWriter:
         it, possibly in the same millisecond.
         """
         while True:
-            self._last_name = next_name(self._last_name, self._clock())
+            self._last_name = next_name(self._last_name, self.clock())
             try:
                 return self._open(self._last_name, exclusive=True)
             except StoreUnavailable as error:
@@ -301,8 +296,8 @@ class IndexWriter:
                     raise
 
     def _open(self, name: str, *, exclusive: bool = False) -> MappedFile:
-        size = self._shape.file_size
-        return MappedFile(self._disk, self._folder / name, 0, size, exclusive=exclusive)
+        size = self.shape.file_size
+        return MappedFile(self.disk, self.folder / name, 0, size, exclusive=exclusive)
 
     def close(self) -> None:
         """Close the last file."""

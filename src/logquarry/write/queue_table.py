@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -193,6 +194,7 @@ class TopicTable:
         return self._versioned(old, table)
 
 
+@dataclass(eq=False)
 class QueueTable:
     """The queues of one store.
 
@@ -207,43 +209,36 @@ class QueueTable:
         live: the queues that :meth:`get` has returned.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        root: Path,
-        config: StoreConfig,
-        ends: Mapping[QueueKey, int],
-        log: MappedFileQueue,
-        mendings: Mapping[QueueKey, Mending] | None = None,
-        *,
-        keeps_tails: bool = False,
-    ) -> None:
-        self._keeps_tails = keeps_tails
-        self.writers = QueueWriters(self._open_files, mendings, config.batch_topics)
-        self._disk = disk
-        self._root = root
-        self._config = config
-        self._ends = dict(ends)
-        self._log = log
+    disk: Disk
+    root: Path
+    config: StoreConfig
+    ends: Mapping[QueueKey, int]
+    log: MappedFileQueue
+    mendings: Mapping[QueueKey, Mending] | None = None
+    _: KW_ONLY
+    keeps_tails: bool = False
+
+    def __post_init__(self) -> None:
+        self.writers = QueueWriters(self._open_files, self.mendings, self.config.batch_topics)
         self._opening = threading.Lock()
         self.live: dict[QueueKey, LiveQueue | LiveBatchQueue] = {}
 
     def _open_files(self, topic: str, queue_id: int) -> MappedFileQueue:
-        form = queue_form(self._config, topic)
+        form = queue_form(self.config, topic)
         parts = form.root, topic, str(queue_id)
-        aside = quarantine(self._root, *parts)
+        aside = quarantine(self.root, *parts)
         files = MappedFileQueue(
-            self._disk,
-            self._root.joinpath(*parts),
+            self.disk,
+            self.root.joinpath(*parts),
             form.file_size,
-            allocator=_SoleOwner(self._disk, aside),
-            gaps=self._keeps_tails,
+            allocator=_SoleOwner(self.disk, aside),
+            gaps=self.keeps_tails,
         )
         files.load()
         if files.bases:
             # A queue that is not in `ends` has no valid entry: remove all.
-            end = self._ends.get((topic, queue_id), 0) * form.entry_size
-            if self._keeps_tails:
+            end = self.ends.get((topic, queue_id), 0) * form.entry_size
+            if self.keeps_tails:
                 files.end_at(end)
             else:
                 files.truncate_to(max(end, files.min_offset), aside=aside)
@@ -252,7 +247,7 @@ class QueueTable:
     def keys(self) -> list[QueueKey]:
         """Topic and number of each queue, sorted."""
         written = {key for key in self.writers.known if self._has_files(key)}
-        return sorted(written.union(self._ends))
+        return sorted(written.union(self.ends))
 
     def _has_files(self, key: QueueKey) -> bool:
         writer = self.writers.get(key)
@@ -265,19 +260,19 @@ class QueueTable:
         if found is not None:
             return found
         # Only names of existing queues may become paths.
-        if key not in self._ends and key not in self.writers:
+        if key not in self.ends and key not in self.writers:
             return None
         writer = self.writers.get(key)
         if writer is None or not writer.files.bases:
             return None
         with self._opening:
-            kind = LiveBatchQueue if topic in self._config.batch_topics else LiveQueue
-            return self.live.setdefault(key, kind(topic, queue_id, writer.files, self._log))
+            kind = LiveBatchQueue if topic in self.config.batch_topics else LiveQueue
+            return self.live.setdefault(key, kind(topic, queue_id, writer.files, self.log))
 
     def next_offsets(self) -> dict[QueueKey, int]:
         """The next offset of each queue (``recoverTopicQueueTable``)."""
-        batch = [key for key in self._ends if key[0] in self._config.batch_topics]
-        found = {key: end for key, end in self._ends.items() if key not in batch}
+        batch = [key for key in self.ends if key[0] in self.config.batch_topics]
+        found = {key: end for key, end in self.ends.items() if key not in batch}
         for key in {*self.writers.known, *batch}:
             writer = self.writers.get(key)
             if writer is not None and writer.next_offset is not None:
@@ -300,10 +295,10 @@ class QueueTable:
         if file.is_named():
             return True
         logger.warning("%s: another program deleted it while it was in use; recreated", file.path)
-        disk = self._disk
+        disk = self.disk
         data = file.select(0) or b""
         try:
-            aside = quarantine(self._root, *file.path.relative_to(self._root).parent.parts)
+            aside = quarantine(self.root, *file.path.relative_to(self.root).parent.parts)
             _set_aside(disk, file.path, aside)
             descriptor = disk.make_file(file.path, file.size)
             try:

@@ -43,6 +43,7 @@ class StagedFrames:
     path: str
 
 
+@dataclass(eq=False)
 class StagedWriter:
     """Appends staged frames.
 
@@ -51,15 +52,9 @@ class StagedWriter:
         counted: called with each topic, the number of its appended messages, and their bytes.
     """
 
-    def __init__(
-        self,
-        writer: CommitLogWriter,
-        grown: Callable[[], None],
-        counted: Callable[[str, int, int], None],
-    ) -> None:
-        self._writer = writer
-        self._grown = grown
-        self._counted = counted
+    writer: CommitLogWriter
+    grown: Callable[[], None]
+    counted: Callable[[str, int, int], None]
 
     def append(self, frames: StagedFrames, start: int = 0) -> int:
         """Append the staged frames from a position in ``frames.data`` to the end.
@@ -78,23 +73,23 @@ class StagedWriter:
         finally:
             for key, messages, size in zip(frames.queues, *placed.tolist(), strict=True):
                 if messages:
-                    self._counted(key[0], messages, size)
+                    self.counted(key[0], messages, size)
 
     def _append_all(self, frames: StagedFrames, start: int, placed: Int64) -> int:
         count = 0
         while start < len(frames.data):
-            self._writer.check_status()
-            with self._writer.holding() as (now, _):
+            self.writer.check_status()
+            with self.writer.holding() as (now, _):
                 done, start = self._append_chunk(frames, start, now, placed)
             count += done
-            self._grown()
+            self.grown()
         return count
 
     def _append_chunk(
         self, frames: StagedFrames, start: int, now: int, placed: Int64
     ) -> tuple[int, int]:
-        file = self._writer.file()
-        known = self._writer.queue_offsets
+        file = self.writer.file()
+        known = self.writer.queue_offsets
         next_offsets = np.array([known.setdefault(key, 0) for key in frames.queues], np.int64)
         place = _place_kernel if codec.kernels_enabled() else _place_reference
         stop, position, count, why = place(frames, start, file, now, next_offsets, placed)

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import compress
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -311,13 +312,9 @@ class Consumer:
                 )
             messages, positions = batch.messages, batch.positions
             if sql is not None and messages:
-                wanted = [
-                    (message, position)
-                    for message, position in zip(messages, positions, strict=True)
-                    if sql.matches(message.properties)
-                ]
-                messages = [message for message, _ in wanted]
-                positions = [position for _, position in wanted]
+                wanted = [sql.matches(message.properties) for message in messages]
+                messages = list(compress(messages, wanted))
+                positions = list(compress(positions, wanted))
             if messages:
                 return _Found(slot, messages, positions, batch.next_offset)
             if batch.next_offset == slot.done:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from datetime import date, datetime
 
 from logquarry import arguments
@@ -23,6 +24,7 @@ from logquarry.write.put_result import PutResult
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Consumers:
     """The consumers of one store. Any thread may request a consumer.
 
@@ -31,22 +33,15 @@ class Consumers:
             stay in memory because another process writes the store.
     """
 
-    def __init__(
-        self,
-        reader: QueueReader,
-        arrivals: Arrivals,
-        progress: Progress,
-        *,
-        put: Callable[[Message], PutResult],
-        health: Health,
-        interval_ms: int | None,
-    ) -> None:
-        self.arrivals = arrivals
-        self._reader = reader
-        self._progress = progress
-        self._put = put
-        self._health = health
-        self._interval_ms = interval_ms
+    reader: QueueReader
+    arrivals: Arrivals
+    progress: Progress
+    _: KW_ONLY
+    put: Callable[[Message], PutResult]
+    health: Health
+    interval_ms: int | None
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._groups: dict[str, ConsumerGroup] = {}
         self._open: list[Consumer] = []
@@ -78,22 +73,22 @@ class Consumers:
         auto_commit = arguments.flag(auto_commit, "auto_commit")
         timeout = arguments.optional(arguments.seconds, timeout, "timeout")
         max_reconsume_times = arguments.count(max_reconsume_times, "max_reconsume_times", least=0)
-        self._progress.begin(group, subscription.all_topics, begins)
+        self.progress.begin(group, subscription.all_topics, begins)
         with self._lock:
             self._require_open()
             self._topics |= frozenset(subscription.all_topics)
             shared = self._groups.get(group)
             if shared is None:
-                shared = ConsumerGroup(group, self._reader.queue_ids, self.arrivals.wake)
+                shared = ConsumerGroup(group, self.reader.queue_ids, self.arrivals.wake)
                 self._groups[group] = shared
-            if self._saver is None and self._interval_ms is not None:
-                self._saver = _Saver(self._save_handled, self._health, self._interval_ms)
+            if self._saver is None and self.interval_ms is not None:
+                self._saver = _Saver(self._save_handled, self.health, self.interval_ms)
                 self._saver.start()
         parts = ConsumerParts(
-            reader=self._reader,
+            reader=self.reader,
             arrivals=self.arrivals,
-            progress=self._progress,
-            put=self._put,
+            progress=self.progress,
+            put=self.put,
             save=self.save,
             closed=self._closed,
         )
@@ -121,9 +116,9 @@ class Consumers:
 
     def save(self) -> None:
         """Write the committed offsets."""
-        if self._interval_ms is not None:
-            self._health.require_writable()
-            self._progress.offsets.save()
+        if self.interval_ms is not None:
+            self.health.require_writable()
+            self.progress.offsets.save()
 
     def _save_handled(self) -> None:
         for consumer in tuple(self._open):

@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +54,7 @@ logger = logging.getLogger(__name__)
 _RECOVER: Final = "bring the file back, or run verify and recover the store first"
 
 
+@dataclass(eq=False)
 class LiveRetention:
     """Plans and applies the retention of one store; only one retention runs at a time.
 
@@ -61,40 +63,24 @@ class LiveRetention:
             bytes.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        root: Path,
-        layout: Callable[[], StoreLayout],
-        *,
-        log: MappedFileQueue,
-        queues: QueueTable,
-        index: IndexKeeper | None,
-        transactions: StateTableKeeper | None,
-        begin_at: Callable[[int], None],
-        dispatched: Callable[[], int],
-        clock: Clock,
-    ) -> None:
-        self._disk = disk
-        self._root = root
-        self._layout = layout
-        self._log = log
-        self._queues = queues
-        self._index = index
-        self._transactions = transactions
-        self._begin_at = begin_at
-        self._dispatched = dispatched
-        self._clock = clock
+    disk: Disk
+    root: Path
+    layout: Callable[[], StoreLayout]
+    _: KW_ONLY
+    log: MappedFileQueue
+    queues: QueueTable
+    index: IndexKeeper | None
+    transactions: StateTableKeeper | None
+    begin_at: Callable[[int], None]
+    dispatched: Callable[[], int]
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._working = threading.Lock()
         self._is_ended = False
         # The log's start at the last check of queues and index.
         self._derived_at = -1
         self.removed: Callable[[], None] = lambda: None
-
-    @property
-    def log_folders(self) -> tuple[Path, ...]:
-        """The folders of the log."""
-        return self._log.folders
 
     def plan(self, rules: RetentionRules, *, always_derived: bool = True) -> RetentionPlan:
         """Plan which files to delete now. Changes nothing.
@@ -102,19 +88,19 @@ class LiveRetention:
         Raises:
             CorruptFile: if the record of an interrupted load is unreadable.
         """
-        safe_end = min(self._log.flushed_offset, self._log.max_offset, self._dispatched())
-        intent = Ledger(self._disk, self._root).intent()
+        safe_end = min(self.log.flushed_offset, self.log.max_offset, self.dispatched())
+        intent = Ledger(self.disk, self.root).intent()
         if intent is not None:
             # If the load is interrupted, the writer that finishes it reads the log from here on.
             safe_end = min(safe_end, intent.start)
         # Read `held` before the files are listed: a file that has left `held` never returns to it.
-        held = frozenset[str]() if self._index is None else self._index.held
+        held = frozenset[str]() if self.index is None else self.index.held
         return plan_retention(
-            self._layout(),
+            self.layout(),
             rules,
-            now_ms=self._clock(),
+            now_ms=self.clock(),
             safe_end=safe_end,
-            log_end=self._log.max_offset,
+            log_end=self.log.max_offset,
             held=frozenset(f"{INDEX}/{name}" for name in held),
             always_derived=always_derived,
         )
@@ -130,50 +116,50 @@ class LiveRetention:
                 consistent, with some files deleted.
         """
         with self._working:
-            self._disk.health.require_writable()
+            self.disk.health.require_writable()
             self._require_open()
             # Like RocketMQ, check queues and index only if the log's start has moved.
-            plan = self.plan(rules, always_derived=self._log.min_offset != self._derived_at)
+            plan = self.plan(rules, always_derived=self.log.min_offset != self._derived_at)
             if plan.log:
-                self._begin_at(plan.new_min_offset)
+                self.begin_at(plan.new_min_offset)
             try:
                 for number, file in enumerate(plan.log):
                     if number and pause_s:
                         time.sleep(pause_s)
                     self._require_open()
-                    logger.info("%s: deleted: %s", self._root / file.path, file.reason)
-                    self._log.remove_first()
+                    logger.info("%s: deleted: %s", self.root / file.path, file.reason)
+                    self.log.remove_first()
             finally:
                 # Call this even if a deletion failed: earlier files were deleted.
                 self.removed()
             for key, files in plan.queues:
                 self._require_open()
-                writer = self._queues.writers.get(key)
+                writer = self.queues.writers.get(key)
                 if writer is not None:
                     writer.files.remove_until(files[-1].base)
             for gone in plan.index:
-                self._disk.remove(self._root / gone.path)
+                self.disk.remove(self.root / gone.path)
             self._cut_transactions(plan)
-            self._derived_at = self._log.min_offset
+            self._derived_at = self.log.min_offset
             return dataclasses.replace(plan, applied=True)
 
     def _require_open(self) -> None:
         if self._is_ended:
-            raise StoreUnavailable(f"{self._root}: the store was closed")
+            raise StoreUnavailable(f"{self.root}: the store was closed")
 
     def _cut_transactions(self, plan: RetentionPlan) -> None:
         for name in (STATE_TABLE, REDO_LOG):
             gone = [file.base for file in plan.transactions if file.path.startswith(f"{name}/")]
             # If this process keeps no state table (dialect 4.9), these files are not open and stay.
-            if gone and self._transactions is not None:
+            if gone and self.transactions is not None:
                 self._require_open()
-                self._transactions.remove_until(name, gone[-1])
+                self.transactions.remove_until(name, gone[-1])
 
     def end(self) -> None:
         """Refuse further deletions and wait for the current deletion: the store is closing."""
         self._is_ended = True
         with self._working:
-            logger.debug("%s: retention has ended", self._root)
+            logger.debug("%s: retention has ended", self.root)
 
 
 class RetentionService(Service):
@@ -198,7 +184,7 @@ class RetentionService(Service):
 
     def due(self) -> RetentionRules | None:
         """The rules that apply now; None if there is nothing to delete."""
-        found = least_used(self._retention.log_folders)
+        found = least_used(self._retention.log.folders)
         used_ratio = 0.0 if found is None else found.ratio
         return rules_due(self._config, self._clock(), used_ratio)
 

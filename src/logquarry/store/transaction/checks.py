@@ -29,7 +29,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -141,27 +141,20 @@ class _Round:
     done: set[int] = field(default_factory=set)
 
 
+@dataclass(eq=False)
 class TransactionChecks:
     """The checks of one open store. Any thread may call them; one check runs at a time."""
 
-    def __init__(
-        self,
-        log: ServedLog,
-        append: Append,
-        transactions: TransactionService,
-        offsets: ConsumerOffsets,
-        *,
-        rules: CheckRules,
-        sync_log: Callable[[], object],
-        broker: str,
-    ) -> None:
-        self._log = log
-        self._append = append
-        self._transactions = transactions
-        self._offsets = offsets
-        self._rules = rules
-        self._sync_log = sync_log
-        self._broker = broker
+    log: ServedLog
+    append: Append
+    transactions: TransactionService
+    offsets: ConsumerOffsets
+    _: KW_ONLY
+    rules: CheckRules
+    sync_log: Callable[[], object]
+    broker: str
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._checker: int | None = None
         # For each queue, what the first check found out about older half messages.
@@ -183,43 +176,43 @@ class TransactionChecks:
             self._checker = threading.get_ident()
             try:
                 self._note_ended()
-                for queue_id in self._log.queue_ids(HALF_TOPIC):
-                    queue = self._log.queue(HALF_TOPIC, queue_id)
+                for queue_id in self.log.queue_ids(HALF_TOPIC):
+                    queue = self.log.queue(HALF_TOPIC, queue_id)
                     if queue is not None:
                         round_ = self._begin(queue, queue_id, listener, now, report)
                         try:
                             self._look(round_)
                         finally:
                             self._commit(round_)
-                            self._offsets.save()
+                            self.offsets.save()
             finally:
                 self._checker = None
         return report
 
     # ---------------------------------------------------------------------------- progress
     def _note_ended(self) -> None:
-        with self._transactions.lock:
-            waiting = self._transactions.unnoted
+        with self.transactions.lock:
+            waiting = self.transactions.unnoted
             while waiting:
-                self._transactions.note(waiting[-1])
+                self.transactions.note(waiting[-1])
                 waiting.pop()
 
     def _begin(
         self, queue: Queue, queue_id: int, listener: Listener, now: int, report: CheckReport
     ) -> _Round:
         start = self._known(HALF_TOPIC, queue_id, queue)
-        ops = self._log.queue(OP_TOPIC, queue_id)
+        ops = self.log.queue(OP_TOPIC, queue_id)
         op_start = 0 if ops is None else self._known(OP_TOPIC, queue_id, ops)
         found = _Round(queue, queue_id, listener, now, report, start, start, op_start)
         if ops is None:
             return found
         for op_offset, entry in ops.entries(op_start):
-            op = self._log.frame_at(entry.physical_offset)
+            op = self.log.frame_at(entry.physical_offset)
             names = [] if op is None else halves.ended_halves(op)
             for offset in names:
                 if offset < start:
                     found.old.add(offset)
-                    self._transactions.ended.discard((queue_id, offset))
+                    self.transactions.ended.discard((queue_id, offset))
                 else:
                     found.ops[offset].append(op_offset)
             if all(offset < start for offset in names):
@@ -228,7 +221,7 @@ class TransactionChecks:
 
     def _known(self, topic: str, queue_id: int, queue: Queue) -> int:
         low, high = queue.bounds()
-        return min(max(self._offsets.of(topic, GROUP).get(queue_id, low), low), high)
+        return min(max(self.offsets.of(topic, GROUP).get(queue_id, low), low), high)
 
     def _commit(self, round_: _Round) -> None:
         """Save the progress, after syncing the log that it relies on."""
@@ -236,12 +229,12 @@ class TransactionChecks:
         while op_end in round_.done:
             op_end += 1
         if (round_.next, op_end) == (round_.start, round_.op_start):
-            known = self._offsets.of(HALF_TOPIC, GROUP)
+            known = self.offsets.of(HALF_TOPIC, GROUP)
             if round_.queue_id in known:
                 return
-        self._sync_log()
-        self._offsets.commit(HALF_TOPIC, GROUP, round_.queue_id, round_.next)
-        self._offsets.commit(OP_TOPIC, GROUP, round_.queue_id, op_end)
+        self.sync_log()
+        self.offsets.commit(HALF_TOPIC, GROUP, round_.queue_id, round_.next)
+        self.offsets.commit(OP_TOPIC, GROUP, round_.queue_id, op_end)
 
     # ------------------------------------------------------------------------------- one queue
     def _look(self, round_: _Round) -> None:
@@ -252,7 +245,7 @@ class TransactionChecks:
         for offset in range(round_.start, stop):
             if offset in round_.ops:
                 round_.done.update(round_.ops[offset])
-                self._transactions.ended.discard((queue_id, offset))
+                self.transactions.ended.discard((queue_id, offset))
             elif not self._pass(round_, offset, before):
                 return
             round_.next = offset + 1
@@ -270,17 +263,17 @@ class TransactionChecks:
         first = java.digits(values.get(props.TRANSACTION_PREPARED_QUEUE_OFFSET, ""))
         age = now - half.born_timestamp
         immunity = _immunity_ms(values)
-        patience = self._rules.timeout_ms if immunity is None else immunity
+        patience = self.rules.timeout_ms if immunity is None else immunity
         key = round_.queue_id, offset
-        with self._transactions.lock:
-            if key in self._transactions.ended:
+        with self.transactions.lock:
+            if key in self.transactions.ended:
                 return True
             has_ended = first in round_.ops or first in round_.old
             if has_ended or half.physical_offset in before.committed:
-                self._transactions.note(key)
+                self.transactions.note(key)
                 report.noted += 1
                 return True
-            owner = self._transactions.live.get(key)
+            owner = self.transactions.live.get(key)
             if owner is not None or (immunity is not None and age < patience):
                 if owner is not None and immunity is None and 0 <= age < patience:
                     return False
@@ -289,12 +282,12 @@ class TransactionChecks:
                     return False
                 report.put_back += 1
                 if owner is not None:
-                    del self._transactions.live[key]
-                    self._transactions.live[moved.queue_id, moved.queue_offset] = owner
+                    del self.transactions.live[key]
+                    self.transactions.live[moved.queue_id, moved.queue_offset] = owner
                     owner.half = moved
                 return True
         times = max(0, java.digits(values.get(props.TRANSACTION_CHECK_TIMES, "")))
-        if times >= self._rules.most_checks or age > self._rules.kept_hours * _HOUR_MS:
+        if times >= self.rules.most_checks or age > self.rules.kept_hours * _HOUR_MS:
             logger.error(
                 "abandoned the transaction at physical offset %d: checked %d times, %d ms old",
                 *(half.physical_offset, times, age),
@@ -329,7 +322,7 @@ class TransactionChecks:
         The store may have smaller limits now, or no space for one more property.
         """
         try:
-            return self._append(message)[0]
+            return self.append(message)[0]
         except MessageRejected as error:
             logger.error(
                 "the half message at physical offset %d cannot be copied, and blocks later ones "
@@ -347,7 +340,7 @@ class TransactionChecks:
             logger.error("a transaction cannot be checked: %s", error)
             report.unknown += 1
             return False
-        message = StoredMessage(moved, broker=self._broker)
+        message = StoredMessage(moved, broker=self.broker)
         try:
             state = TransactionState(
                 round_.listener(OpenTransaction(topic, queue_id, message, times))
@@ -357,8 +350,8 @@ class TransactionChecks:
             state = TransactionState.UNKNOWN
         if state is not TransactionState.UNKNOWN:
             try:
-                with self._transactions.lock:
-                    self._transactions.end_half(moved, state)
+                with self.transactions.lock:
+                    self.transactions.end_half(moved, state)
             except MessageRejected as error:
                 logger.error("a transaction cannot be committed: %s", error)
                 state = TransactionState.UNKNOWN
@@ -372,7 +365,7 @@ class TransactionChecks:
 
     def _half(self, queue: Queue, offset: int) -> Frame | None:
         for _, entry in queue.entries(offset, offset + 1):
-            half = self._log.frame_at(entry.physical_offset)
+            half = self.log.frame_at(entry.physical_offset)
             if half is not None:
                 return half
             logger.error(
@@ -419,7 +412,7 @@ class TransactionChecks:
 
         found: set[int] = set()
         originals = {identity: at for at, identity in opened.items() if identity[1] is not None}
-        for run in self._log.runs(first := min(opened)):
+        for run in self.log.runs(first := min(opened)):
             values = columns.fixed_fields(
                 run.window, run.rows, ["sys_flag", "prepared_transaction_offset"]
             )
