@@ -27,6 +27,7 @@ from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.store.retention.rules import disk_use
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, HalfCounter
+from logquarry.text import document
 
 State = Literal["closed", "live", "crashed"]
 """``closed``: shut down cleanly; ``live``: a process has it open; ``crashed``: neither."""
@@ -149,13 +150,11 @@ class StoreState:
 
     def to_json(self) -> dict[str, Any]:
         """The same as a JSON document."""
-        document = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        document["file_bytes"] = dict(self.file_bytes)
-        document["retained"] = {name: t._asdict() for name, t in self.retained.items()}
-        document["consumer_lag"] = [lag._asdict() for lag in self.consumer_lag]
-        document["delay_levels"] = [level._asdict() for level in self.delay_levels]
-        document["half_messages"] = dict(self.half_messages)
-        return document
+        return document(self) | {
+            "retained": {name: topic._asdict() for name, topic in self.retained.items()},
+            "consumer_lag": [lag._asdict() for lag in self.consumer_lag],
+            "delay_levels": [level._asdict() for level in self.delay_levels],
+        }
 
 
 class StateReader:

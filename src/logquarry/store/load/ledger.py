@@ -18,6 +18,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -225,8 +226,10 @@ def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None
         if re.fullmatch("[0-9]+", name) and int(name) <= load.version:
             old = own.parent / str(int(name))
             _remove_files(old, _names(old))
-            _rmdir(old)
-    _rmdir(own.parent)
+            with suppress(OSError):
+                old.rmdir()
+    with suppress(OSError):
+        own.parent.rmdir()
 
 
 def _names(folder: Path) -> list[str]:
@@ -238,14 +241,5 @@ def _names(folder: Path) -> list[str]:
 
 def _remove_files(folder: Path, names: Sequence[str]) -> None:
     for name in names:
-        try:
+        with suppress(OSError):
             (folder / name).unlink()
-        except OSError:
-            continue
-
-
-def _rmdir(folder: Path) -> None:
-    try:
-        folder.rmdir()
-    except OSError:
-        return
