@@ -100,8 +100,8 @@ class OurLog:
                 lambda topic, queue_id: MappedFileQueue(
                     self.disk, queues / topic / str(queue_id), queue_size
                 )
-            ),
-            IndexWriter(self.disk, self.root / "index", shape, clock=self.clock),
+            ).get,
+            IndexWriter(self.disk, self.root / "index", shape, clock=self.clock).put,
             self.config,
             start=0,
         )

@@ -210,6 +210,11 @@ class CommitLog:
         # A page can be lost while it is read.
         return self.unreadable_at(offset, len(data)) or found
 
+    def sound_frame_at(self, offset: int, *, check_crc: bool = True) -> Frame | None:
+        """The frame at an offset; None if there is no sound one."""
+        outcome = self.outcome_at(offset, check_crc=check_crc)
+        return outcome if isinstance(outcome, Frame) else None
+
     def message_at(self, offset: int) -> Frame:
         """The message that starts at an offset; its CRC is checked.
 

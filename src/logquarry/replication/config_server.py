@@ -50,9 +50,7 @@ class TableRequest(NamedTuple):
     """The request for a table.
 
     Attributes:
-        code: the request code.
-        table: the table.
-        nothing: the remark that RocketMQ's answer has if the broker has no such table.
+        nothing: the remark in RocketMQ's answer if the broker has no such table.
     """
 
     code: RequestCode
@@ -105,9 +103,6 @@ class _Found(NamedTuple):
 
 class ConfigAnswers:
     """Answers requests from the files of one store. Not thread-safe.
-
-    Args:
-        root: the store's folder.
 
     Attributes:
         given: number of answers that contained a table.

@@ -22,7 +22,7 @@ from logquarry.disk.service import Flag, abandon_in_children, stays
 from logquarry.errors import LogquarryError, ProtocolViolation, StoreError, UsageError
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, encode
 from logquarry.protocol.remoting_codes import ResponseCode
-from logquarry.replication.config_server import REQUESTS, TableRequest
+from logquarry.replication.config_server import REQUESTS
 from logquarry.replication.wire import Surroundings, address_text, require_peer
 from logquarry.store.message_store import StoreWriter
 
@@ -281,33 +281,25 @@ class ConfigSync:
             for request in REQUESTS:
                 if self._is_closing:
                     raise ConnectionError("the copying was closed")
-                self._take(request, asker.ask(request.code), written, missing, problems)
+                answer = asker.ask(request.code)
+                name = request.table.file
+                try:
+                    if answer.code == ResponseCode.SUCCESS:
+                        if self._tables.take(request.table, answer.body):
+                            written.append(name)
+                    elif answer.code == ResponseCode.SYSTEM_ERROR and (
+                        answer.remark == request.nothing
+                    ):
+                        missing.append(name)
+                    else:
+                        remark = (answer.remark or "nothing")[:_LONGEST_REMARK]
+                        problems.append(f"{name}: the master refuses, code {answer.code}: {remark}")
+                # The decoders check their input. This catches invalid input that a decoder misses.
+                except (ValueError, TypeError, RecursionError) as error:
+                    problems.append(f"{name}: the master's file is invalid: {error}")
         finally:
             self._connection = None
             connection.close()
         for problem in problems:
             logger.warning("%s: %s", self.master, problem)
         return ConfigSynced(tuple(written), tuple(missing), tuple(problems))
-
-    def _take(
-        self,
-        request: TableRequest,
-        answer: RemotingCommand,
-        written: list[str],
-        missing: list[str],
-        problems: list[str],
-    ) -> None:
-        name = request.table.file
-        if answer.code != ResponseCode.SUCCESS:
-            if answer.code == ResponseCode.SYSTEM_ERROR and answer.remark == request.nothing:
-                missing.append(name)
-            else:
-                remark = (answer.remark or "nothing")[:_LONGEST_REMARK]
-                problems.append(f"{name}: the master refuses, code {answer.code}: {remark}")
-            return
-        try:
-            if self._tables.take(request.table, answer.body):
-                written.append(name)
-        # The decoders check their input. This handler catches invalid input that a decoder misses.
-        except (ValueError, TypeError, RecursionError) as error:
-            problems.append(f"{name}: the master's file is invalid: {error}")

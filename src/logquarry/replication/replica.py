@@ -15,6 +15,7 @@ logs.) ::
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from logquarry.errors import LogsDiverged, ProtocolViolation, ReplicationError
@@ -38,12 +39,11 @@ class SpoiltReplica(ProtocolViolation):
     """
 
 
+@dataclass(eq=False)
 class Replica:
     """The log of a slave. Only :meth:`sync` is thread-safe.
 
     Args:
-        feed: the slave's log.
-        root: the store's path, for errors.
         start: physical offset at which an empty log begins; None: the master chooses (RocketMQ: its
             last file).
         check_crc: whether to check the CRC of bodies.
@@ -54,32 +54,25 @@ class Replica:
         position: physical offset of the next byte to receive.
     """
 
-    def __init__(
-        self,
-        feed: LogFeed,
-        root: str,
-        *,
-        start: int | None = None,
-        check_crc: bool = True,
-        overlap: int = OVERLAP,
-    ) -> None:
-        self._feed = feed
-        self._root = root
-        self._start = start
-        self._check_crc = check_crc
-        self._overlap = overlap
+    feed: LogFeed
+    root: str
+    _: KW_ONLY
+    start: int | None = None
+    check_crc: bool = True
+    overlap: int = OVERLAP
+
+    def __post_init__(self) -> None:
         self._rows = codec.empty_rows(_ROWS)
         self._floor = 0
         self._last: int | None = None
         self._has_beaten = self._has_come = False
-        # The dispatched offset is always between two frames, and never after the first unchecked
-        # frame.
-        self.checked = min(feed.dispatched_offset, feed.wrote_offset)
-        self.position = feed.wrote_offset
-        feed.vouch(self.checked)
+        # Dispatch ends between two frames, at the latest before the first unchecked frame.
+        self.checked = min(self.feed.dispatched_offset, self.feed.wrote_offset)
+        self.position = self.feed.wrote_offset
+        self.feed.vouch(self.checked)
         self._vouched = self.checked
         # Load the compiled walk now: the first call is slow.
-        codec.walk(codec.Window.of(bytes(8), 0), 0, 0, self._rows, check_crc=check_crc)
+        codec.walk(codec.Window.of(bytes(8), 0), 0, 0, self._rows, check_crc=self.check_crc)
 
     def request(self) -> int:
         """Offset for the first report of a connection; all bytes before it are durable and checked.
@@ -91,20 +84,20 @@ class Replica:
         self._has_beaten = self._has_come = False
         # Check now the bytes that an earlier run did not dispatch, even if no master is reachable.
         self.check()
-        wrote = self._feed.wrote_offset
+        wrote = self.feed.wrote_offset
         if not wrote:
             # 0 would mean "the master chooses". So request the whole log from byte 1 on: byte 0
             # is the highest byte of a frame's size, which is always 0.
-            self.position = 0 if self._start is None else max(1, self._start)
+            self.position = 0 if self.start is None else max(1, self.start)
             return self.position
-        self._feed.sync()
+        self.feed.sync()
         last = self._last_frame()
         # Compare at least one complete frame: the times in a frame differ between logs, but two
         # blanks may be equal. Request bytes of an earlier file only if necessary: the master may
         # have deleted that file.
-        first = last - last % self._feed.file_size
-        start = min(last, max(first, wrote - self._overlap))
-        self.position = max(1, self._feed.min_offset, self._floor, start)
+        first = last - last % self.feed.file_size
+        start = min(last, max(first, wrote - self.overlap))
+        self.position = max(1, self.feed.min_offset, self._floor, start)
         return self.position
 
     def _last_frame(self) -> int:
@@ -114,17 +107,17 @@ class Replica:
         return self._last
 
     def _find_last_frame(self) -> int:
-        size = self._feed.file_size
+        size = self.feed.file_size
         before = max(0, self.checked - 1)
-        base = max(self._feed.min_offset, before - before % size)
-        data = self._feed.select(base)
+        base = max(self.feed.min_offset, before - before % size)
+        data = self.feed.select(base)
         if data is None or self.checked <= base:
             return base
         window = codec.Window.of(data[: self.checked - base], base, size)
         back = OVERLAP
         while back < window.length:
             start = window.length - back
-            at, code = codec.find_frame(window, start, window.length, check_crc=self._check_crc)
+            at, code = codec.find_frame(window, start, window.length, check_crc=self.check_crc)
             last = self._last_from(window, at) if code == REACHED_STOP else None
             if last is not None:
                 return base + last
@@ -150,7 +143,7 @@ class Replica:
             StoreUnavailable: if the bytes cannot be written.
         """
         self._has_beaten = self._has_come = False
-        wrote = self._feed.wrote_offset
+        wrote = self.feed.wrote_offset
         if not wrote:
             self._begin(offset, data)
         elif offset < wrote:
@@ -164,29 +157,29 @@ class Replica:
 
     def _begin(self, offset: int, data: memoryview) -> None:
         first: bytes | memoryview = data
-        if self._start == 0 and offset == 1:
+        if self.start == 0 and offset == 1:
             offset, first = 0, b"\0" + bytes(data)
-        if not self._feed.append_data(offset, first):
+        if not self.feed.append_data(offset, first):
             raise ReplicationError(
-                f"{self._root}: its log cannot begin at physical offset {offset}, which is not a "
-                f"multiple of its file size, {self._feed.file_size} bytes. Begin at the start of "
+                f"{self.root}: its log cannot begin at physical offset {offset}, which is not a "
+                f"multiple of its file size, {self.feed.file_size} bytes. Begin at the start of "
                 "one of the master's files, and set the master's mappedFileSizeCommitLog"
             )
         self.checked = self._vouched = offset
-        self._feed.vouch(offset)
+        self.feed.vouch(offset)
 
     def _append(self, offset: int, data: memoryview) -> None:
-        taken = self._feed.append_data(offset, data)
-        assert taken, f"the log ends at {self._feed.wrote_offset}, not at {offset}"
+        taken = self.feed.append_data(offset, data)
+        assert taken, f"the log ends at {self.feed.wrote_offset}, not at {offset}"
 
     def _compare(self, offset: int, data: memoryview) -> None:
         while data:
-            own = self._feed.select(offset, len(data))
+            own = self.feed.select(offset, len(data))
             part = data[: len(own)] if own is not None else data
             if own is None or own[: len(part)] != part:
                 at = offset if own is None else offset + _first_difference(own, part)
                 raise LogsDiverged(
-                    f"{self._root}: the log differs from its master's at physical offset {at}. "
+                    f"{self.root}: the log differs from its master's at physical offset {at}. "
                     f"{self._advice(at)}",
                     offset=at,
                 )
@@ -198,7 +191,7 @@ class Replica:
                 f"This concerns only an incomplete message at {self.checked}: start the slave "
                 "again, the opening cuts it off"
             )
-        return f"Compare the stores: logquarry diff MASTER-STORE {self._root}"
+        return f"Compare the stores: logquarry diff MASTER-STORE {self.root}"
 
     def check(self) -> None:
         """Check the complete frames that were appended, and release them to dispatch.
@@ -211,15 +204,15 @@ class Replica:
             self._walk()
         finally:
             if self.checked > before:
-                self._feed.vouch(self.checked)
+                self.feed.vouch(self.checked)
                 self._vouched = self.checked
 
     def _walk(self) -> None:
-        size = self._feed.file_size
-        end = self._feed.wrote_offset
+        size = self.feed.file_size
+        end = self.feed.wrote_offset
         while self.checked < end:
             room = size - self.checked % size
-            data = self._feed.select(self.checked)
+            data = self.feed.select(self.checked)
             if room < BLANK_LAYOUT.size and data is not None:
                 # The rest is too small for a blank. RocketMQ never leaves so few bytes; other
                 # writers may.
@@ -231,7 +224,7 @@ class Replica:
                 return
             window = codec.Window.of(data, self.checked, room)
             count, after, code = codec.walk(
-                window, 0, window.length, self._rows, check_crc=self._check_crc
+                window, 0, window.length, self._rows, check_crc=self.check_crc
             )
             if count:
                 self._last = self.checked + int(self._rows[count - 1, POSITION])
@@ -246,16 +239,16 @@ class Replica:
                 self._spoilt(window, after if count else 0, code)
 
     def _spoilt(self, window: codec.Window, position: int, code: int) -> None:
-        reason = codec.damage_reason(window, position, check_crc=self._check_crc)
+        reason = codec.damage_reason(window, position, check_crc=self.check_crc)
         advice = "The next opening of the store cuts it off"
         if code in (DamageKind.BAD_BLANK, DamageKind.BAD_SIZE):
             # The frame does not fit into the slave's file, or the blank ends before the file's end.
             advice += (
-                f". Files of this log have {self._feed.file_size} bytes: if the master's have "
+                f". Files of this log have {self.feed.file_size} bytes: if the master's have "
                 "another size, replicate into an empty folder with its mappedFileSizeCommitLog"
             )
         raise SpoiltReplica(
-            f"{self._root}: the master sent no valid frame at physical offset {self.checked}: "
+            f"{self.root}: the master sent no valid frame at physical offset {self.checked}: "
             f"{DamageKind(code).label}: {reason}. The slave acknowledged none of it. {advice}"
         )
 
@@ -266,12 +259,12 @@ class Replica:
         Raises:
             LogsDiverged: if this log is longer, and the master has nothing more to send.
         """
-        if offset < self._feed.wrote_offset and self._has_beaten:
+        if offset < self.feed.wrote_offset and self._has_beaten:
             # QUIRK: after some seconds without traffic (at the start, or with a slow slave),
             # RocketMQ sends one heartbeat before data. So only two heartbeats in a row show that no
             # data follows.
             self._ahead(offset)
-        wrote = self._feed.wrote_offset
+        wrote = self.feed.wrote_offset
         # An empty slave may begin at the end of the master's log, at the start of a file.
         self._has_come = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
@@ -286,10 +279,10 @@ class Replica:
             ReplicationError: if the master's log begins there, and this log ends before that
                 offset.
         """
-        wrote = self._feed.wrote_offset
+        wrote = self.feed.wrote_offset
         if not wrote:
             if offset > self.position:
-                self._start = offset
+                self.start = offset
             # Otherwise the master's log may still grow to the requested offset.
         elif offset < self.position:
             self._ahead(offset)
@@ -297,28 +290,28 @@ class Replica:
             self._floor = offset
         elif offset <= wrote:
             raise ReplicationError(
-                f"{self._root}: its log ends at physical offset {wrote} and its master's begins at "
+                f"{self.root}: its log ends at physical offset {wrote} and its master's begins at "
                 f"{offset}: the master has deleted the messages needed to compare the two logs. "
                 "Replicate into an empty folder"
             )
         else:
             raise ReplicationError(
-                f"{self._root}: its log ends at physical offset {wrote} and its master's begins at "
+                f"{self.root}: its log ends at physical offset {wrote} and its master's begins at "
                 f"{offset}: the master has deleted the bytes between. Replicate into an empty "
                 "folder"
             )
 
     def _ahead(self, offset: int) -> None:
         raise LogsDiverged(
-            f"{self._root}: the slave is ahead of its master: its log ends at physical offset "
-            f"{self._feed.wrote_offset}, its master's at {offset}. {self._advice(offset)}",
+            f"{self.root}: the slave is ahead of its master: its log ends at physical offset "
+            f"{self.feed.wrote_offset}, its master's at {offset}. {self._advice(offset)}",
             offset=offset,
         )
 
     @property
     def has_all(self) -> bool:
         """Whether the master's last message was a heartbeat at this log's checked end."""
-        return self._has_come and self.checked == self._feed.wrote_offset
+        return self._has_come and self.checked == self.feed.wrote_offset
 
     # ----------------------------------------------------------------------------------- syncing
     def sync(self) -> int:
@@ -330,17 +323,17 @@ class Replica:
         # Read this offset before the sync: bytes that are appended during the sync may not be
         # durable.
         vouched = self._vouched
-        end = min(vouched, self._feed.sync())
+        end = min(vouched, self.feed.sync())
         # Without CRC checks, a body with a wrong CRC may be in the log. After a power cut its frame
         # looks torn. Only the durable offset shows that the frame is complete, so this offset must
         # be on the disk.
-        self._feed.keep(not self._check_crc)
+        self.feed.keep(not self.check_crc)
         return end
 
     @property
     def wrote(self) -> int:
         """Physical offset of the log's end."""
-        return self._feed.wrote_offset
+        return self.feed.wrote_offset
 
 
 def _first_difference(one: memoryview, other: memoryview) -> int:

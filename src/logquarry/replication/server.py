@@ -16,7 +16,7 @@ import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, Self, TypeVar
 
@@ -30,26 +30,8 @@ logger = logging.getLogger(__name__)
 Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 
-def networks(allow: Sequence[str] | None) -> Networks | None:
-    """Parse addresses and networks ("10.0.0.7", "10.0.0.0/8"); None allows all peers.
-
-    Raises:
-        UsageError: if a text is neither an address nor a network.
-    """
-    if allow is None:
-        return None
-    try:
-        return tuple(ipaddress.ip_network(text, strict=False) for text in allow)
-    except ValueError as error:
-        raise UsageError(f"allow takes addresses and networks: {error}") from error
-
-
 class Admission:
     """Decides which peers may connect, and logs refusals. Not thread-safe.
-
-    Args:
-        allowed: the networks that may connect; None for all.
-        now_ms: returns the time of a monotonic clock, in milliseconds.
 
     Attributes:
         refused: number of refused connections.
@@ -107,15 +89,19 @@ class ServerOptions:
         self.networks()
 
     def networks(self) -> Networks | None:
-        """Parse ``allow``."""
-        return networks(self.allow)
+        """Parse the addresses and networks of ``allow``; None allows all."""
+        if self.allow is None:
+            return None
+        try:
+            return tuple(ipaddress.ip_network(text, strict=False) for text in self.allow)
+        except ValueError as error:
+            raise UsageError(f"allow takes addresses and networks: {error}") from error
 
 
 class Peer:
     """One connection.
 
     Attributes:
-        wire: the socket.
         mask: the events for which the selector watches the socket.
     """
 
@@ -137,10 +123,7 @@ class Server(ABC, Generic[P]):
     block.
 
     Args:
-        name: the server's name in log messages.
-        thread: the name of its thread.
         listen: makes the listening sockets; the address of the first is the server's address.
-        options: limits, TLS, allowed peers.
         surroundings: clock and sockets; a simulation passes its own.
         read_size: maximum bytes of one read.
 

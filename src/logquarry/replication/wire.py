@@ -94,11 +94,7 @@ class Wake:
 
 
 def require_peer(store: object, host: object, port: object, options: object, kind: type) -> None:
-    """Check the arguments of a master, slave or copy of ``config/``.
-
-    Raises:
-        UsageError: if one of them is invalid.
-    """
+    """Check the arguments of a master, slave or copy of ``config/``."""
     takes = 'a store, opened with MessageStore.open(path, mode="rw")'
     # A store that is open for reading passes here: its log_feed raises a better error later. The
     # simulator passes a model of a store, which has only a log_feed.
@@ -108,11 +104,7 @@ def require_peer(store: object, host: object, port: object, options: object, kin
 
 
 def require_address(host: object, port: object, options: object, kind: type) -> None:
-    """Check the address and the options of a server or client.
-
-    Raises:
-        UsageError: if one of them is invalid.
-    """
+    """Check the address and the options of a server or client."""
     arguments.text(host, "host", takes="the name or address of a host")
     arguments.port(port)
     if options is not None:
@@ -127,11 +119,7 @@ class Surroundings:
         return monotonic_ms()
 
     def listen(self, host: str, port: int) -> socket.socket:
-        """Make a non-blocking socket that listens.
-
-        Raises:
-            OSError: if the socket cannot listen at the address.
-        """
+        """Make a non-blocking socket that listens."""
         _require_name(host)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=64)
@@ -139,11 +127,7 @@ class Surroundings:
         return listener
 
     def connect(self, host: str, port: int, timeout_s: float) -> socket.socket:
-        """Connect to an address.
-
-        Raises:
-            OSError: if the connection fails.
-        """
+        """Connect to an address."""
         _require_name(host)
         return socket.create_connection((host, port), timeout_s)
 
@@ -160,8 +144,6 @@ class Wire:
     """One connected, non-blocking socket. Thread-safe.
 
     Args:
-        connection: the socket.
-        tls: TLS settings; None for no TLS.
         server_name: the server's name, if this is the client's side of TLS.
 
     Attributes:
@@ -204,11 +186,7 @@ class Wire:
         return self._is_shaken
 
     def handshake(self) -> bool:
-        """Continue the TLS handshake. Return whether it is done.
-
-        Raises:
-            OSError: if the handshake fails.
-        """
+        """Continue the TLS handshake. Return whether it is done."""
         assert isinstance(self._socket, ssl.SSLSocket)
         with self._use:
             try:
@@ -224,11 +202,7 @@ class Wire:
             return True
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Read into a buffer. Return the number of bytes, 0 at the end, None if none are there now.
-
-        Raises:
-            OSError: if the connection is broken.
-        """
+        """Read into a buffer. Return the number of bytes, 0 at the end, None if there are none."""
         with self._use:
             try:
                 return self._socket.recv_into(buffer)
@@ -239,9 +213,6 @@ class Wire:
         """Send buffers, after the buffers that still wait. Return whether all bytes are sent.
 
         The buffers are not copied: do not change them before they are sent.
-
-        Raises:
-            OSError: if the connection is broken.
         """
         with self._use:
             self._out.extend(part for part in parts if part)

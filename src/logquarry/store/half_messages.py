@@ -14,7 +14,6 @@ its physical offset (docs/dialect-3.1.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from logquarry.dialect31.open_transactions import TransactionBook, transaction_frames
@@ -24,13 +23,11 @@ from logquarry.format import properties as props
 from logquarry.log import columns
 from logquarry.log.batches import sound_runs
 from logquarry.log.filters import MessageFilter
-from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.queue import Queue
 from logquarry.read.selection import Selection, plan_read, read_in_order
 from logquarry.store.reads import StoreReads
-from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_halves
+from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +66,17 @@ def transactions(store: StoreReads) -> Transactions:
     """Read the outcomes of the half messages in a store."""
     found = _prepared(store) if store.layout.has_state_table else Transactions()
     log = CommitLog(store.layout)
-    checked = _checked(store.layout)
+    checked = consumer_offsets(store.layout).get((HALF_TOPIC, GROUP), {})
     halves: dict[int, HalfMessage] = {}
     for topic, queue_id in store.queues():
         queue = store.queue(topic, queue_id) if topic == HALF_TOPIC else None
         if queue is None:
             continue
-        ended = _ended(store, log, queue_id)
-        for offset, half in _frames(log, queue):
+        ended = ended_by(store.queue(OP_TOPIC, queue_id), log.sound_frame_at, 0)
+        for offset, entry in queue.entries():
+            if entry.is_filler:
+                continue
+            half = log.sound_frame_at(entry.physical_offset)
             if half is None:
                 found.unreadable += 1
                 continue
@@ -107,8 +107,8 @@ def _prepared(store: StoreReads) -> Transactions:
                 found.rolled_back += change.state == sys_flag.TRANSACTION_ROLLBACK
     log = CommitLog(store.layout)
     for transaction in book:
-        outcome = log.outcome_at(transaction.physical_offset)
-        if not isinstance(outcome, frame.Frame):
+        outcome = log.sound_frame_at(transaction.physical_offset)
+        if outcome is None:
             found.unreadable += 1
             continue
         found.open.append(
@@ -123,30 +123,6 @@ def _prepared(store: StoreReads) -> Transactions:
             )
         )
     return found
-
-
-def _checked(layout: StoreLayout) -> dict[int, int]:
-    """For each queue id of the half topic, the queue offset up to which the checker has
-    advanced.
-    """
-    return consumer_offsets(layout).get((HALF_TOPIC, GROUP), {})
-
-
-def _ended(store: StoreReads, log: CommitLog, queue_id: int) -> set[int]:
-    """Queue offsets of the half messages that op messages mark as ended."""
-    queue = store.queue(OP_TOPIC, queue_id)
-    ended: set[int] = set()
-    for _, op in _frames(log, queue) if queue is not None else ():
-        ended.update(ended_halves(op) if op is not None else ())
-    return ended
-
-
-def _frames(log: CommitLog, queue: Queue) -> Iterator[tuple[int, frame.Frame | None]]:
-    for offset, entry in queue.entries():
-        if entry.is_filler:
-            continue
-        outcome = log.outcome_at(entry.physical_offset)
-        yield offset, outcome if isinstance(outcome, frame.Frame) else None
 
 
 def _half(queue_id: int, offset: int, half: frame.Frame) -> HalfMessage:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
-from logquarry.disk.service import Health, Refusal, RunningFlags
+from logquarry.disk.service import Refusal, RunningFlags
 from logquarry.log.store_files import COMMIT_LOG, quarantine
 from logquarry.store.log_growth import LogGrowth, Wakeable
 from logquarry.store.store_files import StoreFiles
@@ -16,49 +17,26 @@ from logquarry.write.waits import ReplicaWait
 _ADOPT_SECONDS = 1.0
 
 
+@dataclass(eq=False)
 class LogFeed:
     """The log of an open store, for replication. Any thread may use it.
 
-    The bytes that a master sends may end inside a frame. The slave calls :meth:`vouch` with the
-    offset up to which the bytes are whole frames. The store dispatches only these frames, and keeps
-    only these frames when it is opened again.
-
-    Args:
-        files: the store's files.
-        writer: appends to the log.
-        dispatcher: dispatches the log.
-        dispatching: the dispatcher's thread.
-        growth: wakes the services and replicas that follow the log.
-        replicas: the slaves, and the puts that wait for them.
-        flags: whether the store was closed.
-
-    Attributes:
-        replicas: the argument of this name.
+    Bytes of another store's log may end inside a frame. :meth:`vouch` sets the offset up to which
+    they are whole frames; only these frames are dispatched, and only these frames stay when the
+    store is opened again.
     """
 
-    def __init__(
-        self,
-        files: StoreFiles,
-        writer: CommitLogWriter,
-        dispatcher: Dispatcher,
-        dispatching: DispatchService,
-        growth: LogGrowth,
-        replicas: ReplicaWait,
-        flags: RunningFlags,
-    ) -> None:
-        self.replicas = replicas
-        self._files = files
-        self._log = files.log
-        self._writer = writer
-        self._dispatcher = dispatcher
-        self._dispatching = dispatching
-        self._growth = growth
-        self._flags = flags
-        self._adopting = threading.Lock()
+    files: StoreFiles
+    writer: CommitLogWriter
+    dispatcher: Dispatcher
+    dispatching: DispatchService
+    growth: LogGrowth
+    replicas: ReplicaWait
+    flags: RunningFlags
 
-    @property
-    def _health(self) -> Health:
-        return self._files.disk.health
+    def __post_init__(self) -> None:
+        self._log = self.files.log
+        self._adopting = threading.Lock()
 
     # -------------------------------------------------------------------------------------- read
     @property
@@ -79,7 +57,7 @@ class LogFeed:
         next opening may cut off these bytes. If a slave of this slave had received them, that slave
         would then be ahead of its master.
         """
-        end, vouched = self._log.max_offset, self._dispatcher.limit
+        end, vouched = self._log.max_offset, self.dispatcher.limit
         return end if vouched is None else min(end, vouched)
 
     @property
@@ -90,57 +68,39 @@ class LogFeed:
     @property
     def dispatched_offset(self) -> int:
         """Physical offset at which the dispatched frames end."""
-        return self._dispatcher.offset
+        return self.dispatcher.offset
 
     def select(self, offset: int, most: int | None = None) -> memoryview | None:
         """The bytes from an offset to the end of the log or of its file; None if there are none.
 
         ``most`` is the maximum number of bytes. The bytes stay valid as long as you hold the view.
-
-        Raises:
-            StoreUnavailable: if the store was closed.
         """
         return self._log.select(offset, most=most)
 
     def sync(self) -> int:
-        """Sync the log; returns the physical offset up to which it is on the disk.
-
-        Raises:
-            StoreUnavailable: if this or an earlier sync failed.
-        """
+        """Sync the log; returns the physical offset up to which it is on the disk."""
         return self._log.flush(0)
 
     def follow(self, flag: Wakeable) -> None:
         """Set a flag from now on whenever the log grows."""
-        self._growth.follow(flag)
+        self.growth.follow(flag)
 
     def unfollow(self, flag: Wakeable) -> None:
         """Stop setting a flag."""
-        self._growth.unfollow(flag)
+        self.growth.unfollow(flag)
 
     # ------------------------------------------------------------------------------------ append
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
-        """Append bytes of another store's log, without waking the threads that follow the log.
-
-        Args:
-            offset: the physical offset at which the bytes belong.
-            data: the bytes.
-
-        Returns:
-            Whether they were appended; see :meth:`BaseWriter.append_data`.
-
-        Raises:
-            StoreUnavailable: if the store was closed, or the write failed.
-        """
+        """Append bytes of another store's log, without waking any follower of the log."""
         self.require_open()
-        self._health.require_writable()
-        return self._writer.append_data(offset, data)
+        self.files.disk.health.require_writable()
+        return self.writer.append_data(offset, data)
 
     def append_and_wake(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append bytes, and wake the dispatcher, the flush service and the followers."""
         taken = self.append_data(offset, data)
         if taken:
-            self._growth.wake_all()
+            self.growth.wake_all()
         return taken
 
     def vouch(self, offset: int) -> None:
@@ -149,8 +109,8 @@ class LogFeed:
         From the first call on, the store dispatches only frames before that offset. When it is
         opened again, it keeps only those frames.
         """
-        self._dispatcher.limit = offset
-        self._growth.wake()
+        self.dispatcher.limit = offset
+        self.growth.wake()
 
     def keep(self, durably: bool) -> None:
         """Save the offset up to which vouched bytes are synced; a later opening keeps these bytes.
@@ -163,15 +123,15 @@ class LogFeed:
         # offset. So raise the durable offset now.
         self.note_flushed(self._log.flushed_offset)
         if durably:
-            self._files.durable.sync()
+            self.files.durable.sync()
 
     def note_flushed(self, offset: int) -> None:
         """Raise the durable offset, because the log was synced up to an offset."""
         # Bytes of another store's log may end inside a frame; dispatched and vouched bytes do not.
-        if self._writer.has_foreign:
-            vouched = self._dispatcher.limit
-            offset = min(offset, self._dispatcher.offset if vouched is None else vouched)
-        self._files.durable.move(offset)
+        if self.writer.has_foreign:
+            vouched = self.dispatcher.limit
+            offset = min(offset, self.dispatcher.offset if vouched is None else vouched)
+        self.files.durable.move(offset)
 
     def adopt(self) -> None:
         """Read the next queue offsets from the bytes that :meth:`append_data` appended.
@@ -180,19 +140,19 @@ class LogFeed:
             StoreUnavailable: if the bytes end inside a frame, because no put may follow them.
         """
         with self._adopting:
-            if not self._writer.has_foreign:
+            if not self.writer.has_foreign:
                 return
             end = self._log.wrote_offset
             # A listener cannot wait for the dispatcher, whose thread it runs in.
-            waits = not self._dispatching.is_current
-            if not (waits and self._dispatching.wait_dispatched(end, _ADOPT_SECONDS)):
+            waits = not self.dispatching.is_current
+            if not (waits and self.dispatching.wait_dispatched(end, _ADOPT_SECONDS)):
                 raise refusal(
                     PutStatus.SERVICE_NOT_AVAILABLE,
-                    f"{self._files.root}: the log ends inside a message of another store: its rest "
+                    f"{self.files.root}: the log ends inside a message of another store: its rest "
                     "has to come first",
                 )
-            # If a master's bytes were appended in the meantime, the put is refused.
-            self._writer.adopt(end, self._files.queues.next_offsets)
+            # If more bytes were appended since, the put is refused.
+            self.writer.adopt(end, self.files.queues.next_offsets)
 
     def cut_unvouched(self) -> None:
         """Cut off the bytes of another store's log after the last offset given to :meth:`vouch`.
@@ -200,17 +160,17 @@ class LogFeed:
         These bytes usually end inside a message, and the zeros after them may seem to complete this
         message.
         """
-        vouched = self._dispatcher.limit
-        if vouched is None or vouched >= self._log.wrote_offset or not self._writer.has_foreign:
+        vouched = self.dispatcher.limit
+        if vouched is None or vouched >= self._log.wrote_offset or not self.writer.has_foreign:
             return
         # If the log starts above 0, the vouched offset can be below the log's start.
         vouched = max(vouched, self._log.min_offset)
         file = self._log.last
         if file is not None and file.base <= vouched:
             file.clear_from(vouched - file.base)
-        self._log.truncate_to(vouched, aside=quarantine(self._files.root, COMMIT_LOG))
+        self._log.truncate_to(vouched, aside=quarantine(self.files.root, COMMIT_LOG))
 
     def require_open(self) -> None:
         """Raise StoreUnavailable if the store was closed."""
-        if Refusal.CLOSED in self._flags.refusals:
-            raise refusal(PutStatus.SERVICE_NOT_AVAILABLE, f"{self._files.root}: it is closed")
+        if Refusal.CLOSED in self.flags.refusals:
+            raise refusal(PutStatus.SERVICE_NOT_AVAILABLE, f"{self.files.root}: it is closed")

@@ -36,9 +36,7 @@ class LogGrowth:
     """Wakes the services that follow the log, and settles puts. Any thread may use it.
 
     Args:
-        dispatching: dispatches new messages.
         flushing: syncs the messages of puts that do not wait for a sync.
-        wait: settles the puts that wait for disk or slave.
 
     Attributes:
         settle_now: settles the puts of a store in which no put waits.

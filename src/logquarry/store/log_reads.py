@@ -112,9 +112,9 @@ class LogReads(ABC):
         if physical_offset >= self.max_offset:
             self._look_again()
         if self.min_offset <= physical_offset < self.max_offset:
-            outcome = self._log.outcome_at(physical_offset, check_crc=False)
-            if isinstance(outcome, Frame):
-                return outcome.size
+            found = self._log.sound_frame_at(physical_offset, check_crc=False)
+            if found is not None:
+                return found.size
         return self._log.message_at(physical_offset).size
 
     def get_data(self, physical_offset: int, size: int) -> bytes:
@@ -173,8 +173,7 @@ class LogReads(ABC):
         """The sound frame at a physical offset; None if there is none."""
         if not self.min_offset <= physical_offset < self.max_offset:
             return None
-        outcome = self._log.outcome_at(physical_offset)
-        return outcome if isinstance(outcome, Frame) else None
+        return self._log.sound_frame_at(physical_offset)
 
     @abstractmethod
     def _log_reader(self) -> LogReader:

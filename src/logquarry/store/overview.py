@@ -124,10 +124,9 @@ def overview(
     """Read the contents of a store.
 
     Args:
-        store: the store.
-        exact: count messages and bytes in the log, and not by the queues. For a store without
-            queues, they are always counted in the log.
-        progress: called while the whole log is read, with the bytes done and the bytes in total.
+        exact: count messages and bytes in the log instead of in the queues. A store without queues
+            is always counted in the log.
+        progress: called during a walk over the log, with bytes done and bytes in total.
     """
     exact = exact or not store.has_queue_files
     queues = [queue for name in store.queues() if (queue := store.queue(*name)) is not None]
@@ -200,11 +199,11 @@ def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
     """
     for offset in {queue.min_offset, queue.max_offset - 1}:
         for _, unit in queue.entries(offset, offset + 1):
-            outcome = log.outcome_at(unit.physical_offset, check_crc=False)
-            if isinstance(outcome, frame.Frame):
-                named = outcome.topic.decode("utf-8", java.UTF8_ERRORS), outcome.queue_id
+            found = log.sound_frame_at(unit.physical_offset, check_crc=False)
+            if found is not None:
+                named = found.topic.decode("utf-8", java.UTF8_ERRORS), found.queue_id
                 if named != (queue.topic, queue.queue_id):
-                    return outcome
+                    return found
     return None
 
 
@@ -223,8 +222,8 @@ def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -
     complete = end - found.min_offset - total <= blanks
     # A live broker's dispatcher is some milliseconds behind its log.
     if found.state != "live" and end < found.max_offset:
-        next_one = log.outcome_at(end, check_crc=False)
-        is_queued = isinstance(next_one, frame.Frame) and sys_flag.advances_queue(next_one.sys_flag)
+        next_one = log.sound_frame_at(end, check_crc=False)
+        is_queued = next_one is not None and sys_flag.advances_queue(next_one.sys_flag)
         complete = complete and not is_queued and found.max_offset - end <= blanks
     if complete:
         return None
@@ -299,17 +298,11 @@ def _count(
 def _times(store: StoreReads, queues: list[Queue]) -> tuple[int | None, int | None]:
     """Store times of the log's first and last message, as far as they are readable."""
     log = CommitLog(store.layout)
-    first = log.outcome_at(store.min_offset)
-    times = [first.store_timestamp] if isinstance(first, frame.Frame) else []
-    ends = [
-        entry
-        for queue in queues
-        if (entry := queue.last_entry) is not None and entry.physical_offset < store.max_offset
-    ]
-    if ends:
-        last = log.outcome_at(max(entry.physical_offset for entry in ends))
-        if isinstance(last, frame.Frame):
-            times.append(last.store_timestamp)
+    entries = [entry for queue in queues if (entry := queue.last_entry) is not None]
+    ends = [entry.physical_offset for entry in entries if entry.physical_offset < store.max_offset]
+    offsets = [store.min_offset, *([max(ends)] if ends else [])]
+    frames = (log.sound_frame_at(offset) for offset in offsets)
+    times = [found.store_timestamp for found in frames if found is not None]
     return (times[0], times[-1]) if times else (None, None)
 
 
@@ -345,7 +338,6 @@ def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
 
     Args:
         layout: the files of a store that no process has open.
-        log_end: physical offset of the log's end.
     """
     log = layout.commit_log
     if layout.lost_head is not None:

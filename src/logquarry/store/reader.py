@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from logquarry import arguments
 from logquarry.config import StoreConfig
 from logquarry.disk.open_files import OpenFiles
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import LogquarryError, StoreUnavailable
 from logquarry.format.properties import parse_tags
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
@@ -42,12 +42,14 @@ from logquarry.read.rocksdb_queue import derived_queues, rocksdb_queues
 from logquarry.read.store_sizes import require_log, with_entry_rules
 from logquarry.store.log_reads import get_arguments
 from logquarry.store.reads import StoreReads
+from logquarry.store.single_put import SinglePut
 from logquarry.units import now_ms
 
 if TYPE_CHECKING:
     from logquarry.store.consumer.registry import Consumers
     from logquarry.store.stats import StoreStats
     from logquarry.store.store_engine import StoreEngine
+    from logquarry.write.put_many import ManyWriter, PutManyResult
     from logquarry.write.put_result import PutResult
 
 
@@ -219,16 +221,6 @@ class BaseReader(StoreReads):
         yield from self._file_queues()
         yield from rocksdb_queues(self.layout)
 
-    def _queues_from_log(self) -> tuple[Mapping[QueueKey, Queue], int]:
-        """The queues in RocksDB with the later messages of the log, and the log's end.
-
-        Without RocksDB, this reads the whole log.
-        """
-        made, found = derived_queues(with_entry_rules(self.layout), self._log_reader())
-        end = self._log.min_offset if found is None else found
-        self._log.set_end(end)
-        return made, end
-
     def get(
         self,
         topic: str,
@@ -268,11 +260,29 @@ class BaseReader(StoreReads):
 
     def _make_consumers(self) -> Consumers:
         # Import here: it takes 0.1 s, which a reader of a few messages need not wait for.
-        from logquarry.disk.config_file import offsets_in_rocksdb
-        from logquarry.store.consumer.registry import consumers_of_a_reader
+        from logquarry.disk.config_file import ConsumerOffsets, offsets_in_rocksdb
+        from logquarry.disk.disk import LocalDisk
+        from logquarry.store.consumer.progress import LostOffsets, Progress
+        from logquarry.store.consumer.registry import Consumers
+        from logquarry.store.consumer.source import PolledArrivals, PolledQueueReader
 
+        # The offsets stay in memory: another process may write the store.
+        disk, root = LocalDisk(), Path(self.root)
+        offsets = ConsumerOffsets(disk, root)
         known = offsets_in_rocksdb(self.layout)
-        return consumers_of_a_reader(self, self._bulk_getter, Path(self.root), self._refuse, known)
+        offsets.update(known or {})
+        has_offsets = known is not None or offsets.found is not None
+        lost = LostOffsets(root, has_offsets=has_offsets, topics=lambda: self.topics)
+        reader = PolledQueueReader(self, self._bulk_getter)
+        made = Consumers(
+            reader,
+            PolledArrivals(lambda: reader.look(made.topics)),
+            Progress(offsets, reader, lost),
+            put=self._refuse,
+            health=disk.health,
+            interval_ms=None,
+        )
+        return made
 
     def _refuse(self, _: Message) -> PutResult:
         raise ReadOnlyStore.of(self.root)
@@ -305,8 +315,15 @@ class _Found:
 
     @cached_property
     def log_queues(self) -> tuple[Mapping[QueueKey, Queue], int]:
-        """The queues in RocksDB or made from the log, and the log's end."""
-        return self._store._queues_from_log()
+        """The queues in RocksDB with the later messages of the log, and the log's end.
+
+        Without RocksDB, this reads the whole log.
+        """
+        store = self._store
+        made, found = derived_queues(with_entry_rules(store.layout), store._log_reader())
+        end = store._log.min_offset if found is None else found
+        store._log.set_end(end)
+        return made, end
 
 
 _monotonic = time.monotonic
@@ -315,8 +332,8 @@ _LEAST, _MOST, _MOST_COUNT = arguments.LONG_MIN, arguments.LONG_MAX, arguments.I
 KernelGet = Callable[[Queue, int, int, frozenset[str] | None], GetResult | None]
 
 
-class LiveReads(StoreReads):
-    """Reads a store that this process also writes. Thread-safe.
+class LiveStore(StoreReads, SinglePut):
+    """The reads and puts of a writer that its services use too. Any thread may use it.
 
     A read by physical offset finds a message as soon as it is put. A read from a queue finds it as
     soon as it is dispatched.
@@ -330,8 +347,10 @@ class LiveReads(StoreReads):
         self.layout, self.config = layout, layout.config
         self._live_log = LiveLog(engine.log, self._new_layout)
         super().__init__(layout, self._live_log, broker=broker)
-        # Look these up once, for all gets.
+        self._writer = engine.writer
+        # Look these up once, for all gets and puts.
         self._live_queues = engine.queues.live
+        self._start_puts(engine.writer, engine.recorder, engine.feed, engine.growth)
 
     def _require_open(self) -> None:
         super()._require_open()
@@ -443,3 +462,29 @@ class LiveReads(StoreReads):
 
     def _log_reader(self) -> LogReader:
         return LogReader(self._new_layout(), bound=self.bound, live=True)
+
+    # ------------------------------------------------------------------------------------- puts
+    @cached_property
+    def _many(self) -> ManyWriter:
+        from logquarry.write.put_many import ManyWriter
+
+        return ManyWriter(self._writer)
+
+    def _put_many(self, put: Callable[[], PutManyResult]) -> PutManyResult:
+        began = _monotonic()
+        try:
+            if self._writer.bar is not None:
+                self._engine.feed.adopt()
+            result = put()
+        except LogquarryError as error:
+            self._recorder.put_failed()
+            appended = getattr(error, "appended", None)
+            if appended is not None:
+                self._recorder.put_many(appended, _monotonic() - began)
+            raise
+        self._recorder.put_many(result, _monotonic() - began)
+        return result
+
+    def _append_many(self, messages: Sequence[Message]) -> PutManyResult:
+        """Append messages in bulk, and wait for nothing."""
+        return self._put_many(lambda: self._many.put_many(messages, wait=False))

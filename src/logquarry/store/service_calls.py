@@ -36,6 +36,11 @@ class ServiceCalls(ABC):
     def _require_open(self) -> None:
         """Raise StoreUnavailable if the store was closed."""
 
+    @property
+    def _open_services(self) -> Services:
+        self._require_open()
+        return self._services
+
     def add_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
         """Call a function when messages can be consumed (``MessageArrivingListener``).
 
@@ -81,8 +86,7 @@ class ServiceCalls(ABC):
         Raises:
             StoreUnavailable: if the progress of delivery cannot be saved.
         """
-        self._require_open()
-        self._services.start_delivery()
+        self._open_services.start_delivery()
 
     def deliver_due(self) -> int:
         """Deliver now the delayed messages that are due by the store's clock.
@@ -95,8 +99,7 @@ class ServiceCalls(ABC):
             StoreUnavailable: if a message could not be put. The next call continues with that
                 message.
         """
-        self._require_open()
-        return self._services.deliver_due()
+        return self._open_services.deliver_due()
 
     def transaction(self, message: Message, group: str = DEFAULT_PRODUCER_GROUP) -> Transaction:
         """Return a transaction; its message can be consumed only after a commit.
@@ -120,8 +123,7 @@ class ServiceCalls(ABC):
             StoreUnavailable: if the half message cannot be put.
             MessageRejected: if the store rejects the half message.
         """
-        self._require_open()
-        return self._services.transaction(message, group)
+        return self._open_services.transaction(message, group)
 
     def put_half(self, message: Message, group: str) -> PutFuture:
         """Put the half message of a producer's transaction (``prepareMessage``).
@@ -138,8 +140,7 @@ class ServiceCalls(ABC):
             StoreUnavailable: if it cannot be put.
             MessageRejected: if the store rejects it.
         """
-        self._require_open()
-        return self._services.put_half(message, group)
+        return self._open_services.put_half(message, group)
 
     def end_transaction(
         self,
@@ -166,9 +167,9 @@ class ServiceCalls(ABC):
             StoreUnavailable: if the put failed; the half message is still open.
             MessageRejected: if the store rejects the message; the half message is still open.
         """
-        self._require_open()
+        services = self._open_services
         queue_offset = arguments.optional(arguments.offset, queue_offset, "queue_offset")
-        return self._services.end_transaction(physical_offset, state, group, queue_offset)
+        return services.end_transaction(physical_offset, state, group, queue_offset)
 
     @property
     def topic_table(self) -> TopicTable:
@@ -177,23 +178,17 @@ class ServiceCalls(ABC):
         Raises:
             UsageError: if the store is a slave: its master writes that file.
         """
-        self._require_open()
-        return self._services.topic_table
+        return self._open_services.topic_table
 
     @property
     def consumer_offsets(self) -> ConsumerOffsets:
         """``config/consumerOffset.json``, shared by all consumers of this process."""
-        self._require_open()
-        return self._services.consumer_offsets
+        return self._open_services.consumer_offsets
 
     @property
     def subscription_groups(self) -> ConfigFile[dict[str, Any]]:
-        """``config/subscriptionGroup.json``.
-
-        Each access makes a new object, so reuse the first one.
-        """
-        self._require_open()
-        return self._services.subscription_groups
+        """``config/subscriptionGroup.json``. Each access makes an object: keep the first one."""
+        return self._open_services.subscription_groups
 
     def check_transactions(self, listener: Listener) -> CheckReport:
         """Find the transactions that are open now, and let a function decide about each.
@@ -209,8 +204,7 @@ class ServiceCalls(ABC):
             StoreUnavailable: if a message could not be put. The next check continues with that
                 message.
         """
-        self._require_open()
-        return self._services.check_transactions(listener)
+        return self._open_services.check_transactions(listener)
 
     def start_transaction_checks(self, listener: Listener) -> None:
         """Check every ``transaction_check_interval`` from now on, until the store is closed.
@@ -218,8 +212,7 @@ class ServiceCalls(ABC):
         Raises:
             UsageError: if checks were started before.
         """
-        self._require_open()
-        self._services.start_transaction_checks(listener)
+        self._open_services.start_transaction_checks(listener)
 
     @property
     def prepared_transactions(self) -> PreparedTransactions:
@@ -228,8 +221,7 @@ class ServiceCalls(ABC):
         Raises:
             UsageError: in another dialect.
         """
-        self._require_open()
-        return self._services.prepared_transactions
+        return self._open_services.prepared_transactions
 
     def config_tables(self) -> ConfigTables:
         """The tables that a slave copies from its master's ``config/``.
@@ -237,5 +229,4 @@ class ServiceCalls(ABC):
         Raises:
             UsageError: if the store is not a slave.
         """
-        self._require_open()
-        return self._services.config_tables
+        return self._open_services.config_tables

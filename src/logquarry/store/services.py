@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, TypeVar
 
 from logquarry import arguments
 from logquarry.dialect31.prepared import CheckService, PreparedTransactions
@@ -24,7 +24,7 @@ from logquarry.disk.config_file import (
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Service
 from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
-from logquarry.format import frame, timer
+from logquarry.format import frame
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.log.batches import sound_runs
@@ -32,9 +32,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import Run
 from logquarry.message import Message, require_message
 from logquarry.read import timers
-from logquarry.read.commit_log import CommitLog
-from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Queue
+from logquarry.store.reader import LiveStore
 from logquarry.store.schedule.delivery import DelayedDelivery, Delays, DeliveryService, Put
 from logquarry.store.schedule.progress import DelayProgress
 from logquarry.store.schedule.timers import TimerDelivery
@@ -48,79 +46,28 @@ from logquarry.store.transaction.transaction import (
     TransactionState,
     key_of,
 )
-from logquarry.stored_message import StoredMessage
 from logquarry.write.put_future import PutFuture
-from logquarry.write.put_many import PutManyResult
-from logquarry.write.put_result import PutResult
 from logquarry.write.queue_table import TopicTable
 from logquarry.write.timer_files import timer_log_file_size
-
-if TYPE_CHECKING:
-    from logquarry.log.walk import LogReader
 
 logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 60.0
 
-
-class ServedStore(Protocol):
-    """The methods of an open store that its services use."""
-
-    @property
-    def broker(self) -> str:
-        """The store's name."""
-
-    @property
-    def commit_log(self) -> CommitLog:
-        """The log, for reads of single frames."""
-
-    def put(self, message: Message) -> PutResult:
-        """Put a message, and wait for flush and replica if its properties request it."""
-
-    def append(self, message: Message) -> tuple[PutResult, PutFuture]:
-        """Append a message; return its result, and the future of its result after all waits."""
-
-    def append_many(self, messages: Sequence[Message]) -> PutManyResult:
-        """Append messages, and wait for nothing."""
-
-    def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue; None if there is no such queue."""
-
-    def queues(self) -> tuple[QueueKey, ...]:
-        """Topic and number of each queue."""
-
-    def frame_at(self, physical_offset: int) -> Frame | None:
-        """The sound frame at a physical offset, None if there is none."""
-
-    def stored(self, frame: Frame) -> StoredMessage:
-        """A frame as the message that users get."""
-
-    def log_reader(self) -> LogReader:
-        """Return an object that reads the log, up to its present end, frame by frame."""
-
-    def wait_dispatched(self) -> None:
-        """Wait until queues and index have all messages of the log."""
+Part = TypeVar("Part")
 
 
 class Services:
-    """The services of one store. Any thread may use them.
+    """The services of one store. Any thread may use them."""
 
-    Args:
-        engine: the store's writing parts.
-        store: puts and reads messages.
-    """
-
-    def __init__(self, engine: StoreEngine, store: ServedStore) -> None:
+    def __init__(self, engine: StoreEngine, store: LiveStore) -> None:
         self._engine = engine
         self._store = store
+        self._log = _ServedLog(store, engine.log)
         self._lock = threading.RLock()
         self._threads: list[Service] = []
-        self._consumer_offsets: ConsumerOffsets | None = None
-        self._config_tables: ConfigTables | None = None
-        self._delivery: DelayedDelivery | None = None
-        self._timers: TimerDelivery | None = None
-        self._transactions: TransactionService | None = None
-        self._checks: TransactionChecks | None = None
+        self._parts: dict[Callable[[], Any], Any] = {}
+        """What each function made when the part was first used."""
         self._delivering: DeliveryService | None = None
         self._checking: TransactionCheckService | None = None
         self._prepared = self._make_prepared()
@@ -129,11 +76,11 @@ class Services:
     @property
     def consumer_offsets(self) -> ConsumerOffsets:
         """``config/consumerOffset.json``, shared by all consumers of this process."""
-        with self._lock:
-            if self._consumer_offsets is None:
-                engine = self._engine
-                self._consumer_offsets = ConsumerOffsets(engine.disk, engine.root, engine.sync_log)
-            return self._consumer_offsets
+        return self._once(self._make_consumer_offsets)
+
+    def _make_consumer_offsets(self) -> ConsumerOffsets:
+        engine = self._engine
+        return ConsumerOffsets(engine.disk, engine.root, engine.sync_log)
 
     @property
     def config_tables(self) -> ConfigTables:
@@ -142,19 +89,14 @@ class Services:
         Raises:
             UsageError: if the store is not a slave: then its own services write these files.
         """
-        with self._lock:
-            self._require_open()
         if not self._is_slave:
             raise UsageError(
                 f"{self._engine.root}: its broker_role is not SLAVE: only slaves copy config/"
             )
-        with self._lock:
-            if self._config_tables is None:
-                engine = self._engine
-                self._config_tables = ConfigTables(
-                    engine.disk, engine.root, lambda: self.consumer_offsets
-                )
-            return self._config_tables
+        return self._once(self._make_config_tables)
+
+    def _make_config_tables(self) -> ConfigTables:
+        return ConfigTables(self._engine.disk, self._engine.root, lambda: self.consumer_offsets)
 
     @property
     def _is_slave(self) -> bool:
@@ -175,28 +117,23 @@ class Services:
             raise StoreUnavailable(
                 f"{self._engine.root}: it is a slave: its master delivers delayed messages"
             )
-        if self._delivery is None:
-            # Wait without the lock: the dispatcher may call a listener that uses a service.
-            self._store.wait_dispatched()
-        with self._lock:
-            self._require_open()
-            if self._delivery is None:
-                self._delivery = self._make_delivery()
-            return self._delivery
+        if self._make_delivery not in self._parts:
+            # Do not take the lock: the dispatcher may call a listener that uses a service.
+            self._wait_dispatched()
+        return self._once(self._make_delivery)
 
     def _make_delivery(self) -> DelayedDelivery:
         engine = self._engine
         progress = DelayProgress(engine.disk, engine.root, engine.sync_log)
         levels = engine.config.delay_levels_ms
-        log = _DueLog(self._store, engine.log, levels)
-        delivery = DelayedDelivery(log, self._deliver, levels, progress)
+        delivery = DelayedDelivery(self._log, self._deliver, levels, progress)
         # Save the progress found in the log, so that the next opening need not search for it.
         delivery.save()
         return delivery
 
     def _deliver(self, messages: Sequence[Message]) -> Put:
         try:
-            return Put(self._store.append_many(messages).message_count, None)
+            return Put(self._store._append_many(messages).message_count, None)
         except (StoreUnavailable, MessageRejected) as error:
             appended = error.appended
             return Put(0 if appended is None else appended.message_count, error)
@@ -205,18 +142,14 @@ class Services:
     def timers(self) -> TimerDelivery:
         """Delivers timer messages; raises as :attr:`delivery` does."""
         _ = self.delivery
-        with self._lock:
-            self._require_open()
-            if self._timers is None:
-                self._timers = self._make_timers()
-            return self._timers
+        return self._once(self._make_timers)
 
     def _make_timers(self) -> TimerDelivery:
         engine = self._engine
         layout = StoreLayout.open(engine.root, engine.config)
         check = timers.check_or_none(layout)
         return TimerDelivery(
-            _DueLog(self._store, engine.log, ()),
+            self._log,
             self._deliver,
             *(engine.disk, engine.root, engine.sync_log, timers.known_by(layout, check)),
             precision_ms=timers.precision(layout, check.read_time),
@@ -226,7 +159,7 @@ class Services:
     @property
     def delays(self) -> Mapping[str, Delays]:
         """The delays of delivered messages by topic; empty before delivery began."""
-        delivery = self._delivery
+        delivery: DelayedDelivery | None = self._parts.get(self._make_delivery)
         return {} if delivery is None else delivery.delays
 
     def start_delivery(self) -> None:
@@ -248,7 +181,7 @@ class Services:
     def deliver_due(self) -> int:
         """Deliver the due messages now, and save the progress; return the number of messages."""
         deliveries = self.delivery, self.timers
-        self._store.wait_dispatched()
+        self._wait_dispatched()
         now = self._engine.clock()
         count = sum(delivery.deliver(now) for delivery in deliveries)
         for delivery in deliveries:
@@ -259,28 +192,24 @@ class Services:
     @property
     def transactions(self) -> TransactionService:
         """Transactions that this process begins."""
-        with self._lock:
-            if self._transactions is None:
-                engine = self._engine
-                self._transactions = TransactionService(
-                    self._store.append, clock=engine.clock, store_host=engine.config.store_host
-                )
-            return self._transactions
+        return self._once(self._make_transactions)
+
+    def _make_transactions(self) -> TransactionService:
+        engine = self._engine
+        return TransactionService(
+            self._store._append, clock=engine.clock, store_host=engine.config.store_host
+        )
 
     @property
     def checks(self) -> TransactionChecks:
         """Finds transactions that are still open."""
-        with self._lock:
-            self._require_open()
-            if self._checks is None:
-                self._checks = self._make_checks()
-            return self._checks
+        return self._once(self._make_checks)
 
     def _make_checks(self) -> TransactionChecks:
         store, config = self._store, self._engine.config
         return TransactionChecks(
-            _HalfLog(store),
-            store.append,
+            self._log,
+            store._append,
             self.transactions,
             self.consumer_offsets,
             rules=CheckRules(
@@ -305,7 +234,7 @@ class Services:
         """Check the open transactions once, now."""
         arguments.function(listener, "listener")
         checks = self.checks
-        self._store.wait_dispatched()
+        self._wait_dispatched()
         return checks.check(listener, self._engine.clock())
 
     def start_transaction_checks(self, listener: Listener) -> None:
@@ -327,7 +256,7 @@ class Services:
         """Put a half message that a producer ends later."""
         self._require_halves()
         require_message(message, "message")
-        return self._store.append(half_message(message, arguments.text(group, "group")))[1]
+        return self._store._append(half_message(message, arguments.text(group, "group")))[1]
 
     def _require_halves(self) -> None:
         if self._prepared is not None:
@@ -347,7 +276,7 @@ class Services:
         at = arguments.offset(physical_offset, "physical_offset")
         state = TransactionState(arguments.choice(state, "state", ("commit", "rollback")))
         arguments.text(group, "group")
-        half = self._store.frame_at(at)
+        half = self._store._frame_at(at)
         if half is None or half.topic.decode() != HALF_TOPIC:
             raise UsageError(f"there is no half message at physical offset {physical_offset}")
         if props.decode_bytes(half.properties).get(props.PRODUCER_GROUP) != group:
@@ -382,11 +311,7 @@ class Services:
     # ------------------------------------------------------------- transactions of dialect 3.1
     @property
     def prepared_transactions(self) -> PreparedTransactions:
-        """The transactions of dialect 3.1.
-
-        Raises:
-            UsageError: in another dialect.
-        """
+        """The transactions of dialect 3.1."""
         if self._prepared is None:
             raise UsageError('a state table is kept only with StoreConfig(dialect="3.1")')
         return self._prepared
@@ -399,9 +324,9 @@ class Services:
         return PreparedTransactions(
             table,
             put=store.put,
-            read=store.frame_at,
-            wait_dispatched=store.wait_dispatched,
-            stored=store.stored,
+            read=store._frame_at,
+            wait_dispatched=self._wait_dispatched,
+            stored=store._stored,
             clock=engine.clock,
             least_age_ms=engine.config.check_transaction_message_atleast_interval,
         )
@@ -418,6 +343,20 @@ class Services:
     def _start(self, service: Service) -> None:
         service.start()
         self._threads.append(service)
+
+    def _once(self, make: Callable[[], Part]) -> Part:
+        """The part that a function makes at the first call."""
+        with self._lock:
+            self._require_open()
+            if make not in self._parts:
+                self._parts[make] = make()
+            part: Part = self._parts[make]
+            return part
+
+    def _wait_dispatched(self) -> None:
+        # adopt() raises if the log ends inside a frame of another store: a wait would never end.
+        self._engine.feed.adopt()
+        self._engine.wait_dispatched(None, None)
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -436,10 +375,10 @@ class Services:
         for service in threads:
             service.stop(_PATIENCE_SECONDS)
         saves: list[Callable[[], object]] = []
-        if self._delivery is not None:
-            saves.append(self._delivery.save)
-        if self._timers is not None:
-            saves.append(partial(self._timers.close, self._engine.clock()))
+        if (delivery := self._parts.get(self._make_delivery)) is not None:
+            saves.append(delivery.save)
+        if (timers := self._parts.get(self._make_timers)) is not None:
+            saves.append(partial(timers.close, self._engine.clock()))
         for save in saves:
             # If one part cannot save its progress, the other part still does.
             try:
@@ -448,52 +387,31 @@ class Services:
                 logger.warning("the progress of delivery is not saved: %s", error)
 
 
-class _HalfLog:
-    """Reads the log and the queues for the checks of transactions."""
+class _ServedLog:
+    """Implements :class:`~logquarry.store.transaction.half.ServedLog`."""
 
-    def __init__(self, store: ServedStore) -> None:
+    def __init__(self, store: LiveStore, files: MappedFileQueue) -> None:
         self._store = store
+        self._files = files
+        self._log = log = store._live_log
         self.queue = store.queue
-        self.outcome_at = store.commit_log.outcome_at
+        self.frame_at = store._frame_at
+        self.store_time_at = log.store_time_at
 
     def queue_ids(self, topic: str) -> Iterable[int]:
         return [queue_id for name, queue_id in self._store.queues() if name == topic]
-
-    def runs(self, start: int) -> Iterator[Run]:
-        reader = self._store.log_reader()
-        return sound_runs(reader.events(start, resync=True), "skip")
-
-
-class _DueLog:
-    """Reads the log and the schedule topic's queues for the delivery."""
-
-    def __init__(self, store: ServedStore, files: MappedFileQueue, levels: Sequence[int]) -> None:
-        self._store = store
-        log = _HalfLog(store)
-        # Include queues above the known levels: the store once had a table with more levels.
-        self._queue_ids = sorted({*range(len(levels)), *log.queue_ids(props.SCHEDULE_TOPIC)})
-        self.runs: Callable[[int], Iterator[Run]] = log.runs
-        self._log = store.commit_log
-        self._files = files
-        self.store_time_at = store.commit_log.store_time_at
-
-    def schedule_queues(self) -> Iterable[int]:
-        return [queue_id for queue_id in self._queue_ids if queue_id >= 0]
-
-    def schedule_queue(self, queue_id: int) -> Queue | None:
-        return self._store.queue(props.SCHEDULE_TOPIC, queue_id)
 
     def message(self, offset: int, size: int) -> Frame | None:
         data = self._log.frame_at(offset, size)
         found = None if data is None else frame.decode_at(data, 0, base=offset)
         return found if isinstance(found, Frame) else None
 
-    def timer_queue(self) -> Queue | None:
-        return self._store.queue(timer.TOPIC, timers.QUEUE_ID)
+    def runs(self, start: int) -> Iterator[Run]:
+        return sound_runs(self._store._log_reader().events(start, resync=True), "skip")
 
     @property
     def start(self) -> int:
-        return self._store.commit_log.min_offset
+        return self._log.min_offset
 
     @property
     def end(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -17,7 +18,6 @@ from logquarry.dialect31.open_transactions import open_in, read_table
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
 from logquarry.format import java
 from logquarry.format import properties as props
-from logquarry.format.frame import Frame
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX
@@ -27,6 +27,7 @@ from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.store.retention.rules import disk_use
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, HalfCounter
+from logquarry.text import document
 
 State = Literal["closed", "live", "crashed"]
 """``closed``: shut down cleanly; ``live``: a process has it open; ``crashed``: neither."""
@@ -149,22 +150,17 @@ class StoreState:
 
     def to_json(self) -> dict[str, Any]:
         """The same as a JSON document."""
-        document = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        document["file_bytes"] = dict(self.file_bytes)
-        document["retained"] = {name: t._asdict() for name, t in self.retained.items()}
-        document["consumer_lag"] = [lag._asdict() for lag in self.consumer_lag]
-        document["delay_levels"] = [level._asdict() for level in self.delay_levels]
-        document["half_messages"] = dict(self.half_messages)
-        return document
+        return document(self) | {
+            "retained": {name: topic._asdict() for name, topic in self.retained.items()},
+            "consumer_lag": [lag._asdict() for lag in self.consumer_lag],
+            "delay_levels": [level._asdict() for level in self.delay_levels],
+        }
 
 
 class StateReader:
     """Reads the state of one store, and caches data that makes the next reading faster.
 
     Any thread may use it.
-
-    Args:
-        store: the store.
     """
 
     def __init__(self, store: StateSource) -> None:
@@ -182,8 +178,7 @@ class StateReader:
         """Return the store's current state.
 
         Args:
-            now: gives the time, in milliseconds.
-            queues: the store's queues (default: all queues that the store lists).
+            queues: the store's queues (default: as the store gives them).
             behind: ``dispatch_behind`` and ``flush_behind``, if this process writes the store.
         """
         store = self._store
@@ -225,8 +220,8 @@ def _retained(
 
 def _first_timestamp(layout: StoreLayout, start: int) -> int | None:
     """The store time of the log's first message; None if the log starts with damage or a blank."""
-    outcome = CommitLog(layout).outcome_at(start, check_crc=False)
-    return outcome.store_timestamp if isinstance(outcome, Frame) else None
+    first = CommitLog(layout).sound_frame_at(start, check_crc=False)
+    return None if first is None else first.store_timestamp
 
 
 def _behind(
@@ -267,12 +262,7 @@ def _half_messages(
     layout: StoreLayout, queues: list[Queue], counter: HalfCounter, start: int
 ) -> dict[str, int]:
     """Open half messages of 4.x, and open PREPARED messages of 3.x, by topic."""
-    log = CommitLog(layout)
-
-    def frame_at(offset: int) -> Frame | None:
-        outcome = log.outcome_at(offset, check_crc=False)
-        return outcome if isinstance(outcome, Frame) else None
-
+    frame_at = partial(CommitLog(layout).sound_frame_at, check_crc=False)
     passed = consumer_offsets(layout).get((HALF_TOPIC, GROUP), {})
     found = counter.count(queues, frame_at, passed)
     opened = open_in(read_table(layout)) if layout.has_state_table else {}

@@ -17,6 +17,7 @@ import numpy as np
 from logquarry.store.call_counts import BUCKETS, SIZES, CallCounter, CallCounts
 from logquarry.store.schedule.delivery import Delays
 from logquarry.store.state import StoreState, TopicStats
+from logquarry.text import document
 from logquarry.write.put_many import PutManyResult
 
 Clock = Callable[[], float]
@@ -94,17 +95,11 @@ class StoreStats:
 
     def to_json(self) -> dict[str, Any]:
         """The same as a JSON document."""
-        document = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        document["put_times"] = dict(self.put_times)
-        document["topics"] = {name: found._asdict() for name, found in self.topics.items()}
-        for name in ("put_rates", "get_rates", "get_found_rates", "get_missed_rates"):
-            document[name] = document[name]._asdict()
-        document["sizes"] = list(self.sizes)
-        document["delays"] = {
-            name: dataclasses.asdict(found) for name, found in self.delays.items()
+        rates = ("put_rates", "get_rates", "get_found_rates", "get_missed_rates")
+        return document(self) | {
+            "topics": {name: found._asdict() for name, found in self.topics.items()},
+            **{name: getattr(self, name)._asdict() for name in rates},
         }
-        document["state"] = self.state.to_json()
-        return document
 
 
 class _Sample(NamedTuple):

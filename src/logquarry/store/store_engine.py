@@ -53,7 +53,7 @@ from logquarry.repair.recover.open_check import (
     plan_to_open,
     recovered_store,
 )
-from logquarry.store.load.loading import Loads, Pending, pending_load
+from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.log_feed import LogFeed
 from logquarry.store.log_growth import LogGrowth
 from logquarry.store.retention.retain import LiveRetention, RetentionService
@@ -85,30 +85,18 @@ class StoreEngine:
     """The parts that write one store (``DefaultMessageStore.load``, ``start`` and ``shutdown``).
 
     Args:
-        root: the store's folder; made if it is missing.
         config: its settings.
-        clock: gives store times, in milliseconds.
-        disk: the disk that the store is on.
         accept_loss: the bytes of messages that a recovery may lose; None allows a small share.
 
     Attributes:
-        root: the argument of this name.
         config: the settings, with all sizes.
-        clock: the argument of this name.
-        disk: the argument of this name.
         health: whether the store may be written and read.
-        flags: the reasons why the store accepts no messages now.
         files: the store's files.
-        log: the log's files.
         queues: the consume queues.
-        writer: appends to the log.
-        dispatcher: follows the log with queues and index.
         growth: wakes the services after an append, and settles puts.
         feed: gives replication the log as bytes.
         listeners: functions that are called for dispatched messages.
         loads: appends staged segments.
-        retention: deletes expired files.
-        recorder: counts puts and gets.
 
     Raises:
         StoreNotFound: if the folder holds other files.
@@ -208,7 +196,12 @@ class StoreEngine:
             grown=self.growth.wake_all,
             counted=self.recorder.loaded,
         )
-        self._finish(pending)
+        if pending is not None:
+            try:
+                self.loads.finish(pending)
+            except BaseException:
+                self.close()
+                raise
 
     # ------------------------------------------------------------------------------------ start
     def _find(self, config: StoreConfig, accept_loss: int | None) -> StoreFound:
@@ -261,8 +254,8 @@ class StoreEngine:
         files = self.files
         return Dispatcher(
             self.log,
-            self.queues.writers,
-            None if files.index is None else files.index.writer,
+            self.queues.writers.get,
+            None if files.index is None else files.index.writer.put,
             self.config,
             start=start,
             arrived=self._arrived,
@@ -396,15 +389,6 @@ class StoreEngine:
                 RetentionService(retention, config, root, self.health, clock=self.clock)
             )
         return retention
-
-    def _finish(self, pending: Pending | None) -> None:
-        """Finish a load that an earlier writer began."""
-        if pending is not None:
-            try:
-                self.loads.finish(pending)
-            except BaseException:
-                self.close()
-                raise
 
     # ---------------------------------------------------------------------------------- at work
     def wait_dispatched(self, offset: int | None, timeout: float | None) -> bool:

@@ -41,23 +41,14 @@ class StoreFiles:
     If opening a file fails, the files that were opened before are closed.
 
     Args:
-        disk: the disk that they are on.
-        root: the store's folder.
         found: the contents of the folder, with the settings to use.
         clock: gives the time, in milliseconds.
-        was_unclean: whether the store was not shut down cleanly.
 
     Attributes:
-        disk: the argument of this name.
-        root: the argument of this name.
         config: the settings, with all sizes.
         keeps_tails: whether bytes of an earlier log follow the log's end.
         pool: buffers for puts before they are committed; None if puts write directly to the files.
         allocator: creates the log's next file in advance.
-        log: the commit log.
-        checkpoint: the checkpoint.
-        queues: the consume queues.
-        durable: the durable offset.
         index: the index, None if the store keeps none.
         transactions: state table and redo log of dialect 3.1, None in another dialect.
         topics: the topics in ``config/``; None for a slave, which gets its master's topics.
@@ -108,8 +99,17 @@ class StoreFiles:
                 keeps_tails=found.keeps_tails,
             )
             opened.callback(self.queues.close)
-            self._load_log(found.log_end)
-            self.durable = self._open_durable(found.log_end)
+            self.log.load()
+            if self.log.bases and found.keeps_tails:
+                self.log.end_at(found.log_end)
+            elif self.log.bases:
+                self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
+            self.durable = DurableFile(
+                *(disk, root / DURABLE, found.log_end, self.checkpoint.times),
+                log_start=self.log.min_offset,
+            )
+            self.durable.find_start = lambda: self.log.min_offset
+            self.checkpoint.before_write = self.durable.expect
             opened.callback(self.durable.close)
             self.index = self._open_index(clock)
             if self.index is not None:
@@ -139,23 +139,6 @@ class StoreFiles:
         pool = TransientStorePool(config.transient_store_pool_size, log_size)
         opened.callback(pool.close)
         return pool
-
-    def _load_log(self, end: int) -> None:
-        self.log.load()
-        if self.log.bases:
-            if self.keeps_tails:
-                self.log.end_at(end)
-            else:
-                self.log.truncate_to(end, aside=quarantine(self.root, COMMIT_LOG))
-
-    def _open_durable(self, log_end: int) -> DurableFile:
-        durable = DurableFile(
-            *(self.disk, self.root / DURABLE, log_end, self.checkpoint.times),
-            log_start=self.log.min_offset,
-        )
-        durable.find_start = lambda: self.log.min_offset
-        self.checkpoint.before_write = durable.expect
-        return durable
 
     def _open_index(self, clock: Clock) -> IndexKeeper | None:
         if not self.config.message_index_enable:
@@ -196,15 +179,9 @@ class StoreFiles:
 class Housekeeping(Service):
     """Once a second, restores ``abort`` and index files that another program has deleted.
 
-    If a Java broker is started on the same store, it fails to take the lock. But RocketMQ recovers
-    the store before it tries to take the lock, and this recovery deletes index files. When the
-    broker exits, it deletes ``abort``.
-
-    Args:
-        abort: the file ``abort``.
-        index: the index, None if the store keeps none.
-        sample: notes the counts from which rates are computed.
-        health: whether the store may be written.
+    If a Java broker opens the same store, it fails to take the lock. But RocketMQ recovers the
+    store before it takes the lock, and the recovery deletes index files. When the broker closes, it
+    deletes ``abort``.
     """
 
     def __init__(

@@ -9,33 +9,26 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.service import close_at_exit, was_closed
-from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
-from logquarry.format.frame import Frame
+from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder
 from logquarry.log.store_files import LOADS
 from logquarry.message import Message
 from logquarry.read.log_end import last_store_timestamp
-from logquarry.read.queue import Queue
-from logquarry.store.reader import LiveReads
+from logquarry.store.reader import LiveStore
 from logquarry.store.service_calls import ServiceCalls
-from logquarry.store.single_put import SinglePut
-from logquarry.stored_message import StoredMessage
 from logquarry.units import Clock, now_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from logquarry.log.walk import LogReader
-    from logquarry.read.log_queues import QueueKey
     from logquarry.store.consumer.registry import Consumers
     from logquarry.store.load.ledger import LoadId
     from logquarry.store.load.loading import Loaded
@@ -44,9 +37,8 @@ if TYPE_CHECKING:
     from logquarry.store.state import StoreState
     from logquarry.store.stats import StoreStats
     from logquarry.store.store_engine import StoreEngine
-    from logquarry.write.put_future import PutFuture
-    from logquarry.write.put_many import ArrowStream, ManyWriter, PutManyResult
-    from logquarry.write.put_result import PutResult
+    from logquarry.write.dispatcher import MessageArrival
+    from logquarry.write.put_many import ArrowStream, PutManyResult
 
 # `MessageStore` imports this module for readers too, so modules that only writers need are imported
 # inside the functions.
@@ -54,7 +46,7 @@ if TYPE_CHECKING:
 _monotonic = time.monotonic
 
 
-class BaseWriter(LiveReads, ServiceCalls, SinglePut):
+class BaseWriter(LiveStore, ServiceCalls):
     """The methods of :class:`~logquarry.store.message_store.StoreWriter`. Any thread may use it.
 
     In a forked child every call raises StoreUnavailable.
@@ -66,12 +58,9 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         from logquarry.store.services import Services
 
         super().__init__(engine, layout, broker=broker)
-        self._writer = engine.writer
         self._found_time: int | None = None
-        # Look up these parts once, for all puts.
-        self._start_puts(engine.writer, engine.recorder, engine.feed, engine.growth)
         engine.retention.removed = self._release_views
-        self._services = Services(engine, _ServedStore(self))
+        self._services = Services(engine, self)
         self._services.start_prepared_checks()
 
     @classmethod
@@ -148,27 +137,6 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
             UsageError: if a message is invalid. Nothing is appended.
         """
         return self._put_many(lambda: self._many.put_many(messages))
-
-    @cached_property
-    def _many(self) -> ManyWriter:
-        from logquarry.write.put_many import ManyWriter
-
-        return ManyWriter(self._writer)
-
-    def _put_many(self, put: Callable[[], PutManyResult]) -> PutManyResult:
-        began = _monotonic()
-        try:
-            if self._writer.bar is not None:
-                self._engine.feed.adopt()
-            result = put()
-        except LogquarryError as error:
-            self._recorder.put_failed()
-            appended = getattr(error, "appended", None)
-            if appended is not None:
-                self._recorder.put_many(appended, _monotonic() - began)
-            raise
-        self._recorder.put_many(result, _monotonic() - began)
-        return result
 
     def put_stored(self, batch: pa.RecordBatch, *, keep_times: bool = False) -> PutManyResult:
         """Put messages of another store unchanged; see :meth:`ManyWriter.put_stored`.
@@ -268,19 +236,30 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
         return self._engine.wait_dispatched(offset, timeout)
 
     def _make_consumers(self) -> Consumers:
-        from logquarry.store.consumer.registry import consumers_of_a_writer
+        from logquarry.store.consumer.progress import LostOffsets, Progress
+        from logquarry.store.consumer.registry import Consumers
+        from logquarry.store.consumer.source import Arrivals, QueueReader
 
-        engine = self._engine
-        return consumers_of_a_writer(
-            self,
-            self._bulk_getter,
-            engine.listeners,
-            self._services.consumer_offsets,
-            engine.root,
-            self.put,
+        engine, offsets = self._engine, self._services.consumer_offsets
+        has_offsets = offsets.found is not None
+        lost = LostOffsets(engine.root, has_offsets=has_offsets, topics=lambda: self.topics)
+        arrivals = Arrivals()
+        reader = QueueReader(self, self._bulk_getter)
+        made = Consumers(
+            reader,
+            arrivals,
+            Progress(offsets, reader, lost),
+            put=self.put,
             health=self._health,
             interval_ms=self.config.flush_consumer_offset_interval,
         )
+
+        def arrived(arrival: MessageArrival) -> None:
+            if arrival.topic in made.topics:
+                arrivals.wake()
+
+        engine.listeners.add(arrived)
+        return made
 
     def _release_views(self) -> None:
         # A view of a deleted file also keeps the file's disk space in use.
@@ -339,42 +318,3 @@ class BaseWriter(LiveReads, ServiceCalls, SinglePut):
             delays=self._services.delays,
             state=state,
         )
-
-
-class _ServedStore:
-    """The store's methods for its services (:class:`~logquarry.store.services.ServedStore`)."""
-
-    def __init__(self, store: BaseWriter) -> None:
-        self._store = store
-        self.broker = store.broker
-        self.commit_log = store._live_log
-
-    def put(self, message: Message) -> PutResult:
-        return self._store.put(message)
-
-    def append(self, message: Message) -> tuple[PutResult, PutFuture]:
-        return self._store._append(message)
-
-    def append_many(self, messages: Sequence[Message]) -> PutManyResult:
-        store = self._store
-        return store._put_many(lambda: store._many.put_many(messages, wait=False))
-
-    def queue(self, topic: str, queue_id: int) -> Queue | None:
-        return self._store.queue(topic, queue_id)
-
-    def queues(self) -> tuple[QueueKey, ...]:
-        return self._store.queues()
-
-    def frame_at(self, physical_offset: int) -> Frame | None:
-        return self._store._frame_at(physical_offset)
-
-    def stored(self, frame: Frame) -> StoredMessage:
-        return self._store._stored(frame)
-
-    def log_reader(self) -> LogReader:
-        return self._store._log_reader()
-
-    def wait_dispatched(self) -> None:
-        # adopt() raises if the log ends inside a frame of another store: a wait would never end.
-        self._store._engine.feed.adopt()
-        self._store._engine.wait_dispatched(None, None)

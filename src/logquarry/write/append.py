@@ -83,11 +83,7 @@ _BLANK: Final = frame.BLANK.size
 
 
 class ScratchBuffer:
-    """The buffer in which frames are made (``msgStoreItemMemory``).
-
-    Args:
-        max_message_size: bytes of the largest frame.
-    """
+    """The buffer in which frames are made (``msgStoreItemMemory``)."""
 
     def __init__(self, max_message_size: int) -> None:
         self._data = bytearray(max_message_size + _BLANK)
@@ -124,9 +120,8 @@ class AppendRules31(AppendRules):
     """The rules of dialect 3.1. Called under the log's lock.
 
     Args:
-        scratch: the buffer in which frames are made.
-        next_in_table: gives the next number of the state table. This is called only when the table
-            has the entries of all messages in the log.
+        next_in_table: gives the next number of the state table. It is called only when the table
+            has all messages of the log.
 
     Attributes:
         next_number: the number that the next PREPARED message gets.

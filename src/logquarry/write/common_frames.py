@@ -64,9 +64,6 @@ class TopicQueues:
 class CommonFrames:
     """The frames of the messages of one ``put_many``.
 
-    Args:
-        path: the writer of the log.
-
     Attributes:
         count: number of messages that were taken.
         odd: the odd messages, by their number.
@@ -103,7 +100,6 @@ class CommonFrames:
         """Make the frames of messages.
 
         Args:
-            messages: the messages.
             field: the name of the caller's argument, for errors.
 
         Raises:

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,10 +44,6 @@ from logquarry.write.queue_writer import (
     QueuePart,
     parts_with_copies,
 )
-
-if TYPE_CHECKING:
-    from logquarry.log.follow import DispatchRequests
-
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +125,8 @@ class ArrivalListeners:
 Int64 = npt.NDArray[np.int64]
 Groups = Mapping[QueueKey, QueuePart]
 """Maps each queue of a run to its entries."""
+WriterOf = Callable[[QueueKey], ConsumeQueueWriter | None]
+PutKeys = Callable[[Int64, Int64, Int64, Int64], None]
 Arrived = Callable[[DispatchRequests], None]
 Grown = Callable[[DispatchRequests, Groups], None]
 
@@ -157,9 +155,7 @@ class QueueWriters:
     Any thread may get one; only the dispatcher writes.
 
     Args:
-        open_files: opens the files of a queue, whose end is after the queue's last entry.
         mendings: see :class:`~logquarry.write.queue_table.QueueTable`.
-        batch_topics: topics with batch queues.
     """
 
     def __init__(
@@ -213,32 +209,6 @@ class QueueWriters:
         return ConsumeQueueWriter(files, name)
 
 
-class Writers(Protocol):
-    """The consume queues of a dispatcher."""
-
-    def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
-        """The writer of a queue; None to skip the queue."""
-
-
-class KeyWriter(Protocol):
-    """The index of a dispatcher."""
-
-    def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-        """See :meth:`logquarry.write.index_writer.IndexWriter.put`."""
-
-
-class Lacking:
-    """Selects some of the queues of another :class:`Writers`."""
-
-    def __init__(self, writers: Writers, keys: Collection[QueueKey]) -> None:
-        self._writers = writers
-        self._keys = keys
-
-    def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
-        """The writer of a selected queue, None for any other."""
-        return self._writers.get(key) if key in self._keys else None
-
-
 def load_kernels() -> None:
     """Load the kernels that dispatch, from numba's cache.
 
@@ -256,10 +226,9 @@ class Dispatcher:
     """Dispatches the log to queues and index. Not thread-safe.
 
     Args:
-        files: the log's files.
-        queues: the queues.
-        index: the index, None if the store keeps none.
-        config: the store's settings.
+        writer_of: gives the writer of a queue; None to skip the queue.
+        put_keys: takes the keys, as :meth:`IndexWriter.put
+            <logquarry.write.index_writer.IndexWriter.put>`; None if the store keeps no index.
         start: physical offset of the first message that may be new to queues or index.
         arrived: called with each run of frames, after queues and index.
         grown: called after ``arrived``, with the run and the queues of its frames.
@@ -274,8 +243,8 @@ class Dispatcher:
     def __init__(
         self,
         files: MappedFileQueue,
-        queues: Writers,
-        index: KeyWriter | None,
+        writer_of: WriterOf,
+        put_keys: PutKeys | None,
         config: StoreConfig,
         *,
         start: int,
@@ -286,8 +255,8 @@ class Dispatcher:
         self.offset = start
         self.limit: int | None = None
         self._files = files
-        self._queues = queues
-        self._index = index
+        self._writer_of = writer_of
+        self._put_keys = put_keys
         self._config = config
         self._arrived = arrived
         self._grown = grown
@@ -369,15 +338,15 @@ class Dispatcher:
         requests = run.requests
         parts = parts_with_copies(window, run, self._config)
         for key, part in parts.items():
-            writer = self._queues.get(key)
+            writer = self._writer_of(key)
             if writer is not None:
                 new = writer.append(part.offsets, part.units)
                 if new < len(part.units):
                     logger.debug("%s: had %d entries", writer.name, len(part.units) - new)
         if self._follow is not None:
             self._follow(window, run)
-        if self._index is not None:
-            self._index.put(
+        if self._put_keys is not None:
+            self._put_keys(
                 requests.physical_offset,
                 requests.store_timestamp,
                 run.key_hashes,
@@ -395,9 +364,7 @@ class DispatchService(Service):
     works.
 
     Args:
-        dispatcher: dispatches.
         flags: gets LOGICS_QUEUE_ERROR on a failure.
-        health: the store's health.
     """
 
     def __init__(self, dispatcher: Dispatcher, flags: RunningFlags, health: Health) -> None:

@@ -13,7 +13,7 @@ raises the error.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -74,8 +74,6 @@ def encode_batch(
     (``SendMessageProcessor.sendBatchMessage`` of RocketMQ 5).
 
     Args:
-        encoder: makes the fields that the frames share.
-        config: the store's settings.
         wire: the messages. Their TOTALSIZE, MAGICCODE and BODYCRC are ignored.
         message: the fields that the messages share; its properties are added to those of each
             message.
@@ -121,12 +119,19 @@ def encode_batch(
         encoded = Encoded()
         made = _frames_reference(encoder, most, wire, hosts, topic_data, numbers, shared)
         encoded.data, encoded.starts, encoded.body_size = made
+    encoded.copies = None
+    return _filled(encoded, message, hosts, values)
+
+
+def _filled(
+    encoded: Encoded, message: Message, hosts: HostFields, values: Mapping[str, str]
+) -> Encoded:
+    """Set the fields that do not depend on the frames."""
     encoded.key = message.topic, message.queue_id
     encoded.store_host = hosts.store_host
     encoded.store_time_at = hosts.store_time_at
     encoded.advances = True
     encoded.wait = waits(values)
-    encoded.copies = None
     encoded.own_offset = 0
     return encoded
 
@@ -175,16 +180,10 @@ def _inner_batch(
 
     encoded = Encoded()
     encoded.data, encoded.starts, encoded.body_size = bytearray(), (0,), len(wire)
-    encoded.key = message.topic, message.queue_id
-    encoded.store_host = hosts.store_host
-    encoded.store_time_at = hosts.store_time_at
-    encoded.advances = True
-    encoded.wait = waits(looked_at(message))
     encoded.copies = Copies((), frame_at, count)
-    encoded.own_offset = 0
     # A batch that is too large is refused here, not under the log's lock.
     frame_at(str(java.LONG_MAX))
-    return encoded
+    return _filled(encoded, message, hosts, looked_at(message))
 
 
 def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:

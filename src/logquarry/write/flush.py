@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file_queue import MappedFileQueue
@@ -28,8 +29,6 @@ class GroupCommitService(Service):
     """Syncs the log for the puts that wait.
 
     Args:
-        queue: the log's files.
-        health: the store's health.
         checkpoint: gets the store time up to which the log is on the disk.
         timeout_ms: the maximum milliseconds that a put waits (``syncFlushTimeout``).
     """
@@ -105,8 +104,7 @@ class GroupCommitService(Service):
             covered = self._covered
         # Sync even if there are no waits: there may be messages with WAIT=false.
         flushed = self._queue.flush(0)
-        if self._checkpoint is not None and self._queue.store_timestamp > 0:
-            self._checkpoint.physic_timestamp = self._queue.store_timestamp
+        _note_synced(self._queue, self._checkpoint)
         for request in covered:
             request.resolve(flushed >= request.offset)
         with self._change:
@@ -132,13 +130,11 @@ class GroupCommitService(Service):
         """
         if self._queue.flushed_offset >= request.offset:
             request.resolve(True)
+        elif self.health.reason is not None:
+            request.fail(self.health.error())
         else:
-            request.fail(self._end_error())
-
-    def _end_error(self) -> StoreUnavailable:
-        if self.health.reason is not None:
-            return self.health.error()
-        return StoreUnavailable("the store was closed before the message was on the disk")
+            why = "the store was closed before the message was on the disk"
+            request.fail(StoreUnavailable(why))
 
     def expire(self) -> int | None:
         """End the waits whose deadline has passed.
@@ -184,33 +180,60 @@ class Flushable(Protocol):
         """
 
 
-class _Thorough:
-    """Decides which runs are thorough: a thorough run flushes all pages."""
+class Timing(NamedTuple):
+    """When a service flushes.
 
-    def __init__(self, interval_ms: int, least_pages: int, clock: Clock) -> None:
-        self._interval_ms = interval_ms
-        self._least_pages = least_pages
+    Attributes:
+        interval_ms: pause between two runs.
+        least_pages: a run flushes a file if at least this many pages are due.
+        thorough_interval_ms: pause between two thorough runs, which flush everything.
+    """
+
+    interval_ms: int
+    least_pages: int
+    thorough_interval_ms: int
+
+
+class _TimedFlush(Service):
+    """Flushes at an interval. The first run is thorough, as in Java, and so is the last one."""
+
+    def __init__(
+        self,
+        name: str,
+        health: Health,
+        timing: Timing,
+        *,
+        clock: Clock = monotonic_ms,
+        is_timed: bool = False,
+    ) -> None:
+        super().__init__(name, health, interval_ms=timing.interval_ms, is_timed=is_timed)
+        self._timing = timing
         self._clock = clock
-        # 0 as in Java, so that the first run is thorough.
-        self._last: int | None = None
+        self._thorough_at: int | None = None
 
-    def pages(self) -> int:
-        """Minimum number of changed pages for the run that begins now; 0 for a thorough run."""
+    def run_once(self) -> None:
+        """Flush the pages that are due."""
         now = self._clock()
-        if self._last is None or now >= self._last + self._interval_ms:
-            self._last = now
-            return 0
-        return self._least_pages
+        if self._thorough_at is None or now >= self._thorough_at:
+            self._thorough_at = now + self._timing.thorough_interval_ms
+            self.flush(0)
+        else:
+            self.flush(self._timing.least_pages)
+
+    def run_last(self) -> None:
+        """Flush everything."""
+        self.flush(0)
+
+    @abstractmethod
+    def flush(self, least_pages: int = 0) -> None:
+        """Flush the files with at least that many due pages; if it is 0, all files."""
 
 
-class FlushRealTimeService(Service):
+class FlushRealTimeService(_TimedFlush):
     """Flushes the log at an interval (``ASYNC_FLUSH``).
 
     Args:
-        queue: the log's files.
-        health: the store's health.
-        checkpoint: after each thorough flush, gets the store time up to which the log is on the
-            disk.
+        checkpoint: gets the store time up to which the log is on the disk, after thorough flushes.
         is_timed: whether to keep to the interval (``flushCommitLogTimed``) even when it is woken.
     """
 
@@ -218,77 +241,51 @@ class FlushRealTimeService(Service):
         self,
         queue: MappedFileQueue,
         health: Health,
+        timing: Timing,
         *,
         checkpoint: CheckpointFile | None = None,
-        interval_ms: int = 500,
-        least_pages: int = 4,
-        thorough_interval_ms: int = 10_000,
         is_timed: bool = True,
         clock: Clock = monotonic_ms,
     ) -> None:
-        super().__init__("flush", health, interval_ms=interval_ms, is_timed=is_timed)
+        super().__init__("flush", health, timing, clock=clock, is_timed=is_timed)
         self._queue = queue
         self._checkpoint = checkpoint
-        self._clock = clock
-        self._thorough = _Thorough(thorough_interval_ms, least_pages, clock)
 
-    def run_once(self) -> None:
-        """Flush the pages that are due."""
-        self._flush(self._thorough.pages())
-
-    def run_last(self) -> None:
-        """Flush everything."""
-        self._flush(0)
-
-    def _flush(self, least_pages: int) -> None:
+    def flush(self, least_pages: int = 0) -> None:
+        """See :meth:`_TimedFlush.flush`."""
         started = self._clock()
         self._queue.flush(least_pages)
-        if self._checkpoint is not None and self._queue.store_timestamp > 0:
-            self._checkpoint.physic_timestamp = self._queue.store_timestamp
+        _note_synced(self._queue, self._checkpoint)
         if (spent := self._clock() - started) > SLOW_FLUSH_MS:
             logger.warning("flushing the log took %d ms", spent)
 
 
-class CommitRealTimeService(Service):
+class CommitRealTimeService(_TimedFlush):
     """Writes the buffers of the transient store pool to the log's files.
 
-    Args:
-        queue: the log's files.
-        health: the store's health.
-        committed: called after bytes were committed.
+    Stop this service before the flush service, which then flushes the committed bytes.
     """
 
     def __init__(
         self,
         queue: MappedFileQueue,
         health: Health,
+        timing: Timing,
         *,
-        committed: Callable[[], None] = lambda: None,
-        interval_ms: int = 200,
-        least_pages: int = 4,
-        thorough_interval_ms: int = 200,
+        committed: Callable[[], None],
     ) -> None:
-        super().__init__("commit", health, interval_ms=interval_ms)
+        super().__init__("commit", health, timing)
         self._queue = queue
         self._committed = committed
-        self._thorough = _Thorough(thorough_interval_ms, least_pages, monotonic_ms)
 
-    def run_once(self) -> None:
-        """Commit the pages that are due."""
-        self._commit(self._thorough.pages())
-
-    def run_last(self) -> None:
-        """Commit everything. Stop this service before the flush service, which then flushes the
-        committed bytes."""
-        self._commit(0)
-
-    def _commit(self, least_pages: int) -> None:
+    def flush(self, least_pages: int = 0) -> None:
+        """Commit the pages that are due, or all."""
         before = self._queue.committed_offset
         if self._queue.commit(least_pages) != before:
             self._committed()
 
 
-class FlushConsumeQueueService(Service):
+class FlushConsumeQueueService(_TimedFlush):
     """Flushes the consume queues, and then writes the checkpoint.
 
     A thorough run syncs the log first, then the queues and the index, and then writes the
@@ -298,8 +295,6 @@ class FlushConsumeQueueService(Service):
 
     Args:
         queues: returns the files to flush: the queues, and the index if the store keeps one.
-        health: the store's health.
-        log: the log's files.
         checkpoint: gets the times; written after each thorough run.
         dispatched_timestamp: returns the store time of the last message that is in the queues.
     """
@@ -308,31 +303,20 @@ class FlushConsumeQueueService(Service):
         self,
         queues: Callable[[], Iterable[Flushable]],
         health: Health,
+        timing: Timing,
         *,
-        log: MappedFileQueue | None = None,
-        checkpoint: CheckpointFile | None = None,
-        dispatched_timestamp: Callable[[], int] = int,
-        interval_ms: int = 1_000,
-        least_pages: int = 2,
-        thorough_interval_ms: int = 60_000,
+        log: MappedFileQueue,
+        checkpoint: CheckpointFile,
+        dispatched_timestamp: Callable[[], int],
         clock: Clock = monotonic_ms,
     ) -> None:
-        super().__init__("flush queues", health, interval_ms=interval_ms)
+        super().__init__("flush queues", health, timing, clock=clock)
         self._queues = queues
         self._log = log
         self._checkpoint = checkpoint
         self._dispatched_timestamp = dispatched_timestamp
         self._flushing = threading.Lock()
         self._is_over = False
-        self._thorough = _Thorough(thorough_interval_ms, least_pages, clock)
-
-    def run_once(self) -> None:
-        """Flush the pages that are due."""
-        self.flush(self._thorough.pages())
-
-    def run_last(self) -> None:
-        """Flush everything, and write the checkpoint."""
-        self.flush(0)
 
     def flush(self, least_pages: int = 0) -> None:
         """Flush the queues with at least ``least_pages`` changed pages.
@@ -348,27 +332,29 @@ class FlushConsumeQueueService(Service):
         with self._flushing:
             if self._is_over:
                 raise StoreUnavailable("the store was closed")
-            self._flush(least_pages)
+            # Read the time first: the flush does not cover messages that are dispatched while it
+            # runs.
+            timestamp = self._dispatched_timestamp()
+            if least_pages == 0:
+                self._log.flush(0)
+            for queue in self._queues():
+                queue.flush(least_pages)
+            if least_pages == 0:
+                _note_synced(self._log, self._checkpoint)
+                if timestamp > 0:
+                    self._checkpoint.logics_timestamp = timestamp
+                self._checkpoint.flush()
 
     def close(self) -> None:
         """Refuse further flushes: the files are about to be closed."""
         with self._flushing:
             self._is_over = True
 
-    def _flush(self, least_pages: int) -> None:
-        # Read the time first: the flush does not cover messages that are dispatched while it runs.
-        timestamp = self._dispatched_timestamp()
-        if least_pages == 0 and self._log is not None:
-            self._log.flush(0)
-        for queue in self._queues():
-            queue.flush(least_pages)
-        if least_pages != 0 or self._checkpoint is None:
-            return
-        if self._log is not None and self._log.store_timestamp > 0:
-            self._checkpoint.physic_timestamp = self._log.store_timestamp
-        if timestamp > 0:
-            self._checkpoint.logics_timestamp = timestamp
-        self._checkpoint.flush()
+
+def _note_synced(log: MappedFileQueue, checkpoint: CheckpointFile | None) -> None:
+    """Set the checkpoint's store time up to which the log is on the disk."""
+    if checkpoint is not None and log.store_timestamp > 0:
+        checkpoint.physic_timestamp = log.store_timestamp
 
 
 # --------------------------------------------------------------------------------------------------
@@ -386,19 +372,13 @@ class FlushServices:
     """The flush services of one store; the store starts and stops them.
 
     Args:
-        log: the log's files.
-        config: the store's settings.
-        health: the store's health.
-        checkpoint: the checkpoint.
         has_pool: whether messages are written to buffers first, and then committed to the files.
-        committed: called after a commit.
         flushables: returns the queues and the index, which are flushed after the log.
         dispatched_timestamp: returns the store time of the last dispatched message, in
             milliseconds.
 
     Attributes:
         group: syncs the log for puts that wait; None with ASYNC_FLUSH.
-        log: the service that syncs the log: ``group``, or one that syncs at an interval.
         commit: writes the pool's buffers to the files; None if there is no pool.
         after_put: the service that a put wakes.
         queues: flushes queues, index and checkpoint.
@@ -429,10 +409,12 @@ class FlushServices:
             self.log = FlushRealTimeService(
                 log,
                 health,
+                Timing(
+                    config.flush_interval_commit_log,
+                    config.flush_commit_log_least_pages,
+                    config.flush_commit_log_thorough_interval,
+                ),
                 checkpoint=checkpoint,
-                interval_ms=config.flush_interval_commit_log,
-                least_pages=config.flush_commit_log_least_pages,
-                thorough_interval_ms=config.flush_commit_log_thorough_interval,
                 is_timed=config.flush_commit_log_timed,
             )
         self.commit: CommitRealTimeService | None = None
@@ -440,19 +422,23 @@ class FlushServices:
             self.commit = CommitRealTimeService(
                 log,
                 health,
+                Timing(
+                    config.commit_interval_commit_log,
+                    config.commit_commit_log_least_pages,
+                    config.commit_commit_log_thorough_interval,
+                ),
                 committed=committed,
-                interval_ms=config.commit_interval_commit_log,
-                least_pages=config.commit_commit_log_least_pages,
-                thorough_interval_ms=config.commit_commit_log_thorough_interval,
             )
         self.after_put = self.log if self.commit is None else self.commit
         self.queues = FlushConsumeQueueService(
             flushables,
             health,
+            Timing(
+                config.flush_interval_consume_queue,
+                config.flush_consume_queue_least_pages,
+                config.flush_consume_queue_thorough_interval,
+            ),
             log=log,
             checkpoint=checkpoint,
             dispatched_timestamp=dispatched_timestamp,
-            interval_ms=config.flush_interval_consume_queue,
-            least_pages=config.flush_consume_queue_least_pages,
-            thorough_interval_ms=config.flush_consume_queue_thorough_interval,
         )

@@ -225,12 +225,8 @@ class FrameAppend:
     :class:`~logquarry.write.log_appender.LogAppender` extends it.
 
     Args:
-        files: the log's files.
-        config: the store's settings.
         clock: gives store times, in milliseconds.
         queue_offsets: the next offset of each queue.
-        flags: the reasons why the store takes no messages now.
-        health: whether the disk still takes writes.
         takes_kernels: whether kernels, or this class, may write frames.
         settle: waits for flush and replica if the put requests it, and returns the result with
             their status. Called outside the lock.

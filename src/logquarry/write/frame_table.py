@@ -85,17 +85,8 @@ class FrameTable:
         at = int(found)
         if at > start:
             sizes[start:at] = self.rows[r.SIZE, start:at]
-            before = file.wrote
             told = {self.queues[queue]: int(next_offsets[queue]) for queue in used}
-            try:
-                file.advance(position - before)
-                offsets.update(told)
-            except BaseException:
-                # Ctrl-C may arrive at any line. Count the queue offsets of messages that are in the
-                # log in any case.
-                if file.wrote > before:
-                    offsets.update(told)
-                raise
+            advance(file, position, offsets, told)
         return at
 
     def _used(self, start: int, stop: int) -> list[int]:
@@ -106,6 +97,22 @@ class FrameTable:
         else:
             found = np.flatnonzero(np.bincount(queues, minlength=len(self.queues)))
         return [int(queue) for queue in found]
+
+
+def advance(
+    file: MappedFile, position: int, offsets: dict[QueueKey, int], told: dict[QueueKey, int]
+) -> None:
+    """Count the frames before a position of a file as in the log, with their queue offsets."""
+    before = file.wrote
+    try:
+        file.advance(position - before)
+        offsets.update(told)
+    except BaseException:
+        # Ctrl-C may arrive at any line. Messages that are in the log have used up their queue
+        # offsets.
+        if file.wrote > before:
+            offsets.update(told)
+        raise
 
 
 @cache

@@ -22,7 +22,6 @@ class HostFields:
     Attributes:
         flags: SYSFLAG, including the bits for the address families of the hosts.
         fixed_size: bytes of the frame without body, TOPICLEN, topic and properties.
-        advances: whether the frame takes a queue offset (NOT and COMMIT).
         pack: packs the fields before the body (:func:`logquarry.format.frame.prefix`).
         prefix_size: bytes that ``pack`` packs.
         store_time_at: where STORETIMESTAMP starts in the frame.

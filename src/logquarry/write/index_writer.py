@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 from collections import deque
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -48,13 +49,8 @@ class IndexFileWriter:
 
     Args:
         file: the file, of the size that ``shape`` needs.
-        shape: its slots and entries.
-        before: the header of the previous file; the header of a new file begins with the end values
-            of that header.
+        before: the header of the previous file; a new file's header starts with its end values.
         counts_keys: whether the header counts keys instead of chains (3.x).
-
-    Attributes:
-        header: the current header.
     """
 
     def __init__(
@@ -95,13 +91,7 @@ class IndexFileWriter:
         return self.shape.entries - self.header.entry_count
 
     def put(self, hashes: Int64, offsets: Int64, times: Int64) -> None:
-        """Put keys, at most :attr:`room` of them.
-
-        Args:
-            hashes: hashes of the keys.
-            offsets: physical offsets of their messages.
-            times: store times of their messages, in milliseconds.
-        """
+        """Put keys, at most :attr:`room` of them."""
         count = len(hashes)
         if not count:
             return
@@ -176,11 +166,7 @@ class IndexFileWriter:
         return begun
 
     def flush(self, least_pages: int = 0) -> None:
-        """Sync the whole file; ``least_pages`` is ignored.
-
-        Raises:
-            StoreUnavailable: if this or an earlier sync failed.
-        """
+        """Sync the whole file; ``least_pages`` is ignored."""
         self.file.flushed = 0
         self.file.flush()
 
@@ -221,43 +207,33 @@ def _seconds(times: Int64, begin: int) -> Int64:
     return np.clip((times - begin) // 1000, 0, java.INT_MAX)
 
 
+@dataclass(eq=False)
 class IndexWriter:
     """Writes the index files of a store.
 
     Args:
-        disk: the store's disk.
-        folder: the index folder.
-        shape: slots and entries of each file.
         clock: returns milliseconds, from which new files get their names.
         filled: called with each file that is full (``IndexService.flush`` syncs it).
-        counts_keys: see :class:`IndexFileWriter`.
 
     Attributes:
         last: the current file, None if there is none.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: Path,
-        shape: IndexShape,
-        *,
-        clock: Callable[[], int],
-        filled: Callable[[IndexFileWriter], None] = lambda _: None,
-        counts_keys: bool = False,
-    ) -> None:
-        self._counts_keys = counts_keys
-        self._disk = disk
-        self._folder = folder
-        self._shape = shape
-        self._clock = clock
-        self._filled = filled
-        names = [name for name in disk.names_in(folder) if is_index_name(name)]
+    disk: Disk
+    folder: Path
+    shape: IndexShape
+    _: KW_ONLY
+    clock: Callable[[], int]
+    filled: Callable[[IndexFileWriter], None] = lambda _: None
+    counts_keys: bool = False
+
+    def __post_init__(self) -> None:
+        names = [name for name in self.disk.names_in(self.folder) if is_index_name(name)]
         self._last_name = max(names, default="")
         self.last: IndexFileWriter | None = None
         if self._last_name:
             file = self._open(self._last_name)
-            self.last = IndexFileWriter(file, shape, counts_keys=counts_keys)
+            self.last = IndexFileWriter(file, self.shape, counts_keys=self.counts_keys)
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
         """Put the keys of a run of messages.
@@ -267,9 +243,6 @@ class IndexWriter:
             times: store time of each message, in milliseconds.
             hashes: hashes of the keys, in the messages' order.
             numbers: for each key the index of its message.
-
-        Raises:
-            StoreUnavailable: if a file cannot be made.
         """
         if not len(offsets):
             return
@@ -299,13 +272,13 @@ class IndexWriter:
         file = self._make()
         made = IndexFileWriter(
             file,
-            self._shape,
+            self.shape,
             None if before is None else before.header,
-            counts_keys=self._counts_keys,
+            counts_keys=self.counts_keys,
         )
         self.last = made
         if before is not None:
-            self._filled(before)
+            self.filled(before)
         return made
 
     def _make(self) -> MappedFile:
@@ -315,7 +288,7 @@ class IndexWriter:
         take the lock. It can create one in the same millisecond.
         """
         while True:
-            self._last_name = next_name(self._last_name, self._clock())
+            self._last_name = next_name(self._last_name, self.clock())
             try:
                 return self._open(self._last_name, exclusive=True)
             except StoreUnavailable as error:
@@ -324,8 +297,8 @@ class IndexWriter:
                     raise
 
     def _open(self, name: str, *, exclusive: bool = False) -> MappedFile:
-        size = self._shape.file_size
-        return MappedFile(self._disk, self._folder / name, 0, size, exclusive=exclusive)
+        size = self.shape.file_size
+        return MappedFile(self.disk, self.folder / name, 0, size, exclusive=exclusive)
 
     def close(self) -> None:
         """Close the last file."""
@@ -373,16 +346,9 @@ class IndexKeeper:
     """Writes and syncs the index files of a store. One thread writes; any thread may flush.
 
     Args:
-        disk: does the input and output.
-        root: the store's folder.
-        shape: slots and entries of each file.
         checkpoint: gets the time up to which the index is on the disk.
         clock: returns milliseconds, from which new files get their names.
         sync_log: syncs the log, so that the checkpoint covers no message that the log may lose.
-        counts_keys: see :class:`IndexFileWriter`.
-
-    Attributes:
-        writer: takes the keys from the dispatcher.
     """
 
     def __init__(
@@ -436,11 +402,7 @@ class IndexKeeper:
         self._guard.check()
 
     def flush(self, least_pages: int = 0) -> None:
-        """Sync and close full files; with ``least_pages`` 0 also sync the current file.
-
-        Raises:
-            StoreUnavailable: if this or an earlier sync failed.
-        """
+        """Sync and close full files; with ``least_pages`` 0 also sync the current file."""
         while self._filled:
             full = self._filled[0]
             self._sync_log()

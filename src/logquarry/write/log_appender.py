@@ -74,20 +74,11 @@ class LogAppender(FrameAppend):
     """Appends any message to the log (the reference for faster paths). Any thread may append.
 
     Args:
-        files: the log's files.
-        config: the store's settings.
         clock: gives store times, in milliseconds. Called under the lock.
-        queue_offsets: the next offset of each queue (``topicQueueTable``); appends advance them.
-        flags: the reasons why the store takes no messages now.
-        health: whether the disk still takes writes.
+        queue_offsets: the next offset of each queue (``topicQueueTable``); appends change it.
         settle: waits for flush and replica if the put requests it, and returns the result with
             their status. Called outside the lock.
         rules: the rules of another dialect. If they are given, no kernel may write frames.
-
-    Attributes:
-        config: the store's settings.
-        encoder: makes the frames.
-        file_size: bytes of each file of the log.
     """
 
     def __init__(
@@ -139,11 +130,6 @@ class LogAppender(FrameAppend):
 
         Returns:
             The result, and whether the put waits.
-
-        Raises:
-            StoreUnavailable: if the store takes no messages now.
-            MessageRejected: if the store does not accept this message.
-            UsageError: if a number does not fit its field.
         """
         encoded = self.encoder.encode(message)
         return self.append(encoded), encoded.wait
@@ -156,18 +142,8 @@ class LogAppender(FrameAppend):
     ) -> tuple[PutResult, bool]:
         """Append any batch; the caller waits for flush and replica.
 
-        Args:
-            messages: the messages; None if ``wire`` and ``message`` are given.
-            wire: the wire form of the messages.
-            message: the fields that the messages of ``wire`` share.
-
         Returns:
             The result, and whether the put waits.
-
-        Raises:
-            StoreUnavailable: if the store takes no messages now.
-            MessageRejected: if the store does not accept these messages.
-            UsageError: if the messages are not of one queue.
         """
         if messages is not None:
             messages = require_messages(messages, "put_batch")
@@ -207,7 +183,6 @@ class LogAppender(FrameAppend):
         """Append frames under the log's lock (``doAppend``).
 
         Args:
-            encoded: the frames.
             now: their store time, in milliseconds.
             began: when the lock was taken, by the monotonic clock.
         """

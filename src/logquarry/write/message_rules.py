@@ -41,7 +41,6 @@ def name_fault(name: str, check: str, *, longest: int = LONGEST_TOPIC) -> str | 
     """The reason why a name cannot be a topic's, None if it can.
 
     Args:
-        name: the topic, or the name of a further queue.
         check: ``StoreConfig.topic_check``.
         longest: the maximum bytes that it may have in UTF-8.
     """
@@ -64,15 +63,7 @@ def name_fault(name: str, check: str, *, longest: int = LONGEST_TOPIC) -> str | 
 
 @lru_cache(_CACHED)
 def topic_bytes(topic: str, check: str) -> bytes:
-    """TOPICLEN and TOPIC as they are in a frame.
-
-    Args:
-        topic: the topic.
-        check: ``StoreConfig.topic_check``.
-
-    Raises:
-        MessageRejected: if the name cannot be a topic's.
-    """
+    """TOPICLEN and TOPIC as they are in a frame."""
     # QUIRK: RocketMQ counts characters: a topic of 100 characters and 200 bytes gets PUT_OK and a
     # frame whose TOPICLEN is negative (test_append_vectors: vector 35).
     fault = name_fault(topic, check, longest=LONGEST_TOPIC)
@@ -166,7 +157,6 @@ def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
     """The property string of a message as it is written, if the store changes nothing.
 
     Args:
-        message: the message.
         is_closed: whether a string that is built here ends with a separator.
 
     Raises:

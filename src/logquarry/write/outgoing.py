@@ -120,8 +120,6 @@ def outgoing_reference(
     """Check messages, and make all frames with the encoder of single puts.
 
     Args:
-        messages: the messages.
-        encode: makes their frames.
         check: rejects a frame that no file could hold.
         first: the number of the first message within the call, for errors.
         times: the earliest allowed store time of each.
@@ -160,8 +158,6 @@ def outgoing_frames(
 
     Args:
         frames: the compiled frames; it has taken all messages.
-        encode: makes the frames of odd messages.
-        check: rejects a frame that no file could hold.
 
     Raises:
         MessageRejected, UsageError: as :func:`outgoing_reference`.
@@ -198,10 +194,6 @@ def outgoing_kernel(
     """Check messages; make the table for the kernel, and the frames of the odd messages.
 
     Args:
-        columns: the messages.
-        encode: makes the frames of odd messages.
-        config: the store's settings.
-        check: rejects a frame that no file could hold.
         largest: bytes of the largest frame that a file can hold.
         refused: if given, the number of each rejected message and the reason are added here, and no
             error is raised. A rejected message gets neither a frame nor a row; the other messages

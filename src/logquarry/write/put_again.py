@@ -45,12 +45,7 @@ def put_again(
     """Make a message with the body, flags, born time and hosts of a frame.
 
     Args:
-        frame: the frame of the old message.
-        topic: topic of the new message.
-        queue_id: its queue.
-        values: properties of the new message: first the old message's properties, in the order in
-            which they were parsed, then the properties that the caller adds.
-        sys_flag: SYSFLAG, if it changes.
+        values: its properties in the parser's order, with those that are added.
         prepared_transaction_offset: for a COMMIT: the physical offset of its half message.
         delays: whether the store acts on DELAY and on the properties of the timer wheel.
         waits: whether the put waits for flush and replica, unless WAIT is false.

@@ -54,18 +54,7 @@ class PutBatchPath(PutPath):
         wire: bytes | None = None,
         message: Message | None = None,
     ) -> PutResult:
-        """Put messages of one topic and queue: all of them into one file, or none.
-
-        Args:
-            messages: the messages; None if ``wire`` and ``message`` are given.
-            wire: the wire form of the messages.
-            message: the fields that the messages of ``wire`` share.
-
-        Raises:
-            StoreUnavailable: if the store takes no messages now.
-            MessageRejected: if the store does not accept these messages.
-            UsageError: if the messages are not of one queue.
-        """
+        """Put messages of one topic and queue: all of them into one file, or none."""
         result, wait = self.append_batch(messages, wire, message)
         return self.settle(result, wait)
 
@@ -79,9 +68,6 @@ class PutBatchPath(PutPath):
 
         Returns:
             The result, and whether the put waits.
-
-        Raises:
-            StoreUnavailable, MessageRejected, UsageError: as :meth:`put_batch`.
         """
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()

@@ -116,11 +116,7 @@ class PutManyResult:
 
 
 class ManyWriter:
-    """Puts many messages at once.
-
-    Args:
-        writer: the writer of the log.
-    """
+    """Puts many messages at once."""
 
     def __init__(self, writer: CommitLogWriter) -> None:
         self._writer = writer
@@ -136,15 +132,7 @@ class ManyWriter:
         All messages are held in memory until the first one is appended.
 
         Args:
-            messages: the messages.
             wait: whether to wait for flush and replica if a message requests it.
-
-        Raises:
-            StoreUnavailable: if the store accepts no messages, or stops accepting them.
-                ``appended`` is the result of the messages that are in the log.
-            MessageRejected: if the store does not take a message: ``index`` is its number, and
-                nothing is appended.
-            UsageError: if a message is invalid; nothing is appended.
         """
         began = time.monotonic()
         self._writer.check_status()
@@ -174,11 +162,7 @@ class ManyWriter:
         return self._append(parts, began, least_time)
 
     def check_stored(self, batch: pa.RecordBatch) -> None:
-        """Raise the error that :meth:`put_stored` would raise; put nothing.
-
-        Raises:
-            MessageRejected, UsageError: as :meth:`put_stored`.
-        """
+        """Raise what :meth:`put_stored` would raise, and put nothing."""
         list(self._stored_parts(batch, keeps_times=False))
 
     def _append(

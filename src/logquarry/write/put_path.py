@@ -131,9 +131,6 @@ class PutPath(LogAppender):
 
         Returns:
             The result, and whether the put waits.
-
-        Raises:
-            StoreUnavailable, MessageRejected, UsageError: as :meth:`put`.
         """
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,13 +79,9 @@ class TopicTable:
     The dispatcher notes queues; a flush writes the file, before it syncs the queues.
 
     Args:
-        disk: the store's disk.
-        root: the store's folder.
         clock: gives the time of the table's version, in milliseconds.
-        existing: returns the queues that the store already has. They are added to the file if there
-            is no file yet, or if the store was not shut down cleanly.
-        batch_topics: topics with batch queues.
-        was_unclean: whether the store was not shut down cleanly.
+        existing: gives the queues that the store already has. They are added if there is no file,
+            or if the store was not shut down cleanly.
     """
 
     def __init__(
@@ -201,62 +198,51 @@ class TopicTable:
         return self._versioned(old, table)
 
 
+@dataclass(eq=False)
 class QueueTable:
     """The queues of one store.
 
     Args:
-        disk: the store's disk.
-        root: the store's folder.
-        config: the store's settings, with all sizes.
         ends: for each existing queue the position after its last entry, counted in entries. In a
-            queue of 20-byte entries, this position is one past the last queue offset.
-        log: the log's files.
-        mendings: for a recovery: what it knows about each queue that it writes.
-        keeps_tails: whether to follow RocketMQ: bytes after the queues' ends are kept, and files
-            may be missing between other files.
+            queue of 20-byte entries that is one past its last queue offset.
+        mendings: for a recovery: its knowledge of each queue that it writes.
+        keeps_tails: whether, as in RocketMQ, bytes after the ends are kept, and files between other
+            files may be missing.
 
     Attributes:
-        writers: the writers for the dispatcher.
         live: the queues that :meth:`get` has returned.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        root: Path,
-        config: StoreConfig,
-        ends: Mapping[QueueKey, int],
-        log: MappedFileQueue,
-        mendings: Mapping[QueueKey, Mending] | None = None,
-        *,
-        keeps_tails: bool = False,
-    ) -> None:
-        self._keeps_tails = keeps_tails
-        self.writers = QueueWriters(self._open_files, mendings, config.batch_topics)
-        self._disk = disk
-        self._root = root
-        self._config = config
-        self._ends = dict(ends)
-        self._log = log
+    disk: Disk
+    root: Path
+    config: StoreConfig
+    ends: Mapping[QueueKey, int]
+    log: MappedFileQueue
+    mendings: Mapping[QueueKey, Mending] | None = None
+    _: KW_ONLY
+    keeps_tails: bool = False
+
+    def __post_init__(self) -> None:
+        self.writers = QueueWriters(self._open_files, self.mendings, self.config.batch_topics)
         self._opening = threading.Lock()
         self.live: dict[QueueKey, LiveQueue | LiveBatchQueue] = {}
 
     def _open_files(self, topic: str, queue_id: int) -> MappedFileQueue:
-        form = queue_form(self._config, topic)
+        form = queue_form(self.config, topic)
         parts = form.root, topic, str(queue_id)
-        aside = quarantine(self._root, *parts)
+        aside = quarantine(self.root, *parts)
         files = MappedFileQueue(
-            self._disk,
-            self._root.joinpath(*parts),
+            self.disk,
+            self.root.joinpath(*parts),
             form.file_size,
-            allocator=_SoleOwner(self._disk, aside),
-            gaps=self._keeps_tails,
+            allocator=_SoleOwner(self.disk, aside),
+            gaps=self.keeps_tails,
         )
         files.load()
         if files.bases:
             # A queue that is not in `ends` has no valid entry: remove all.
-            end = self._ends.get((topic, queue_id), 0) * form.entry_size
-            if self._keeps_tails:
+            end = self.ends.get((topic, queue_id), 0) * form.entry_size
+            if self.keeps_tails:
                 files.end_at(end)
             else:
                 files.truncate_to(max(end, files.min_offset), aside=aside)
@@ -265,7 +251,7 @@ class QueueTable:
     def keys(self) -> list[QueueKey]:
         """Topic and number of each queue, sorted."""
         written = {key for key in self.writers.known if self._has_files(key)}
-        return sorted(written.union(self._ends))
+        return sorted(written.union(self.ends))
 
     def _has_files(self, key: QueueKey) -> bool:
         writer = self.writers.get(key)
@@ -277,20 +263,20 @@ class QueueTable:
         found = self.live.get(key)
         if found is not None:
             return found
-        # Make paths only from the names of existing queues.
-        if key not in self._ends and key not in self.writers:
+        # Only names of existing queues may become paths.
+        if key not in self.ends and key not in self.writers:
             return None
         writer = self.writers.get(key)
         if writer is None or not writer.files.bases:
             return None
         with self._opening:
-            kind = LiveBatchQueue if topic in self._config.batch_topics else LiveQueue
-            return self.live.setdefault(key, kind(topic, queue_id, writer.files, self._log))
+            kind = LiveBatchQueue if topic in self.config.batch_topics else LiveQueue
+            return self.live.setdefault(key, kind(topic, queue_id, writer.files, self.log))
 
     def next_offsets(self) -> dict[QueueKey, int]:
         """The next offset of each queue (``recoverTopicQueueTable``)."""
-        batch = [key for key in self._ends if key[0] in self._config.batch_topics]
-        found = {key: end for key, end in self._ends.items() if key not in batch}
+        batch = [key for key in self.ends if key[0] in self.config.batch_topics]
+        found = {key: end for key, end in self.ends.items() if key not in batch}
         for key in {*self.writers.known, *batch}:
             writer = self.writers.get(key)
             if writer is not None and writer.next_offset is not None:
@@ -313,10 +299,10 @@ class QueueTable:
         if file.is_named():
             return True
         logger.warning("%s: another program deleted it while it was in use; recreated", file.path)
-        disk = self._disk
+        disk = self.disk
         data = file.select(0) or b""
         try:
-            aside = quarantine(self._root, *file.path.relative_to(self._root).parent.parts)
+            aside = quarantine(self.root, *file.path.relative_to(self.root).parent.parts)
             _set_aside(disk, file.path, aside)
             descriptor = disk.make_file(file.path, file.size)
             try:

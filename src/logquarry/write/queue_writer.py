@@ -51,7 +51,6 @@ class QueuePart:
     """The entries of a run of frames for one queue, in the log's order.
 
     Attributes:
-        rows: the numbers of the frames.
         offsets: the queue offset of each entry; for an inner batch that of its first message.
         units: the entries; in a batch queue their type is :data:`BATCH_DTYPE`.
     """
@@ -189,13 +188,7 @@ _GAP_AT_ONCE: Final = 1 << 14
 class ConsumeQueueWriter:
     """Appends entries to one queue.
 
-    Args:
-        files: the queue's files, which end with its last entry.
-        name: the queue's name in errors.
-
     Attributes:
-        files: the queue's files.
-        name: the queue's name in errors.
         physical_end: physical offset after the last message with an entry (``maxPhysicOffset``).
     """
 
@@ -211,10 +204,6 @@ class ConsumeQueueWriter:
 
     def append(self, offsets: Offsets, units: Units) -> int:
         """Append entries, in the log's order.
-
-        Args:
-            offsets: the queue offset of each.
-            units: the entries.
 
         Returns:
             The number of entries that were new.
@@ -312,10 +301,8 @@ class Mending:
     Attributes:
         resume_at: physical offset of the first message that is not in the queue.
         kept: entries of messages that the log has lost, by their queue offsets. A lost message
-            without an entry gets a filler. All readers, even RocketMQ's, skip fillers.
-        aside: the quarantine folder.
-        moved: the right queue offset of each message whose queue offset is damaged, by physical
-            offset.
+            without an entry gets a filler; no reader stops at a filler, not even RocketMQ's.
+        moved: physical offset -> right queue offset, for messages whose queue offset is damaged.
         largest_gap: the maximum number of fillers in a row; a message after a larger gap has a
             wrong queue offset.
     """
@@ -332,8 +319,6 @@ class ConsumeQueueMender(ConsumeQueueWriter):
 
     Args:
         files: the queue's files, truncated to the sound entries.
-        name: the queue's name in errors.
-        mending: what the recovery knows about the queue.
     """
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending) -> None:
@@ -417,9 +402,7 @@ class BatchQueueWriter(ConsumeQueueWriter):
     """Appends entries to one batch queue.
 
     Args:
-        files: the queue's files, which end with its last entry.
-        name: the queue's name in errors.
-        mending: what a recovery knows about the queue; None if there is no recovery. A recovery
+        mending: a recovery's knowledge about the queue; None if there is no recovery. A recovery
             fills gaps, and empties the queue if its topic was recreated.
     """
 

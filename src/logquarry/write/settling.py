@@ -79,7 +79,6 @@ class WaitingPut(PutFuture):
     """The future of a put that waits for the disk, for a slave, or for both.
 
     Args:
-        result: the result of the append.
         replica: status of the replica wait; PUT_OK until it is known.
         parts: number of waits.
         done: called with the result before the future's callbacks.
@@ -142,8 +141,6 @@ class PutWait(Once):
 
     Args:
         offset: the physical offset after the put's frames.
-        heard: called with True if the log reached the offset in time, else with False.
-        fail: called with the error of a failed sync.
     """
 
     def __init__(
@@ -212,11 +209,6 @@ class FlushWait:
     def settle(self, result: PutResult, wait: bool, asked: Asked) -> PutResult:
         """Wait for disk and slave if the put requests it, and return the result.
 
-        Args:
-            result: the result of the append.
-            wait: whether the put waits for disk and slave.
-            asked: the result of :meth:`asked`.
-
         Raises:
             StoreUnavailable: if the sync failed: the message may or may not be on the disk.
         """
@@ -243,9 +235,6 @@ class FlushWait:
         """Return a future of the result that :meth:`settle` would return.
 
         Args:
-            result: the result of the append.
-            wait: whether the put waits for disk and slave.
-            asked: the result of :meth:`asked`.
             done: called with the result before the future's callbacks.
             failed: called if the sync failed, before the future's callbacks.
         """

@@ -20,6 +20,7 @@ from logquarry.format import frame, staged
 from logquarry.log import codec
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.append import CommitLogWriter
+from logquarry.write.frame_table import advance
 from logquarry.write.log_appender import end_file
 from logquarry.write.put_many import CHUNK_BYTES
 
@@ -43,24 +44,18 @@ class StagedFrames:
     path: str
 
 
+@dataclass(eq=False)
 class StagedWriter:
     """Appends staged frames.
 
     Args:
-        writer: the writer of the log.
         grown: called after each chunk, to wake the services that follow the log.
         counted: called with each topic, the number of its appended messages, and their bytes.
     """
 
-    def __init__(
-        self,
-        writer: CommitLogWriter,
-        grown: Callable[[], None],
-        counted: Callable[[str, int, int], None],
-    ) -> None:
-        self._writer = writer
-        self._grown = grown
-        self._counted = counted
+    writer: CommitLogWriter
+    grown: Callable[[], None]
+    counted: Callable[[str, int, int], None]
 
     def append(self, frames: StagedFrames, start: int = 0) -> int:
         """Append the staged frames from a position in ``frames.data`` to the end.
@@ -75,49 +70,33 @@ class StagedWriter:
         """
         placed = np.zeros((2, len(frames.queues)), np.int64)
         try:
-            return self._append_all(frames, start, placed)
+            while start < len(frames.data):
+                self.writer.check_status()
+                with self.writer.holding() as (now, _):
+                    start = self._append_chunk(frames, start, now, placed)
+                self.grown()
         finally:
             for key, messages, size in zip(frames.queues, *placed.tolist(), strict=True):
                 if messages:
-                    self._counted(key[0], messages, size)
+                    self.counted(key[0], messages, size)
+        return int(placed[0].sum())
 
-    def _append_all(self, frames: StagedFrames, start: int, placed: Int64) -> int:
-        count = 0
-        while start < len(frames.data):
-            self._writer.check_status()
-            with self._writer.holding() as (now, _):
-                done, start = self._append_chunk(frames, start, now, placed)
-            count += done
-            self._grown()
-        return count
-
-    def _append_chunk(
-        self, frames: StagedFrames, start: int, now: int, placed: Int64
-    ) -> tuple[int, int]:
-        file = self._writer.file()
-        known = self._writer.queue_offsets
+    def _append_chunk(self, frames: StagedFrames, start: int, now: int, placed: Int64) -> int:
+        file = self.writer.file()
+        known = self.writer.queue_offsets
         next_offsets = np.array([known.setdefault(key, 0) for key in frames.queues], np.int64)
         place = _place_kernel if codec.kernels_enabled() else _place_reference
-        stop, position, count, why = place(frames, start, file, now, next_offsets, placed)
+        stop, position, why = place(frames, start, file, now, next_offsets, placed)
         if stop > start:
-            before = file.wrote
             told = dict(zip(frames.queues, next_offsets.tolist(), strict=True))
-            try:
-                file.advance(position - before)
-                known.update(told)
-            except BaseException:
-                # Ctrl-C may arrive at any line. Count the queue offsets of messages that are in the
-                # log in any case.
-                if file.wrote > before:
-                    known.update(told)
-                raise
+            advance(file, position, known, told)
         elif why == staged.NO_FRAME or (why == staged.NO_ROOM and not file.wrote):
             what = "no frame" if why == staged.NO_FRAME else "a frame that no file of the log holds"
             raise CorruptFile(frames.path, start, f"{what} is there")
         file.store_timestamp = now
         if why == staged.NO_ROOM:
             end_file(file)
-        return count, stop
+        return stop
 
 
 def find_staged(log: MappedFileQueue, position: int, frames: StagedFrames) -> tuple[int, int]:
@@ -155,16 +134,16 @@ def _place_kernel(
     now: int,
     next_offsets: Int64,
     placed: Int64,
-) -> tuple[int, int, int, int]:
+) -> tuple[int, int, int]:
     kernels = codec.require_kernels()
     # The views keep the files mapped while the kernel works.
     source, target = np.frombuffer(frames.data, np.uint8), np.frombuffer(file.buffer, np.uint8)
-    stop, position, count, why = kernels.place_staged(
+    stop, position, _, why = kernels.place_staged(
         *(source.ctypes.data, start, len(source), CHUNK_BYTES),
         *(target.ctypes.data, file.wrote, file.size, file.base, now),
         *(next_offsets, placed),
     )
-    return int(stop), int(position), int(count), int(why)
+    return int(stop), int(position), int(why)
 
 
 def _place_reference(
@@ -174,20 +153,19 @@ def _place_reference(
     now: int,
     next_offsets: Int64,
     placed: Int64,
-) -> tuple[int, int, int, int]:
+) -> tuple[int, int, int]:
     """The reference."""
     position = first = file.wrote
-    count = 0
     data = frames.data
     while start < len(data) and position - first < CHUNK_BYTES:
         size = _size_at(frames, start)
         if not frame.FIXED_SIZE_V1 <= size <= len(data) - start:
-            return start, position, count, staged.NO_FRAME
+            return start, position, staged.NO_FRAME
         number = staged.queue_number(data, start)
         if not 0 <= number < len(next_offsets):
-            return start, position, count, staged.NO_FRAME
+            return start, position, staged.NO_FRAME
         if position + size + _BLANK > file.size:
-            return start, position, count, staged.NO_ROOM
+            return start, position, staged.NO_ROOM
         queue_offset = 0
         if staged.advances_queue(data, start):
             queue_offset = int(next_offsets[number])
@@ -196,8 +174,8 @@ def _place_reference(
         target[:] = data[start : start + size]
         staged.place(target, queue_offset, file.base + position, now)
         placed[:, number] += (1, size)
-        start, position, count = start + size, position + size, count + 1
-    return start, position, count, staged.PLACED
+        start, position = start + size, position + size
+    return start, position, staged.PLACED
 
 
 def _same_kernel(frames: StagedFrames, start: int, there: memoryview) -> tuple[int, int]:

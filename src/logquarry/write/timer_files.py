@@ -60,10 +60,7 @@ def write_timer_files(
     The caller has synced the log.
 
     Args:
-        disk: the store's disk.
-        root: the store's folder.
         timers: the messages that wait, and the end of their queue.
-        now: the time in milliseconds.
         file_size: bytes of a file of the timer log (``mappedFileSizeTimerLog``).
         precision_ms: ``timerPrecisionMs``.
         aside: quarantine of the old files; None to remove them.

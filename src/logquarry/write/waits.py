@@ -147,15 +147,13 @@ class ReplicaWait:
     """The puts that wait for a slave. Any thread may use it.
 
     Args:
-        health: the store's health.
         timeout_ms: how long a put waits (``slaveTimeout``).
         fall_behind_max: a put waits for a slave only if the slave is less than this many bytes
             behind (``haSlaveFallbehindMax``).
 
     Attributes:
         acknowledged: the physical offset that a slave has acknowledged (``push2SlaveMaxOffset``).
-            It is 0 when a master starts, and never decreases.
-        connected: number of connected slaves.
+            It is 0 when a master starts, and never falls.
     """
 
     def __init__(
@@ -230,11 +228,7 @@ class ReplicaWait:
 
     # --------------------------------------------------------------------------------- for puts
     def is_available(self, offset: int) -> bool:
-        """Whether there is a slave to wait for (``isSlaveOK``).
-
-        Args:
-            offset: where the message ends.
-        """
+        """Whether there is a slave to wait for (``isSlaveOK``)."""
         return self.connected > 0 and offset - self.acknowledged < self._fall_behind_max
 
     def ask(self, offset: int) -> ThreadWait:

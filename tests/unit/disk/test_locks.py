@@ -262,7 +262,7 @@ def test_the_end_of_the_interpreter_closes_and_does_not_hang(tmp_path: Path) -> 
         from logquarry.disk.service import close_at_exit, was_closed
         from logquarry.disk.log_files import AllocateMappedFileService
         from logquarry.disk.disk import LocalDisk
-        from logquarry.write.flush import FlushRealTimeService
+        from logquarry.write.flush import FlushRealTimeService, Timing
         from logquarry.write.flush import GroupCommitService
         from logquarry.disk.mapped_file_queue import MappedFileQueue
         from logquarry.disk.locks import AbortFile, StoreLock
@@ -277,7 +277,7 @@ def test_the_end_of_the_interpreter_closes_and_does_not_hang(tmp_path: Path) -> 
                 self.queue = MappedFileQueue(disk, root / "log", 4096, allocator=self.allocator)
                 self.queue.load()
                 self.services = [self.allocator, GroupCommitService(self.queue, disk.health),
-                                 FlushRealTimeService(self.queue, disk.health)]
+                                 FlushRealTimeService(self.queue, disk.health, Timing(500, 4, 9))]
                 for service in self.services:
                     service.start()
                 close_at_exit(self)

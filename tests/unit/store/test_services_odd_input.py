@@ -11,7 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import MessageRejected, UsageError
-from logquarry.store.consumer.source import ToldArrivals
+from logquarry.store.consumer.source import Arrivals
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.transaction.checks import CheckReport
 from logquarry.store.transaction.transaction import Transaction
@@ -72,7 +72,7 @@ def test_what_is_no_queue_offset_is_not_sought(root: Path, clock: FakeClock, off
 
 @pytest.mark.parametrize("timeout", [1e12, float("inf")])
 def test_a_wait_may_be_longer_than_any_lock_waits(timeout: float) -> None:
-    arrivals = ToldArrivals()
+    arrivals = Arrivals()
     waking = threading.Timer(0.1, arrivals.wake)
     waking.start()
     assert arrivals.wait(0, timeout)

@@ -61,8 +61,8 @@ class Store:
     def dispatcher_from(self, start: int) -> Dispatcher:
         return Dispatcher(
             self.files,
-            self.queues,
-            self.index,
+            self.queues.get,
+            self.index.put,
             self.config,
             start=start,
             arrived=self.arrived.append,

@@ -17,6 +17,7 @@ from logquarry.write.flush import (
     FlushConsumeQueueService,
     FlushRealTimeService,
     GroupCommitService,
+    Timing,
 )
 from logquarry.write.settling import PutWait
 from logquarry.write.waits import ThreadWait
@@ -226,7 +227,9 @@ def test_the_log_is_flushed_by_pages_and_thoroughly_now_and_then(
 ) -> None:
     clock = FakeClock()
     times = CheckpointFile(disk, tmp_path / "checkpoint")
-    service = FlushRealTimeService(queue, disk.health, checkpoint=times, clock=clock)
+    service = FlushRealTimeService(
+        queue, disk.health, Timing(500, 4, 10_000), checkpoint=times, clock=clock
+    )
     put(queue, b"x", 1)
     service.run_once()
     assert queue.flushed_offset == 1, "the first run is thorough"
@@ -255,7 +258,7 @@ def test_the_log_is_flushed_by_pages_and_thoroughly_now_and_then(
 
 
 def test_timed_services_run_and_stop(disk: FaultyDisk, queue: MappedFileQueue) -> None:
-    service = FlushRealTimeService(queue, disk.health, interval_ms=5)
+    service = FlushRealTimeService(queue, disk.health, Timing(5, 4, 10_000))
     service.start()
     end = put(queue, b"x" * 5 * PAGE_SIZE)
     eventually(lambda: queue.flushed_offset == end)
@@ -274,10 +277,8 @@ def test_commits_wake_the_flusher(disk: FaultyDisk, tmp_path: Path) -> None:
     allocator = AllocateMappedFileService(disk, pool=TransientStorePool(2, SIZE))
     allocator.start()
     queue = MappedFileQueue(disk, tmp_path / "log", SIZE, allocator=allocator)
-    flusher = FlushRealTimeService(
-        queue, disk.health, is_timed=False, interval_ms=60_000, least_pages=0
-    )
-    commits = CommitRealTimeService(queue, disk.health, committed=flusher.wakeup, interval_ms=5)
+    flusher = FlushRealTimeService(queue, disk.health, Timing(60_000, 0, 10_000), is_timed=False)
+    commits = CommitRealTimeService(queue, disk.health, Timing(5, 4, 200), committed=flusher.wakeup)
     flusher.start()
     commits.start()
     end = put(queue, b"some text")
@@ -300,6 +301,7 @@ def test_the_checkpoint_is_written_after_what_it_tells_of(
     service = FlushConsumeQueueService(
         lambda: [units],
         disk.health,
+        Timing(1_000, 2, 60_000),
         log=queue,
         checkpoint=times,
         dispatched_timestamp=lambda: dispatched,

@@ -38,11 +38,8 @@ class MasterConnection:
 
     Args:
         now_ms: the time in milliseconds, of a monotonic clock.
-        times: heartbeat and housekeeping intervals.
-        limits: limits on the bytes that the master sends.
 
     Attributes:
-        state: the current state.
         acknowledged: the slave has all bytes before this physical offset; None before its first
             report.
     """
@@ -81,8 +78,6 @@ class MasterConnection:
 
         Args:
             data: the bytes; empty if the slave has ended the connection.
-            log: the range of the log that the master has now.
-            now_ms: the time.
 
         Raises:
             ProtocolViolation: if the bytes are invalid or do not fit this log. The connection is
@@ -151,7 +146,6 @@ class MasterConnection:
         Args:
             data: bytes of the log from :attr:`next_offset` on, at most :meth:`transferable`. They
                 are not copied: do not change them before they are sent.
-            now_ms: the time.
         """
         size = len(data)
         assert 0 < size <= self._limits.transfer_size
@@ -211,10 +205,8 @@ class SlaveConnection:
         offset: the slave has all bytes before this physical offset, and requests the log from here
             on. 0: the slave has nothing, and the master chooses where to begin.
         now_ms: the time in milliseconds, of a monotonic clock.
-        times: heartbeat and housekeeping intervals.
 
     Attributes:
-        state: the current state.
         received: physical offset after the last received byte; None if the slave has nothing and
             the master has sent nothing yet.
         reported: the last reported physical offset.
@@ -237,7 +229,6 @@ class SlaveConnection:
         Args:
             data: the bytes; empty if the master has ended the connection. The events hold views of
                 these bytes: process the events before the bytes change.
-            now_ms: the time.
 
         Raises:
             ProtocolViolation: if the bytes are invalid. The connection is closed then. The
@@ -306,7 +297,6 @@ class SlaveConnection:
 
         Args:
             offset: at least :attr:`reported`, at most :attr:`received`.
-            now_ms: the time.
         """
         if self.state is SlaveState.CLOSED or offset == self.reported:
             return
@@ -351,7 +341,6 @@ class Bucket:
         rate: average bytes a second; None for no limit.
         portion: bytes of one transfer. The bucket waits until it holds a whole portion, so that
             transfers do not become tiny.
-        now_ms: the time.
     """
 
     def __init__(self, rate: int | None, portion: int, now_ms: int) -> None:

@@ -24,7 +24,6 @@ class Transitions(Generic[State, Input]):
     """The table of a state machine.
 
     Args:
-        start: the first state.
         table: (state, input) -> next state. If a pair is missing, the state machine has a bug.
     """
 
@@ -33,11 +32,7 @@ class Transitions(Generic[State, Input]):
         self.table: Final = MappingProxyType(dict(table))
 
     def after(self, state: State, happened: Input) -> State:
-        """The next state.
-
-        Raises:
-            AssertionError: if the table has no such pair.
-        """
+        """The next state."""
         following = self.table.get((state, happened))
         assert following is not None, f"{happened} in {state}"
         return following

@@ -61,7 +61,7 @@ from logquarry.repair.recover.kept_files import (
 from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept_entries
 from logquarry.repair.recover.safe import SafePlan
 from logquarry.units import Progress
-from logquarry.write.dispatcher import Dispatcher, Lacking
+from logquarry.write.dispatcher import Dispatcher, WriterOf
 from logquarry.write.index_writer import IndexKeeper, IndexWriter, Int64
 from logquarry.write.queue_table import QueueTable
 from logquarry.write.queue_writer import MOST_GAP, Mending
@@ -366,8 +366,11 @@ class _Work:
         if index is not None and plan.index is not None:
             built_from, rest = plan.index.built_from, _IndexRest(index.writer, plan.index)
         try:
-            lacking = Lacking(queues.writers, self._mendings)
-            self._dispatch_pieces(log, lacking, rest, first, built_from)
+            self._dispatch_pieces(
+                log,
+                lambda key: queues.writers.get(key) if key in self._mendings else None,
+                *(rest, first, built_from),
+            )
         finally:
             if rest is not None:
                 rest.end()
@@ -377,16 +380,16 @@ class _Work:
     def _dispatch_pieces(
         self,
         log: MappedFileQueue,
-        queues: Lacking,
+        writer_of: WriterOf,
         index: _IndexRest | None,
         queues_from: int | None,
         index_from: int | None,
     ) -> None:
         for start, stop in self._plan.pieces:
             for begin, end, with_index in _ranges(start, stop, queues_from, index_from):
-                keys = index if with_index else None
+                put_keys = index.put if with_index and index is not None else None
                 dispatcher = Dispatcher(
-                    log, queues, keys, self._config, start=begin, arrived=self._dispatched
+                    log, writer_of, put_keys, self._config, start=begin, arrived=self._dispatched
                 )
                 dispatcher.dispatch_piece(begin, end)
         if index is not None:

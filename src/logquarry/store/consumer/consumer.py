@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import compress
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -34,16 +35,7 @@ _MOST_READS = 64
 
 
 class ConsumerParts(NamedTuple):
-    """The parts of the store that a consumer uses.
-
-    Attributes:
-        reader: reads the queues.
-        arrivals: signals new messages.
-        progress: the offsets.
-        put: puts messages that the consumer sends back.
-        save: syncs the messages before the offsets, then writes and syncs the offsets.
-        closed: called after the consumer was closed.
-    """
+    """The parts of the store that a consumer uses."""
 
     reader: QueueReader
     arrivals: Arrivals
@@ -322,13 +314,9 @@ class Consumer:
                 )
             messages, positions = batch.messages, batch.positions
             if sql is not None and messages:
-                wanted = [
-                    (message, position)
-                    for message, position in zip(messages, positions, strict=True)
-                    if sql.matches(message.properties)
-                ]
-                messages = [message for message, _ in wanted]
-                positions = [position for _, position in wanted]
+                wanted = [sql.matches(message.properties) for message in messages]
+                messages = list(compress(messages, wanted))
+                positions = list(compress(positions, wanted))
             if messages:
                 return _Found(slot, messages, positions, batch.next_offset)
             if batch.next_offset == slot.done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -39,11 +39,7 @@ class Start:
 
     @classmethod
     def of(cls, start: str | int | datetime, timestamp: int | str | date | None) -> Start:
-        """Parse the user's start: a word, or a store time.
-
-        Raises:
-            UsageError: if it is invalid.
-        """
+        """Parse the user's start: a word, or a store time."""
         takes = "earliest, latest, timestamp or a store time (milliseconds, a datetime)"
         if not isinstance(start, str):
             if timestamp is not None:
@@ -83,9 +79,7 @@ class Progress:
     """The offsets of all groups of one store, including estimates of lost offsets.
 
     Args:
-        offsets: the committed offsets.
-        reader: reads the store's queues.
-        lost: the remains of lost offsets; None to make no estimates.
+        lost: the remains of lost offsets; None if lost offsets are not to be estimated.
     """
 
     def __init__(
@@ -98,12 +92,9 @@ class Progress:
         self._beginnings: dict[tuple[str, str], _Beginning] = {}
         self._estimates: dict[tuple[str, str, int], OffsetEstimate] = {}
         if lost is not None:
-            self._take_torn(lost)
-
-    def _take_torn(self, lost: LostOffsets) -> None:
-        for topic, group, queue_id, offset, path in lost.entries():
-            if queue_id not in self.offsets.of(topic, group):
-                self._take(group, topic, queue_id, offset, f"found in the torn file {path}")
+            for topic, group, queue_id, offset, path in lost.entries():
+                if queue_id not in offsets.of(topic, group):
+                    self._take(group, topic, queue_id, offset, f"found in the torn file {path}")
 
     def _take(self, group: str, topic: str, queue_id: int, offset: int, reason: str) -> None:
         self.offsets.commit(topic, group, queue_id, offset)
@@ -217,15 +208,11 @@ class OffsetEstimate(NamedTuple):
 
 
 class LostOffsets:
-    """Finds what remains of a store's lost offsets. Only reads files.
+    """The remains of one store's lost offsets. Only reads files."""
 
-    Args:
-        root: the store's folder.
-        has_offsets: whether an offset file was readable.
-        topics: gives the topics of the store.
-    """
-
-    def __init__(self, root: Path, *, has_offsets: bool, topics: Callable[[], set[str]]) -> None:
+    def __init__(
+        self, root: Path, *, has_offsets: bool, topics: Callable[[], Iterable[str]]
+    ) -> None:
         config = root / CONFIG
         self._has_offsets = has_offsets
         self._topics = topics
@@ -238,8 +225,8 @@ class LostOffsets:
         ]
         aside = quarantine(root, CONFIG)
         self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
-        # Read the times now, because later saves change them.
-        self._saved_at = self._find_saved_at()
+        # Read now: later saves change the files' times.
+        self.saved_at = self._find_saved_at()
 
     @property
     def files(self) -> list[Path]:
@@ -256,13 +243,7 @@ class LostOffsets:
                         yield topic, group, int(match[1]), int(match[2]), path
 
     def is_lost(self, group: str, topic: str, *, has_others: bool) -> bool:
-        """Whether a group must have had offsets in a topic, and these offsets are lost.
-
-        Args:
-            group: the group.
-            topic: the topic.
-            has_others: whether the group has offsets in other topics.
-        """
+        """Whether a group must have had offsets in a topic, and these offsets are lost."""
         if self._has_offsets and not self.files:
             return False
         texts = [text for _, text in self._torn]
@@ -278,16 +259,12 @@ class LostOffsets:
         listed = _text(self._config / broker_config.SUBSCRIPTION_GROUP_FILE)
         return listed is not None and f'"{group}"' in listed
 
-    @property
-    def saved_at(self) -> tuple[int, Path] | None:
+    def _find_saved_at(self) -> tuple[int, Path] | None:
         """The time (ms) of the last write before offsets were lost, and the file that shows it.
 
         The file is an offset file. If there is none, it is the newest other file of the same folder
         (not the list of topics, because that list changes when messages are put).
         """
-        return self._saved_at
-
-    def _find_saved_at(self) -> tuple[int, Path] | None:
         paths = self.files
         if not paths and self._config.is_dir():
             paths = [

@@ -1,4 +1,4 @@
-"""The interface through which consumers read queues, and how they wait for new messages.
+"""How consumers read queues, and how they wait for new messages.
 
 If this process writes the store, the dispatcher signals new messages. If another process writes the
 store, a waiting consumer polls the store. The pauses between polls grow while no message arrives.
@@ -11,15 +11,18 @@ import asyncio
 import contextlib
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from logquarry.format import java
-from logquarry.read.get_message import GetMessageStatus, GetResult, TransferLimits
-from logquarry.read.queue import Queue
+from logquarry.read.get_kernel import MessageGetter
+from logquarry.read.get_message import LEAST_UNITS, GetMessageStatus, GetResult, TransferLimits
+from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import FileQueue, Queue
 from logquarry.stored_message import StoredMessage
 
 _SHORTEST_PAUSE: Final = 0.001
@@ -29,11 +32,10 @@ _PAUSE_PER_LOOK: Final = 300.0
 most 0.3 % of a processor."""
 
 
-class Arrivals(ABC):
+class Arrivals:
     """A number that grows when there may be new messages. Any thread may wait until it grows.
 
-    Attributes:
-        version: the number.
+    If this process writes the store, the dispatcher's listener calls :meth:`wake`.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,6 @@ class Arrivals(ABC):
         for callback in callbacks:
             callback()
 
-    @abstractmethod
     def wait(self, seen: int, timeout: float | None = None) -> bool:
         """Wait until the version differs from ``seen``.
 
@@ -61,13 +62,13 @@ class Arrivals(ABC):
         Returns:
             Whether the version differs; False if the time ran out.
         """
+        # The longest wait that a lock supports: 292 years.
+        longest = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+        with self._changed:
+            return self._changed.wait_for(lambda: self.version != seen, longest)
 
-    @abstractmethod
     async def wait_async(self, seen: int, timeout: float | None = None) -> bool:
         """Like :meth:`wait`, for a coroutine."""
-
-    async def _woken(self, seen: int, timeout: float | None) -> bool:
-        """Wait in a coroutine for :meth:`wake` only."""
         loop = asyncio.get_running_loop()
         event = asyncio.Event()
 
@@ -91,77 +92,44 @@ class Arrivals(ABC):
         return self.version != seen
 
 
-class ToldArrivals(Arrivals):
-    """Signals new messages in a store that this process writes: the dispatcher calls
-    :meth:`wake`.
-    """
-
-    def wait(self, seen: int, timeout: float | None = None) -> bool:
-        """See :meth:`Arrivals.wait`."""
-        # The longest wait that a lock supports: 292 years.
-        longest = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
-        with self._changed:
-            return self._changed.wait_for(lambda: self.version != seen, longest)
-
-    async def wait_async(self, seen: int, timeout: float | None = None) -> bool:
-        """See :meth:`Arrivals.wait_async`."""
-        return await self._woken(seen, timeout)
-
-
 class PolledArrivals(Arrivals):
-    """Signals new messages in a store that another process writes.
-
-    Args:
-        look: polls the store; the value that it returns changes if there are new messages.
-    """
+    """Arrivals of a store that another process writes."""
 
     def __init__(self, look: Callable[[], object]) -> None:
         super().__init__()
         self._look = look
         self._looking = threading.Lock()
         self._seen: object = None
-        self._pause = _SHORTEST_PAUSE
 
     def wait(self, seen: int, timeout: float | None = None) -> bool:
         """See :meth:`Arrivals.wait`."""
-        end = None if timeout is None else time.monotonic() + timeout
-        self._pause = _SHORTEST_PAUSE
-        while not self._has_new(seen):
-            pause = self._next_pause(end)
-            if pause <= 0:
-                return False
-            with self._changed:
-                self._changed.wait_for(lambda: self.version != seen, pause)
-        return True
+        for pause in self._pauses(seen, timeout):
+            super().wait(seen, pause)
+        return self.version != seen
 
     async def wait_async(self, seen: int, timeout: float | None = None) -> bool:
         """See :meth:`Arrivals.wait_async`."""
-        end = None if timeout is None else time.monotonic() + timeout
-        self._pause = _SHORTEST_PAUSE
-        while not self._has_new(seen):
-            pause = self._next_pause(end)
-            if pause <= 0:
-                return False
-            await self._woken(seen, pause)
-        return True
-
-    def _next_pause(self, end: float | None) -> float:
-        pause = self._pause
-        return pause if end is None else min(pause, end - time.monotonic())
-
-    def _has_new(self, seen: int) -> bool:
-        """Poll, unless the version has changed already; sets the pause until the next poll."""
-        if self.version != seen:
-            return True
-        with self._looking:
-            began = time.perf_counter()
-            found = self._look()
-            took = time.perf_counter() - began
-            is_new, self._seen = found != self._seen, found
-            self._pause = max(min(2 * self._pause, _LONGEST_PAUSE), took * _PAUSE_PER_LOOK)
-        if is_new:
-            self.wake()
+        for pause in self._pauses(seen, timeout):
+            await super().wait_async(seen, pause)
         return self.version != seen
+
+    def _pauses(self, seen: int, timeout: float | None) -> Iterator[float]:
+        """Poll until the version changes or the time runs out; yield the pause after each poll."""
+        end = None if timeout is None else time.monotonic() + timeout
+        pause = _SHORTEST_PAUSE
+        while self.version == seen:
+            with self._looking:
+                began = time.perf_counter()
+                found = self._look()
+                took = time.perf_counter() - began
+                is_new, self._seen = found != self._seen, found
+            if is_new:
+                self.wake()
+            pause = max(min(2 * pause, _LONGEST_PAUSE), took * _PAUSE_PER_LOOK)
+            left = pause if end is None else min(pause, end - time.monotonic())
+            if self.version != seen or left <= 0:
+                return
+            yield left
 
 
 # --------------------------------------------------------------------------------------------------
@@ -185,10 +153,8 @@ class QueueBatch(NamedTuple):
     """Messages of one queue.
 
     Attributes:
-        messages: the messages.
         positions: the queue offset of each message. It differs from the message's own
             ``queue_offset`` if the message is in several queues.
-        next_offset: the queue offset to read from next.
         is_moved: whether the queue has no entry at the requested offset (expired, or never
             written). Then there are no messages, and the next read must start at ``next_offset``.
     """
@@ -197,30 +163,6 @@ class QueueBatch(NamedTuple):
     positions: Sequence[int]
     next_offset: int
     is_moved: bool = False
-
-
-class QueueReader(Protocol):
-    """Reads the queues of one store. Thread-safe."""
-
-    def queue_ids(self, topic: str) -> Sequence[int]:
-        """The queues of a topic, sorted."""
-
-    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The queue's first queue offset, and one past the last; (0, 0) if there is no such
-        queue.
-        """
-
-    def read(
-        self, topic: str, queue_id: int, offset: int, max_count: int, tags: frozenset[str] | None
-    ) -> QueueBatch:
-        """Read messages from a queue offset on.
-
-        Raises:
-            CorruptFrame: if the first of them is damaged.
-        """
-
-    def first_since(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The queue offset of the first message stored at a time or later."""
 
 
 def batch_of(queue: Queue, offset: int, result: GetResult) -> QueueBatch:
@@ -247,3 +189,134 @@ def _positions(
         at = places.index(message.physical_offset, at + 1)
         found.append(offset + at)
     return found
+
+
+_NEW_FILES_SECONDS: Final = 1.0
+_PAUSE_PER_REFRESH: Final = 300.0
+"""The pause after listing all folders of a store, in multiples of the listing's duration."""
+
+
+class StoreQueues(Protocol):
+    """The queues of an open store."""
+
+    def queues(self) -> Sequence[QueueKey]:
+        """(topic, queue id) of each queue."""
+
+    def queue(self, topic: str, queue_id: int) -> Queue | None:
+        """One queue; None if the store does not have it."""
+
+
+class PolledStore(StoreQueues, Protocol):
+    """A store that another process may write."""
+
+    def refresh(self) -> None:
+        """List all folders again."""
+
+
+class QueueReader:
+    """The queues of a store that this process writes. Any thread may use it.
+
+    Args:
+        getter: gets messages, without the caps of a ``get``.
+    """
+
+    def __init__(self, store: StoreQueues, getter: MessageGetter) -> None:
+        self._store = store
+        self._getter = getter
+        self._lock: AbstractContextManager[object] = nullcontext()
+
+    def queue_ids(self, topic: str) -> Sequence[int]:
+        """The queues of a topic, sorted."""
+        with self._lock:
+            return sorted(queue_id for name, queue_id in self._store.queues() if name == topic)
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """First queue offset, and one past the last; (0, 0) if there is no such queue."""
+        with self._lock:
+            queue = self._store.queue(topic, queue_id)
+            if queue is None:
+                return 0, 0
+            compacted = self._getter.compacted
+            return compacted.bounds(queue) if topic in compacted.topics else queue.bounds()
+
+    def read(
+        self, topic: str, queue_id: int, offset: int, max_count: int, tags: frozenset[str] | None
+    ) -> QueueBatch:
+        """Read messages from a queue offset on.
+
+        Raises:
+            CorruptFrame: if the first of them is damaged.
+        """
+        with self._lock:
+            queue = self._ready_queue(topic, queue_id, offset, max_count)
+            if queue is None:
+                return QueueBatch((), (), offset)
+            found = self._getter.get(queue, offset, max_count, tags)
+            if topic in self._getter.compacted.topics:
+                queue = self._getter.compacted.queue_at(queue, offset)
+            return batch_of(queue, offset, found)
+
+    def _ready_queue(self, topic: str, queue_id: int, offset: int, max_count: int) -> Queue | None:
+        """A queue whose messages from an offset on can be read."""
+        return self._store.queue(topic, queue_id)
+
+    def first_since(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The queue offset of the first message stored at a time or later."""
+        with self._lock:
+            queue = self._store.queue(topic, queue_id)
+            if queue is None:
+                return 0
+            offsets = range(*queue.bounds())
+
+            def time_of(offset: int) -> int:
+                place, size, _ = queue.units(offset, offset + 1)[0].item()
+                found = self._getter.log.store_time_at(place, size)
+                # The time of a lost message is unknown. It counts as late: better start too early.
+                return java.LONG_MAX if found < 0 else found
+
+            return offsets.start + bisect_left(offsets, timestamp_ms, key=time_of)
+
+
+class PolledQueueReader(QueueReader):
+    """The queues of a store that another process may write; it polls for new messages.
+
+    It has a lock, so that only one thread at a time uses the store.
+    """
+
+    def __init__(self, store: PolledStore, getter: MessageGetter) -> None:
+        super().__init__(store, getter)
+        self._lock = threading.RLock()
+        self._refresh = store.refresh
+        self._refresh_at = 0.0
+        self._refreshed_for = -1
+
+    def look(self, topics: Iterable[str]) -> Hashable:
+        """The ends of the queues of some topics; the value differs if there are new messages."""
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._refresh_at:
+                self._refresh()
+                took = time.monotonic() - now
+                pause = max(_NEW_FILES_SECONDS, took * _PAUSE_PER_REFRESH)
+                self._refresh_at = now + took + pause
+            ends: list[tuple[str, int, int]] = []
+            for topic in sorted(topics):
+                for queue_id in self.queue_ids(topic):
+                    queue = self._store.queue(topic, queue_id)
+                    if isinstance(queue, FileQueue):
+                        queue.refresh()
+                    if queue is not None:
+                        ends.append((topic, queue_id, queue.max_offset))
+            return tuple(ends)
+
+    def _ready_queue(self, topic: str, queue_id: int, offset: int, max_count: int) -> Queue | None:
+        queue = self._store.queue(topic, queue_id)
+        if queue is not None:
+            units = queue.units(max(0, offset), offset + max(LEAST_UNITS, max_count))
+            end = int(np.max(units["physical_offset"], initial=-1))
+            # If a message is beyond the listed files, its file is new: list the files again.
+            if end >= self._getter.log.files.end and end > self._refreshed_for:
+                self._refreshed_for = end
+                self._refresh()
+                queue = self._store.queue(topic, queue_id)
+        return queue

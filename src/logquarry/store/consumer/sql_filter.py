@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from logquarry.format import java
 
@@ -37,14 +36,6 @@ class CannotCompare(Exception):
     """Java does not compare the two values, so the message does not match."""
 
 
-class _Order(NamedTuple):
-    """A ``Double``, ordered as by ``Double.compareTo``."""
-
-    is_nan: bool
-    value: float
-    sign: float
-
-
 def compare(left: Value, right: Value) -> int:
     """Compare two known values (``ComparisonExpression.__compare``); returns below 0, 0 or above 0.
 
@@ -62,7 +53,8 @@ def compare(left: Value, right: Value) -> int:
         return -1
     if isinstance(left, str):
         if isinstance(right, str):
-            return _sign_of(left, right)
+            # Texts are only tested for equality, so any order is correct.
+            return (left > right) - (left < right)
         left = _number_like(left, right)
     elif isinstance(right, str):
         right = _number_like(right, left)
@@ -113,15 +105,10 @@ def _number_like(text: str, number: Value) -> int | float:
     return value
 
 
-def _order(number: float) -> _Order:
-    if math.isnan(number):
-        return _Order(True, 0.0, 0.0)
-    return _Order(False, number, math.copysign(1.0, number))
-
-
-def _sign_of(left: str, right: str) -> int:
-    # Texts are only tested for equality, so any order is correct.
-    return (left > right) - (left < right)
+def _order(number: float) -> tuple[bool, float, float]:
+    """Sorts numbers like ``Double.compareTo``."""
+    is_nan = math.isnan(number)
+    return (is_nan, 0.0, 0.0) if is_nan else (is_nan, number, math.copysign(1.0, number))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -137,217 +124,145 @@ _ORDERED: Final[Mapping[str, Callable[[int], bool]]] = {
 }
 
 
-class Node(ABC):
+@dataclass(frozen=True)
+class Node:
     """A node of a filter.
 
     Attributes:
+        evaluate: gives the node's value for the properties of a message; raises CannotCompare if
+            Java does not compare two of its values.
         is_condition: whether its value is always true, false or unknown.
         depth: number of nodes on the longest path down from this node, including this node.
     """
 
-    is_condition = True
+    evaluate: Callable[[Properties], Value]
+    is_condition: bool = True
     depth: int = 1
-
-    @abstractmethod
-    def evaluate(self, properties: Properties) -> Value:
-        """The node's value for a message.
-
-        Raises:
-            CannotCompare: if Java does not compare two of its values.
-        """
 
 
 @dataclass(frozen=True)
 class Constant(Node):
-    """A number, a text, TRUE, FALSE or NULL."""
+    """A number, a text, TRUE, FALSE or NULL; made by :func:`constant`."""
 
-    value: Value
-
-    @property
-    def is_condition(self) -> bool:  # type: ignore[override]
-        """Whether it is TRUE, FALSE or NULL."""
-        return self.value is None or isinstance(self.value, bool)
-
-    def evaluate(self, properties: Properties) -> Value:
-        """See :meth:`Node.evaluate`."""
-        return self.value
+    value: Value = None
 
 
 @dataclass(frozen=True)
 class Property(Node):
+    """The text of a property; made by :func:`property_text`."""
+
+    name: str = ""
+
+
+def constant(value: Value) -> Constant:
+    """A number, a text, TRUE, FALSE or NULL. The last three are conditions."""
+    is_condition = value is None or isinstance(value, bool)
+    return Constant(lambda _: value, is_condition, value=value)
+
+
+def property_text(name: str) -> Property:
     """The text of a property; unknown if the message does not have the property."""
-
-    name: str
-    is_condition = False
-
-    def evaluate(self, properties: Properties) -> Value:
-        """See :meth:`Node.evaluate`."""
-        return properties.get(self.name)
+    return Property(lambda properties: properties.get(name), is_condition=False, name=name)
 
 
-@dataclass(frozen=True)
-class IsTrue(Node):
+def is_true(inner: Node) -> Node:
     """A property used as a condition: text is never true (``createBooleanCast``)."""
-
-    inner: Node
-    depth: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        _set_depth(self, self.inner)
-
-    def evaluate(self, properties: Properties) -> Value:
-        """See :meth:`Node.evaluate`."""
-        return None if self.inner.evaluate(properties) is None else False
+    return _above(lambda found: None if inner.evaluate(found) is None else False, inner)
 
 
-@dataclass(frozen=True)
-class Negative(Node):
+def negative(inner: Node) -> Node:
     """``-`` before a number; unknown before any other value."""
 
-    inner: Node
-    is_condition = False
-    depth: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        _set_depth(self, self.inner)
-
-    def evaluate(self, properties: Properties) -> Value:
-        """See :meth:`Node.evaluate`."""
-        value = self.inner.evaluate(properties)
+    def evaluate(properties: Properties) -> Value:
+        value = inner.evaluate(properties)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return -value
         return None
 
+    return _above(evaluate, inner, is_condition=False)
 
-@dataclass(frozen=True)
-class Not(Node):
-    """Negation; unknown stays unknown."""
 
-    inner: Node
-    depth: int = field(init=False)
+def negation(inner: Node) -> Node:
+    """NOT; unknown stays unknown."""
 
-    def __post_init__(self) -> None:
-        _set_depth(self, self.inner)
-
-    def evaluate(self, properties: Properties) -> Value:
-        """See :meth:`Node.evaluate`."""
-        value = self.inner.evaluate(properties)
+    def evaluate(properties: Properties) -> Value:
+        value = inner.evaluate(properties)
         return None if value is None else not value
 
+    return _above(evaluate, inner)
 
-@dataclass(frozen=True)
-class Joined(Node):
+
+def joined(stop: bool, parts: Sequence[Node]) -> Node:
     """Conditions joined by AND or OR, evaluated until the result is known.
 
-    Attributes:
-        stop: the value that decides: False for AND, True for OR.
-        parts: the conditions.
+    ``stop`` is the value that decides: False for AND, True for OR.
     """
 
-    stop: bool
-    parts: tuple[Node, ...]
-    depth: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        _set_depth(self, *self.parts)
-
-    def evaluate(self, properties: Properties) -> Value:
-        """See :meth:`Node.evaluate`."""
-        result: Value = not self.stop
-        for part in self.parts:
+    def evaluate(properties: Properties) -> Value:
+        result: Value = not stop
+        for part in parts:
             value = part.evaluate(properties)
-            if value is self.stop:
-                return self.stop
+            if value is stop:
+                return stop
             if value is None:
                 result = None
         return result
 
-
-@dataclass(frozen=True)
-class Equal(Node):
-    """Equality. Unknown if the left value is unknown; false if only the right value is unknown."""
-
-    left: Node
-    right: Node
-    depth: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        _set_depth(self, self.left, self.right)
-
-    def evaluate(self, properties: Properties) -> Value:
-        """See :meth:`Node.evaluate`."""
-        left = self.left.evaluate(properties)
-        right = self.right.evaluate(properties)
-        if left is None:
-            return None if right is not None else True
-        return right is not None and compare(left, right) == 0
+    return _above(evaluate, *parts)
 
 
-@dataclass(frozen=True)
-class IsNull(Node):
+def equality(left: Node, right: Node) -> Node:
+    """Unknown if the left value is unknown; false if only the right value is unknown."""
+
+    def evaluate(properties: Properties) -> Value:
+        one, other = left.evaluate(properties), right.evaluate(properties)
+        if one is None:
+            return None if other is not None else True
+        return other is not None and compare(one, other) == 0
+
+    return _above(evaluate, left, right)
+
+
+def is_null(inner: Node) -> Node:
     """Whether a value is unknown. The result is always true or false."""
-
-    inner: Node
-    depth: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        _set_depth(self, self.inner)
-
-    def evaluate(self, properties: Properties) -> Value:
-        """See :meth:`Node.evaluate`."""
-        return self.inner.evaluate(properties) is None
+    return _above(lambda properties: inner.evaluate(properties) is None, inner)
 
 
-@dataclass(frozen=True)
-class Ordered(Node):
+def ordered(sign: str, left: Node, right: Node) -> Node:
     """``>``, ``>=``, ``<`` or ``<=``. Two texts are compared as ``Double`` values."""
+    is_ordered = _ORDERED[sign]
 
-    sign: str
-    left: Node
-    right: Node
-    depth: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        _set_depth(self, self.left, self.right)
-
-    def evaluate(self, properties: Properties) -> Value:
-        """See :meth:`Node.evaluate`."""
-        left = self.left.evaluate(properties)
-        if left is None:
+    def evaluate(properties: Properties) -> Value:
+        one = left.evaluate(properties)
+        other = None if one is None else right.evaluate(properties)
+        if other is None:
             return None
-        right = self.right.evaluate(properties)
-        if right is None:
-            return None
-        if isinstance(left, str) and isinstance(right, str):
-            left, right = as_double(left), as_double(right)
-        return _ORDERED[self.sign](compare(left, right))
+        if isinstance(one, str) and isinstance(other, str):
+            one, other = as_double(one), as_double(other)
+        return is_ordered(compare(one, other))
+
+    return _above(evaluate, left, right)
 
 
-@dataclass(frozen=True)
-class In(Node):
+def is_in(name: str, texts: frozenset[str]) -> Node:
     """Whether a property equals one of some texts."""
 
-    inner: Property
-    texts: frozenset[str]
+    def evaluate(properties: Properties) -> Value:
+        value = properties.get(name)
+        return None if value is None else value in texts
 
-    def evaluate(self, properties: Properties) -> Value:
-        """See :meth:`Node.evaluate`."""
-        value = properties.get(self.inner.name)
-        return None if value is None else value in self.texts
+    return Node(evaluate)
 
 
-def _set_depth(node: Node, *inner: Node) -> None:
-    object.__setattr__(node, "depth", 1 + max(part.depth for part in inner))
+def _above(
+    evaluate: Callable[[Properties], Value], *inner: Node, is_condition: bool = True
+) -> Node:
+    return Node(evaluate, is_condition, 1 + max(part.depth for part in inner))
 
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """A parsed filter. Made by :func:`logquarry.store.consumer.sql_parser.parse`.
-
-    Attributes:
-        expression: its text.
-        condition: its tree.
-    """
+    """A parsed filter. Made by :func:`logquarry.store.consumer.sql_parser.parse`."""
 
     expression: str
     condition: Node

@@ -21,25 +21,27 @@ the tree is nested deeper than MAX_DEPTH.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, NamedTuple, NoReturn
 
 from logquarry.errors import BadFilter
 from logquarry.format import java
 from logquarry.store.consumer.sql_filter import (
     Constant,
-    Equal,
-    In,
-    IsNull,
-    IsTrue,
-    Joined,
-    Negative,
     Node,
-    Not,
-    Ordered,
     Property,
     SqlFilter,
     compare,
+    constant,
+    equality,
+    is_in,
+    is_null,
+    is_true,
+    joined,
+    negation,
+    negative,
+    ordered,
+    property_text,
 )
 
 MAX_LENGTH: Final = 1 << 16
@@ -70,8 +72,6 @@ class _Token(NamedTuple):
 
     Attributes:
         kind: real, whole, text, name, sign, keyword or end.
-        text: the text; of a keyword, in upper case.
-        at: the token's position in the filter.
     """
 
     kind: str
@@ -172,18 +172,15 @@ class _Parser:
         if node.is_condition:
             return node
         if isinstance(node, Property):
-            return self._made(IsTrue(node), at)
+            return self._made(is_true(node), at)
         self._fail(at, "this is neither true nor false")
 
     # ---------------------------------------------------------------------------- the grammar
     def _or(self) -> Node:
         return self._joined("OR", stop=True)
 
-    def _and(self) -> Node:
-        return self._joined("AND", stop=False)
-
     def _joined(self, word: str, *, stop: bool) -> Node:
-        inner = self._and if stop else self._equality
+        inner = partial(self._joined, "AND", stop=False) if stop else self._equality
         at = self._token
         first = inner()
         if not self._is_at(word):
@@ -192,7 +189,7 @@ class _Parser:
         while self._took(word):
             start = self._token
             parts.append(self._condition(inner(), start))
-        return self._made(Joined(stop, tuple(parts)), at)
+        return self._made(joined(stop, parts), at)
 
     def _equality(self) -> Node:
         at = self._token
@@ -206,13 +203,13 @@ class _Parser:
                 self._check_equal(right, start)
                 if _is_truth(left) and isinstance(right, Constant) and not _is_truth(right):
                     self._fail(sign, "TRUE and FALSE cannot be compared with other constants")
-                left = self._made(Equal(left, right), at)
+                left = self._made(equality(left, right), at)
                 if sign.text == "<>":
-                    left = self._made(Not(left), at)
+                    left = self._made(negation(left), at)
             elif self._took("IS", "NULL"):
-                left = self._made(IsNull(left), at)
+                left = self._made(is_null(left), at)
             elif self._took("IS", "NOT", "NULL"):
-                left = self._made(Not(self._made(IsNull(left), at)), at)
+                left = self._made(negation(self._made(is_null(left), at)), at)
             elif self._is_at("IS"):
                 self._fail(sign, "IS must be followed by NULL or NOT NULL")
             else:
@@ -238,16 +235,15 @@ class _Parser:
             elif self._took("IN"):
                 left = self._in(left, at)
             elif self._took("NOT", "IN"):
-                left = self._made(Not(self._in(left, at)), at)
+                left = self._made(negation(self._in(left, at)), at)
             else:
                 return left
 
     def _ordered(self, sign: str, left: Node, at: _Token, right: Node, start: _Token) -> Node:
         for node, token in ((left, at), (right, start)):
-            is_number = isinstance(node, Constant) and _is_number(node)
-            if node.is_condition or (isinstance(node, Constant) and not is_number):
+            if node.is_condition or (isinstance(node, Constant) and isinstance(node.value, str)):
                 self._fail(token, "only numbers can be compared with <, <=, > and >=")
-        return self._made(Ordered(sign, left, right), at)
+        return self._made(ordered(sign, left, right), at)
 
     def _between(self, value: Node, at: _Token, *, is_not: bool) -> Node:
         low_at = self._token
@@ -263,7 +259,7 @@ class _Parser:
         is_constant = isinstance(low, Constant) and isinstance(high, Constant)
         if not is_not and is_constant and compare(_value(high), _value(low)) < 0:
             self._fail(low_at, "BETWEEN takes the smaller number first")
-        return self._made(Joined(is_not, parts), at)
+        return self._made(joined(is_not, parts), at)
 
     def _in(self, left: Node, at: _Token) -> Node:
         if not isinstance(left, Property):
@@ -273,7 +269,7 @@ class _Parser:
         while self._took(","):
             texts.append(self._text())
         self._expect(")")
-        return In(left, frozenset(texts))
+        return is_in(left.name, frozenset(texts))
 
     def _text(self) -> str:
         token = self._take()
@@ -290,10 +286,10 @@ class _Parser:
         if self._took("+"):
             node = self._unary()
         elif self._took("-"):
-            node = self._made(Negative(self._unary()), at)
+            node = self._made(negative(self._unary()), at)
         elif self._took("NOT"):
             start = self._token
-            node = self._made(Not(self._condition(self._unary(), start)), at)
+            node = self._made(negation(self._condition(self._unary(), start)), at)
         elif self._took("("):
             node = self._or()
             self._expect(")")
@@ -306,15 +302,15 @@ class _Parser:
         token = self._token
         node: Node
         if token.kind == "name":
-            node = Property(token.text)
+            node = property_text(token.text)
         elif token.kind == "text":
-            node = Constant(_unquoted(token.text))
+            node = constant(_unquoted(token.text))
         elif token.kind == "whole":
-            node = Constant(self._whole_number(token))
+            node = constant(self._whole_number(token))
         elif token.kind == "real":
-            node = Constant(self._real_number(token))
+            node = constant(self._real_number(token))
         elif token.kind == "keyword" and token.text in _CONSTANTS:
-            node = Constant(_CONSTANTS[token.text])
+            node = constant(_CONSTANTS[token.text])
         else:
             self._fail(token, "a property or a constant is missing")
         self._take()
@@ -340,10 +336,6 @@ def _value(node: Node) -> int | float:
 
 def _is_truth(node: Node) -> bool:
     return isinstance(node, Constant) and node.is_condition
-
-
-def _is_number(node: Constant) -> bool:
-    return isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
 
 
 def _unquoted(text: str) -> str:

@@ -48,8 +48,6 @@ class Subscription:
     """A consumer's group, topics and filter. Made by :meth:`of`.
 
     Attributes:
-        group: the group's name.
-        topics: the topics, sorted.
         tags: a message must have one of these tags; None for any.
         sql: the filter that its properties must match; None for any.
     """
@@ -117,14 +115,8 @@ def sent_back(
     topic, which the group does not consume.
 
     Args:
-        message: the consumed message.
-        group: the group that sends it back.
         delay_level: None or 0: 10 s the first time (level 3), and one level more each further time;
             below 0: the dead letter topic at once.
-        max_reconsume_times: how often the group may get the message again.
-
-    Raises:
-        UsageError: if the delay level is invalid.
     """
     arguments.instance(message, "message", StoredMessage, "a StoredMessage of this consumer")
     delay_level = arguments.optional(arguments.int32, delay_level, "delay_level")
@@ -158,12 +150,7 @@ def sent_back(
 def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]:
     """The queues of one member: a range of ``queue_ids``.
 
-    The lengths of two members' ranges differ by at most one.
-
-    Args:
-        queue_ids: the queues of a topic, sorted.
-        count: number of members.
-        number: number of this member, from 0.
+    The ranges of two members differ by at most one queue in length.
     """
     each, rest = divmod(len(queue_ids), count)
     start = number * each + min(number, rest)
@@ -195,11 +182,6 @@ class Member(Protocol):
 class ConsumerGroup:
     """The members of one group.
 
-    Args:
-        name: the group's name.
-        queue_ids: gives the queues of a topic.
-        wake: wakes consumers that wait.
-
     Attributes:
         version: a number that changes whenever the assignment may have changed.
     """
@@ -214,15 +196,6 @@ class ConsumerGroup:
         self._lock = threading.Lock()
         self._members: list[Member] = []
         self._owners: dict[QueueKey, Member] = {}
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """Its consumers, the oldest first."""
-        return tuple(self._members)
-
-    def owner(self, topic: str, queue_id: int) -> Member | None:
-        """The owner of a queue, None if it is free."""
-        return self._owners.get((topic, queue_id))
 
     def join(self, member: Member) -> None:
         """Add a member."""

@@ -18,6 +18,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -41,7 +42,6 @@ class LoadId:
     """Identifies a load.
 
     Attributes:
-        app: the application's name.
         version: number of the load; later loads have larger numbers.
         is_named: whether the application may repeat the load later. A load without a name is
             recorded only while it runs.
@@ -76,11 +76,7 @@ class LoadId:
 
     @classmethod
     def from_json(cls, document: Any) -> LoadId:
-        """Parse the result of :meth:`to_json`.
-
-        Raises:
-            ValueError: if the document is invalid.
-        """
+        """Parse the result of :meth:`to_json`."""
         app, version = document.get("app"), document.get("version")
         is_named = document.get("is_named")
         if not isinstance(app, str) or type(version) is not int or type(is_named) is not bool:
@@ -93,11 +89,9 @@ class Intent:
     """A load that is being appended.
 
     Attributes:
-        load: identifies the load.
         start: physical offset at or before its first frame.
-        loads: path from the store to the ``loads`` folder with the segments. The folder is in the
-            store, or in the folder that contains the stores of several brokers.
-        segments: in the order in which they are appended.
+        loads: path from the store to the ``loads`` folder that has the segments. It belongs to the
+            store, or to the folder that has the stores of several brokers.
     """
 
     load: LoadId
@@ -125,12 +119,7 @@ LOADS_PLACES: Final = (LOADS, f"../{LOADS}")
 
 
 class Ledger:
-    """The load records of one store, or of a folder with several stores.
-
-    Args:
-        disk: the store's disk.
-        root: the folder.
-    """
+    """The load records of one store, or of a folder with several stores."""
 
     def __init__(self, disk: Disk, root: Path) -> None:
         self._disk = disk
@@ -155,11 +144,7 @@ class Ledger:
         return version >= load.version
 
     def add(self, load: LoadId) -> None:
-        """Record that a load is in the log and synced.
-
-        Raises:
-            StoreUnavailable: if the write failed.
-        """
+        """Record that a load is in the log and synced."""
         write_document(self._disk, self._path(load), load.to_json())
 
     def forget(self, load: LoadId) -> None:
@@ -186,11 +171,7 @@ class Ledger:
             raise CorruptFile(str(path), 0, f"invalid intent: {error}") from error
 
     def begin(self, intent: Intent) -> None:
-        """Record that a load will be appended.
-
-        Raises:
-            StoreUnavailable: if the write failed.
-        """
+        """Record that a load will be appended."""
         document = {
             "load": intent.load.to_json(),
             "start": intent.start,
@@ -241,16 +222,14 @@ def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None
     if names is not None:
         _remove_files(own, names)
         return
-    for version in _versions(own.parent):
-        if version <= load.version:
-            old = own.parent / str(version)
+    for name in _names(own.parent):
+        if re.fullmatch("[0-9]+", name) and int(name) <= load.version:
+            old = own.parent / str(int(name))
             _remove_files(old, _names(old))
-            _rmdir(old)
-    _rmdir(own.parent)
-
-
-def _versions(folder: Path) -> list[int]:
-    return [int(name) for name in _names(folder) if re.fullmatch("[0-9]+", name)]
+            with suppress(OSError):
+                old.rmdir()
+    with suppress(OSError):
+        own.parent.rmdir()
 
 
 def _names(folder: Path) -> list[str]:
@@ -262,14 +241,5 @@ def _names(folder: Path) -> list[str]:
 
 def _remove_files(folder: Path, names: Sequence[str]) -> None:
     for name in names:
-        try:
+        with suppress(OSError):
             (folder / name).unlink()
-        except OSError:
-            continue
-
-
-def _rmdir(folder: Path) -> None:
-    try:
-        folder.rmdir()
-    except OSError:
-        return

@@ -71,43 +71,30 @@ class Loaded:
     was_there: bool = False
 
 
+@dataclass(eq=False)
 class Loads:
     """Appends staged segments to the log of an open writer.
 
     Args:
-        disk: the store's disk.
-        root: its folder.
-        log: the log's files.
-        writer: appends to the log.
-        flush: syncs log, queues and index.
-        grown: wakes the services that follow the log.
-        counted: called with each topic, the number of its appended messages, and their bytes.
+        counted: called with each topic, its appended messages, and their bytes.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        root: Path,
-        log: MappedFileQueue,
-        writer: CommitLogWriter,
-        flush: Callable[[], int],
-        grown: Callable[[], None],
-        counted: Callable[[str, int, int], None],
-    ) -> None:
-        self._disk = disk
-        self._root = root
-        self._log = log
-        self._writer = writer
-        self._staged = StagedWriter(writer, grown, counted)
-        self._flush = flush
-        self.ledger = Ledger(disk, root)
+    disk: Disk
+    root: Path
+    log: MappedFileQueue
+    writer: CommitLogWriter
+    flush: Callable[[], int]
+    grown: Callable[[], None]
+    counted: Callable[[str, int, int], None]
+
+    def __post_init__(self) -> None:
+        self._staged = StagedWriter(self.writer, self.grown, self.counted)
+        self.ledger = Ledger(self.disk, self.root)
 
     def load(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
         """Append segments, unless an earlier call has appended them.
 
         Args:
-            load: identifies the load.
-            segments: the segments, in the order in which they are appended.
             loads: path from the store to the folder ``loads`` with the segments.
 
         Raises:
@@ -115,43 +102,37 @@ class Loads:
             StoreUnavailable: if the store accepts no more writes. A load that has begun stays
                 recorded, and the next opening finishes it.
         """
-        end = self._log.wrote_offset
+        end = self.log.wrote_offset
         if self.ledger.has(load):
             return Loaded(0, 0, end, end, was_there=True)
-        self._writer.check_status()
+        self.writer.check_status()
         # Sync the messages before the load: a crash must not remove them.
-        self._flush()
+        self.flush()
         intent = Intent(load, end, loads, tuple(segments))
         for segment in segments:
-            SegmentReader(intent.folder(self._root), segment).close()
+            SegmentReader(intent.folder(self.root), segment).close()
         if segments:
             self._sync_names(intent)
             self.ledger.begin(intent)
             self._append(intent, 0, 0)
         self._done(intent)
-        return Loaded(intent.rows, intent.bytes, end, self._log.wrote_offset)
+        return Loaded(intent.rows, intent.bytes, end, self.log.wrote_offset)
 
     def finish(self, pending: Pending) -> None:
-        """Finish a load that an earlier writer began.
-
-        Raises:
-            StoreUnavailable: if the store accepts no more writes; the load stays recorded.
-        """
+        """Finish a load that an earlier writer began."""
         intent = pending.intent
         if not pending.is_whole:
             first, start = self._find(intent)
             self._append(intent, first, start)
         self._done(intent)
-        logger.warning("%s: finished an interrupted load: %s", self._root, intent.load)
+        logger.warning("%s: finished an interrupted load: %s", self.root, intent.load)
 
     def _sync_names(self, intent: Intent) -> None:
-        """Sync the names of all folders above the segments; tasks sync only the innermost
-        folder.
-        """
-        folder = Path(os.path.normpath(intent.folder(self._root)))
-        top = Path(os.path.normpath(self._root / intent.loads)).parents[1]
+        """Sync the names of all folders above the segments. (Tasks sync only the last folder.)"""
+        folder = Path(os.path.normpath(intent.folder(self.root)))
+        top = Path(os.path.normpath(self.root / intent.loads)).parents[1]
         for place in (folder, *folder.parents):
-            self._disk.sync_names(place)
+            self.disk.sync_names(place)
             if place == top:
                 break
 
@@ -161,9 +142,9 @@ class Loads:
         """
         position = intent.start
         for number, segment in enumerate(intent.segments):
-            reader = SegmentReader(intent.folder(self._root), segment, check=False)
+            reader = SegmentReader(intent.folder(self.root), segment, check=False)
             try:
-                start, position = find_staged(self._log, position, reader.frames)
+                start, position = find_staged(self.log, position, reader.frames)
             finally:
                 reader.close()
             if start < segment.bytes:
@@ -172,20 +153,20 @@ class Loads:
 
     def _append(self, intent: Intent, first: int, start: int) -> None:
         # Create no log file in advance for messages after the load: it may never be needed.
-        self._log.reach = intent.start + intent.bytes
+        self.log.reach = intent.start + intent.bytes
         try:
             for segment in intent.segments[first:]:
-                reader = SegmentReader(intent.folder(self._root), segment, check=False)
+                reader = SegmentReader(intent.folder(self.root), segment, check=False)
                 try:
                     self._staged.append(reader.frames, start)
                 finally:
                     reader.close()
                 start = 0
         finally:
-            self._log.reach = None
+            self.log.reach = None
 
     def _done(self, intent: Intent) -> None:
-        self._flush()
+        self.flush()
         self.ledger.add(intent.load)
         self.ledger.end()
 
@@ -195,9 +176,7 @@ class Pending:
     """A load to finish.
 
     Attributes:
-        intent: the recorded load.
-        is_whole: whether the log has all frames of the load, so that only the ledger must be
-            written.
+        is_whole: whether the log has all of the load, so that only the ledger is missing.
     """
 
     intent: Intent
@@ -272,19 +251,15 @@ def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent
     try:
         log.load()
         _keep(disk, root, log, intent.start, plan.log_end)
-        # If the durable offset stayed, the truncated bytes would count as lost.
-        _lower_mark(root, disk, intent.start)
+        # Otherwise the truncated bytes would count as lost.
+        checkpoint = CheckpointFile(disk, root / CHECKPOINT)
+        try:
+            DurableFile(disk, root / DURABLE, intent.start, checkpoint.times).close()
+        finally:
+            checkpoint.close()
         log.truncate_to(intent.start, aside=quarantine(root, COMMIT_LOG))
     finally:
         log.close()
-
-
-def _lower_mark(root: Path, disk: Disk, offset: int) -> None:
-    checkpoint = CheckpointFile(disk, root / CHECKPOINT)
-    try:
-        DurableFile(disk, root / DURABLE, offset, checkpoint.times).close()
-    finally:
-        checkpoint.close()
 
 
 def _keep(disk: Disk, root: Path, log: MappedFileQueue, start: int, end: int) -> None:

@@ -41,7 +41,6 @@ class Segment:
     """The metadata of a segment. Small and picklable.
 
     Attributes:
-        name: the file's name.
         size: bytes of the file.
         rows: number of frames.
         bytes: bytes of the frames alone.
@@ -62,11 +61,7 @@ class Segment:
 
     @classmethod
     def from_json(cls, document: Any) -> Segment:
-        """Parse the result of :meth:`to_json`.
-
-        Raises:
-            ValueError: if the document is invalid.
-        """
+        """Parse the result of :meth:`to_json`."""
         if not isinstance(document, dict):
             raise ValueError(f"a segment must be an object, not {document!r}")
         name = document.get("name")
@@ -118,10 +113,6 @@ class SegmentWriter:
 
         Args:
             frames: their bytes, with queue numbers in place of queue ids.
-            counts: (queue number, number of frames) pairs.
-
-        Raises:
-            StoreUnavailable: if the write failed.
         """
         self._write(frames)
         self.bytes += len(frames)
@@ -130,11 +121,7 @@ class SegmentWriter:
             self.rows += count
 
     def finish(self) -> Segment:
-        """Write the footer and sync the file; returns the metadata.
-
-        Raises:
-            StoreUnavailable: if that failed.
-        """
+        """Write the footer and sync the file; returns the metadata."""
         text = json.dumps({"queues": [[*key] for key in self._numbers]}, ensure_ascii=False)
         footer = text.encode()
         self._write(footer + _TAIL.pack(self.bytes, len(footer), _MAGIC))
@@ -206,8 +193,6 @@ class SegmentReader:
     """Opens a segment for reading, and verifies it.
 
     Args:
-        folder: its folder.
-        segment: its metadata.
         check: whether to verify the CRC; False if the caller has just verified it.
 
     Attributes:

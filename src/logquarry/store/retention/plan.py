@@ -72,7 +72,6 @@ def expired_units(layout: StoreLayout, cut: int) -> tuple[ExpiredFile, ...]:
     still open, it can no longer be ended, because its message is gone.
 
     Args:
-        layout: the store's files.
         cut: the log's start after the retention.
     """
     if not layout.has_state_table:
@@ -193,12 +192,8 @@ def plan_retention(
     """Plan the retention of a local store.
 
     Args:
-        layout: the store's files.
-        rules: the rules that allow files to be deleted.
-        now_ms: the time.
-        safe_end: for a store that is open for writing, the offset up to which the log is synced and
+        safe_end: for a store that is being written, the offset up to which the log is synced and
             dispatched.
-        log_end: the log's end, if the store's writer gives it.
         held: paths of index files that a writer still uses.
         always_derived: whether to check queues and index even if no log file is deleted, because an
             interrupted retention may have left expired files there.
@@ -208,6 +203,10 @@ def plan_retention(
     """
     planner = _Planner(layout, rules, now_ms, safe_end, log_end, held)
     return planner.plan(always_derived=always_derived)
+
+
+class _Stays(Exception):
+    """A log file is not deleted; the text gives the reason."""
 
 
 class _Planner:
@@ -284,50 +283,47 @@ class _Planner:
         # The last file is the one with the last message; files created in advance follow it.
         last = log.index_of(max(self._end - 1, log.start))
         found: list[ExpiredFile] = []
-        for number, file in enumerate(log.files):
-            if last is None or number >= last:
-                return tuple(found), "it is the log's last file"
-            stays = self._must_stay(file, len(found))
-            if stays is not None:
-                return tuple(found), stays
-            reasons: list[str] = []
-            time, stays = self._by_age(file, reasons)
-            stays = stays or self._by_bytes(file, reasons)
-            if stays is None:
-                disk, stays = self._by_disk(file, disk, reasons, is_first=not found)
-            if stays is not None:
-                return tuple(found), stays
-            if time is None:
-                time = self._time_of(file)
-            found.append(ExpiredFile(file.path, file.base, file.size, "; ".join(reasons), time))
+        try:
+            for number, file in enumerate(log.files):
+                if last is None or number >= last:
+                    break
+                self._check(file, len(found))
+                by_age, time = self._by_age(file)
+                by_bytes = self._by_bytes(file)
+                by_disk, disk = self._by_disk(file, disk, is_first=not found)
+                reason = "; ".join(filter(None, (by_age, by_bytes, by_disk)))
+                if time is None:
+                    time = self._time_of(file)
+                found.append(ExpiredFile(file.path, file.base, file.size, reason, time))
+        except _Stays as stays:
+            return tuple(found), str(stays)
         return tuple(found), "it is the log's last file"
 
-    def _must_stay(self, file: StoreFile, gone: int) -> str | None:
+    def _check(self, file: StoreFile, gone: int) -> None:
         size, end = self._log.file_size, file.base + self._log.file_size
         if self._rules.most_files is not None and gone >= self._rules.most_files:
-            return f"one run deletes at most {text.plural(gone, 'log file')}"
+            raise _Stays(f"one run deletes at most {text.plural(gone, 'log file')}")
         if file.size != size:
-            return f"it has {file.size} bytes instead of {size}: run verify"
+            raise _Stays(f"it has {file.size} bytes instead of {size}: run verify")
         if end > self._safe_end:
-            return "it is not yet synced and dispatched as a whole"
-        return None
+            raise _Stays("it is not yet synced and dispatched as a whole")
 
-    def _by_age(self, file: StoreFile, reasons: list[str]) -> tuple[int | None, str | None]:
+    def _by_age(self, file: StoreFile) -> tuple[str | None, int | None]:
+        """The reason why a file's age allows its deletion, and the time of its last message."""
         limit = self._rules.older_than_ms
         if limit is None:
             return None, None
         time = self._time_of(file)
         if time is None:
-            return None, "its age is unknown: it and the log after it have no message"
+            raise _Stays("its age is unknown: it and the log after it have no message")
         age = self._now - time
         stored = f"its last message was stored {text.time_text(time)}"
         if age < limit:
             if age < 0:
-                return time, f"{stored}, which is in the future"
+                raise _Stays(f"{stored}, which is in the future")
             kept = text.duration_text(limit)
-            return time, f"{stored}, {text.duration_text(age)} ago; {kept} are kept"
-        reasons.append(f"{stored}, {text.duration_text(age)} ago")
-        return time, None
+            raise _Stays(f"{stored}, {text.duration_text(age)} ago; {kept} are kept")
+        return f"{stored}, {text.duration_text(age)} ago", time
 
     def _time_of(self, file: StoreFile) -> int | None:
         """The store time of a file's last message, from which the file's age is computed.
@@ -339,36 +335,32 @@ class _Planner:
             time = first_time_from(self._layout, file.base + self._log.file_size, self._end)
         return time
 
-    def _by_bytes(self, file: StoreFile, reasons: list[str]) -> str | None:
+    def _by_bytes(self, file: StoreFile) -> str | None:
         keep = self._rules.keep_bytes
         if keep is None:
             return None
         if self._end - (file.base + self._log.file_size) < keep:
-            return f"it holds some of the newest {text.size_text(keep)}"
-        reasons.append(f"the newest {text.size_text(keep)} start after it")
-        return None
+            raise _Stays(f"it holds some of the newest {text.size_text(keep)}")
+        return f"the newest {text.size_text(keep)} start after it"
 
     def _by_disk(
-        self, file: StoreFile, disk: DiskUse | None, reasons: list[str], *, is_first: bool
-    ) -> tuple[DiskUse | None, str | None]:
-        """Return the use of the disk after a file's deletion, and the reason if the file must
-        stay.
-        """
+        self, file: StoreFile, disk: DiskUse | None, *, is_first: bool
+    ) -> tuple[str | None, DiskUse | None]:
+        """The reason why the use of the disk allows a deletion, and its use after the deletion."""
         most = self._rules.max_disk_ratio
         if most is None:
-            return disk, None
+            return None, disk
         if disk is None:
-            return None, "the use of the disk is unknown"
+            raise _Stays("the use of the disk is unknown")
         full = f"the disk is {disk.ratio:.1%} full"
         if not is_first:
             full = f"after the deletion of the files before it, {full}"
         if disk.ratio <= most:
-            return disk, f"{full}; {most:.1%} are allowed"
+            raise _Stays(f"{full}; {most:.1%} are allowed")
         freed = freed_bytes(self._root / file.path)
         if not freed:
-            return disk, "it has a second name (hard link): deleting it frees no space"
-        reasons.append(f"{full}, more than {most:.1%}")
-        return disk.without(freed), None
+            raise _Stays("it has a second name (hard link): deleting it frees no space")
+        return f"{full}, more than {most:.1%}", disk.without(freed)
 
     # -------------------------------------------------------------------------- queues and index
     def _expired_queue(self, queue: FileQueue | RocksQueue, cut: int) -> tuple[ExpiredFile, ...]:

@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,16 +34,14 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_store
 from logquarry.log.store_files import DURABLE, INDEX, REDO_LOG, STATE_TABLE
 from logquarry.read.fence import Action, refusal, require
-from logquarry.read.log_queues import QueueKey
 from logquarry.repair.recover.folder_check import check_entries
 from logquarry.repair.recover.loss import missing_files
 from logquarry.store.load.ledger import Ledger
 from logquarry.store.retention.plan import RetentionPlan, plan_retention
 from logquarry.store.retention.rules import (
-    HOUR_MS,
     RetentionRules,
     delete_hours,
-    disk_use,
+    least_used,
     require_rules,
     rules_due,
 )
@@ -52,89 +51,57 @@ from logquarry.write.queue_table import QueueTable
 
 logger = logging.getLogger(__name__)
 
-_PERCENT: Final = 100
 _RECOVER: Final = "bring the file back, or run verify and recover the store first"
 
 
+@dataclass(eq=False)
 class LiveRetention:
     """Plans and applies the retention of one store; only one retention runs at a time.
-
-    Args:
-        disk: the store's disk.
-        root: its folder.
-        layout: lists its files.
-        log: its log.
-        queues: its queues.
-        index: its index, None if it has none.
-        transactions: its 3.x state table and redo log, None if it has none.
-        begin_at: records the log's new start, before files are deleted.
-        dispatched: gives the offset up to which the log is dispatched.
-        clock: gives the time in milliseconds.
 
     Attributes:
         removed: called after log files were deleted, so that objects which hold views of these
             files release them.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        root: Path,
-        layout: Callable[[], StoreLayout],
-        *,
-        log: MappedFileQueue,
-        queues: QueueTable,
-        index: IndexKeeper | None,
-        transactions: StateTableKeeper | None,
-        begin_at: Callable[[int], None],
-        dispatched: Callable[[], int],
-        clock: Clock,
-    ) -> None:
-        self._disk = disk
-        self._root = root
-        self._layout = layout
-        self._log = log
-        self._queues = queues
-        self._index = index
-        self._transactions = transactions
-        self._begin_at = begin_at
-        self._dispatched = dispatched
-        self._clock = clock
+    disk: Disk
+    root: Path
+    layout: Callable[[], StoreLayout]
+    _: KW_ONLY
+    log: MappedFileQueue
+    queues: QueueTable
+    index: IndexKeeper | None
+    transactions: StateTableKeeper | None
+    begin_at: Callable[[int], None]
+    dispatched: Callable[[], int]
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._working = threading.Lock()
         self._is_ended = False
         # The log's start at the last check of queues and index.
         self._derived_at = -1
         self.removed: Callable[[], None] = lambda: None
 
-    @property
-    def log_folders(self) -> tuple[Path, ...]:
-        """The folders of the log."""
-        return self._log.folders
-
     def plan(self, rules: RetentionRules, *, always_derived: bool = True) -> RetentionPlan:
         """Plan which files to delete now. Changes nothing.
-
-        Args:
-            rules: the rules that allow files to be deleted.
-            always_derived: see :func:`plan_retention`.
 
         Raises:
             CorruptFile: if the record of an interrupted load is unreadable.
         """
-        safe_end = min(self._log.flushed_offset, self._log.max_offset, self._dispatched())
-        intent = Ledger(self._disk, self._root).intent()
+        safe_end = min(self.log.flushed_offset, self.log.max_offset, self.dispatched())
+        intent = Ledger(self.disk, self.root).intent()
         if intent is not None:
             # If a load is interrupted, the writer that finishes it reads the log from the load's
             # start on.
             safe_end = min(safe_end, intent.start)
         # Read `held` before the files are listed: a file that has left `held` never returns to it.
-        held = frozenset[str]() if self._index is None else self._index.held
+        held = frozenset[str]() if self.index is None else self.index.held
         return plan_retention(
-            self._layout(),
+            self.layout(),
             rules,
-            now_ms=self._clock(),
+            now_ms=self.clock(),
             safe_end=safe_end,
-            log_end=self._log.max_offset,
+            log_end=self.log.max_offset,
             held=frozenset(f"{INDEX}/{name}" for name in held),
             always_derived=always_derived,
         )
@@ -143,7 +110,6 @@ class LiveRetention:
         """Delete expired files; returns the plan that was applied.
 
         Args:
-            rules: the rules that allow files to be deleted.
             pause_s: pause in seconds between two log files, so that the disk can do other work.
 
         Raises:
@@ -151,65 +117,54 @@ class LiveRetention:
                 consistent, with some files deleted.
         """
         with self._working:
-            self._disk.health.require_writable()
+            self.disk.health.require_writable()
             self._require_open()
             # Like RocketMQ, check queues and index only if the log's start has moved.
-            plan = self.plan(rules, always_derived=self._log.min_offset != self._derived_at)
+            plan = self.plan(rules, always_derived=self.log.min_offset != self._derived_at)
             if plan.log:
-                self._begin_at(plan.new_min_offset)
+                self.begin_at(plan.new_min_offset)
             try:
                 for number, file in enumerate(plan.log):
                     if number and pause_s:
                         time.sleep(pause_s)
                     self._require_open()
-                    logger.info("%s: deleted: %s", self._root / file.path, file.reason)
-                    self._log.remove_first()
+                    logger.info("%s: deleted: %s", self.root / file.path, file.reason)
+                    self.log.remove_first()
             finally:
                 # Call this even if a deletion failed: earlier files were deleted.
                 self.removed()
             for key, files in plan.queues:
                 self._require_open()
-                self._cut_queue(key, files[-1].base)
+                writer = self.queues.writers.get(key)
+                if writer is not None:
+                    writer.files.remove_until(files[-1].base)
             for gone in plan.index:
-                self._disk.remove(self._root / gone.path)
+                self.disk.remove(self.root / gone.path)
             self._cut_transactions(plan)
-            self._derived_at = self._log.min_offset
+            self._derived_at = self.log.min_offset
             return dataclasses.replace(plan, applied=True)
 
     def _require_open(self) -> None:
         if self._is_ended:
-            raise StoreUnavailable(f"{self._root}: the store was closed")
-
-    def _cut_queue(self, key: QueueKey, last_base: int) -> None:
-        writer = self._queues.writers.get(key)
-        if writer is not None:
-            writer.files.remove_until(last_base)
+            raise StoreUnavailable(f"{self.root}: the store was closed")
 
     def _cut_transactions(self, plan: RetentionPlan) -> None:
         for name in (STATE_TABLE, REDO_LOG):
             gone = [file.base for file in plan.transactions if file.path.startswith(f"{name}/")]
             # If this process keeps no state table (dialect 4.9), these files are not open and stay.
-            if gone and self._transactions is not None:
+            if gone and self.transactions is not None:
                 self._require_open()
-                self._transactions.remove_until(name, gone[-1])
+                self.transactions.remove_until(name, gone[-1])
 
     def end(self) -> None:
         """Refuse further deletions and wait for the current deletion: the store is closing."""
         self._is_ended = True
         with self._working:
-            logger.debug("%s: retention has ended", self._root)
+            logger.debug("%s: retention has ended", self.root)
 
 
 class RetentionService(Service):
-    """Deletes expired files periodically, in a store whose configuration enables it.
-
-    Args:
-        retention: plans and deletes.
-        config: the hours and the rules of deletion.
-        root: the store's folder.
-        health: health of the store.
-        clock: gives the time in milliseconds.
-    """
+    """Deletes expired files periodically, in a store whose configuration enables it."""
 
     def __init__(
         self,
@@ -230,19 +185,9 @@ class RetentionService(Service):
 
     def due(self) -> RetentionRules | None:
         """The rules that apply now; None if there is nothing to delete."""
-        config = self._config
-        every = [disk_use(folder) for folder in self._retention.log_folders]
-        # RocketMQ deletes files to free space only when all disks of the log are full.
-        found = min((use for use in every if use), key=lambda use: use.ratio, default=None)
-        return rules_due(
-            now_ms=self._clock(),
-            delete_when=config.delete_when,
-            older_than_ms=config.file_reserved_time * HOUR_MS,
-            max_disk_ratio=config.disk_max_used_space_ratio / _PERCENT,
-            forcibly=config.clean_file_forcibly_enable,
-            used_ratio=0.0 if found is None else found.ratio,
-            most_files=config.delete_files_batch_max,
-        )
+        found = least_used(self._retention.log.folders)
+        used_ratio = 0.0 if found is None else found.ratio
+        return rules_due(self._config, self._clock(), used_ratio)
 
     def run_once(self) -> None:
         """Delete the files that have expired."""
@@ -378,8 +323,6 @@ def apply_retention(
 
     Args:
         plan: the plan; it must have been made after the lock was taken.
-        disk: the store's disk.
-        root: its folder.
         progress: called with the number of deleted files.
 
     Raises:

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry import arguments
+from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import open_in, read_table
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
 from logquarry.disk.queue_folders import link_of
 from logquarry.errors import UsageError
 from logquarry.format import java, timer
 from logquarry.format import properties as props
-from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import StoreFile
 from logquarry.log.walk import LogReader, Run
@@ -81,11 +81,7 @@ def unread(
     """List the groups that have not read expiring messages.
 
     Args:
-        layout: the store's files.
-        log: reads its log.
-        queues: all its queues.
         firsts: for each queue that loses messages, its first queue offset before and after.
-        start: the log's start.
         cut: the log's start after the retention.
     """
     # Log at debug level, because the retention of a running store calls this every ten seconds.
@@ -149,7 +145,7 @@ def _halves(
             (queue for queue in queues if (queue.topic, queue.queue_id) == (OP_TOPIC, queue_id)),
             None,
         )
-        ended = ended_by(ops, lambda at: _frame(log, at), passed_ops.get(queue_id, 0))
+        ended = ended_by(ops, log.sound_frame_at, passed_ops.get(queue_id, 0))
         still = [at for at in range(first, after) if at not in ended]
         if still:
             yield Unread(topic, queue_id, OPEN, still[0], len(still))
@@ -159,17 +155,12 @@ def _prepared(layout: StoreLayout, log: CommitLog, start: int, cut: int) -> Iter
     """Expiring PREPARED messages (3.x) of open transactions."""
     numbers: dict[QueueKey, list[int]] = defaultdict(list)
     for offset, transaction in open_in(read_table(layout)).items():
-        frame = _frame(log, offset) if start <= offset < cut else None
+        frame = log.sound_frame_at(offset) if start <= offset < cut else None
         if frame is not None:
             topic = frame.topic.decode("utf-8", java.UTF8_ERRORS)
             numbers[topic, frame.queue_id].append(transaction.number)
     for (topic, queue_id), found in sorted(numbers.items()):
         yield Unread(topic, queue_id, OPEN, min(found), len(found))
-
-
-def _frame(log: CommitLog, offset: int) -> Frame | None:
-    outcome = log.outcome_at(offset)
-    return outcome if isinstance(outcome, Frame) else None
 
 
 _FIRST_STEP: Final = 1 << 20
@@ -291,6 +282,7 @@ FORCIBLY_RATIO: Final = 0.85
 
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS, "d": 24 * HOUR_MS}
 _HOURS: Final = 24
+_PERCENT: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -337,11 +329,7 @@ class RetentionRules:
 
 
 def require_rules(rules: object) -> RetentionRules:
-    """Check that an argument is rules.
-
-    Raises:
-        WrongType: if it is not.
-    """
+    """Check that an argument is rules."""
     takes = "RetentionRules, such as RetentionRules(older_than_ms=259_200_000)"
     return arguments.instance(rules, "rules", RetentionRules, takes)
 
@@ -350,9 +338,6 @@ def duration_ms(text: str) -> int:
     """Parse ``72h``, ``3d``, ``90m``, ``30s`` or ``500ms`` to milliseconds.
 
     A bare number is hours, as in ``fileReservedTime``.
-
-    Raises:
-        UsageError: if the text is not such a duration.
     """
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)", text.strip().lower(), re.A)
     if match is None:
@@ -361,11 +346,7 @@ def duration_ms(text: str) -> int:
 
 
 def disk_ratio(text: str) -> float:
-    """Parse ``0.75``, ``75%``, or ``75`` (as in ``diskMaxUsedSpaceRatio``) to a ratio.
-
-    Raises:
-        UsageError: if it is not above 0 and at most 1.
-    """
+    """Parse ``0.75``, ``75%``, or ``75`` (as in ``diskMaxUsedSpaceRatio``) to a ratio."""
     match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)\s*(%?)", text.strip(), re.A)
     number = float(match[1]) if match else 0.0
     if match is not None and (match[2] or number > 1):
@@ -376,11 +357,7 @@ def disk_ratio(text: str) -> float:
 
 
 def delete_hours(when: str) -> frozenset[int]:
-    """Parse ``deleteWhen``: an hour such as ``04``, or several separated by ``;``.
-
-    Raises:
-        UsageError: if a part of the text is not an hour of a day.
-    """
+    """Parse ``deleteWhen``: an hour such as ``04``, or several separated by ``;``."""
     hours = [part.strip() for part in when.split(";")]
     if not all(re.fullmatch("[0-9]{1,2}", hour) and int(hour) < _HOURS for hour in hours):
         raise UsageError(f"delete_when takes hours such as 04 or 04;16, not {when!r}")
@@ -388,49 +365,33 @@ def delete_hours(when: str) -> frozenset[int]:
 
 
 def is_delete_hour(when: str, now_ms: int, zone: tzinfo | None = None) -> bool:
-    """Whether a time is in one of the hours of ``deleteWhen`` (``UtilAll.isItTimeToDo``).
-
-    Args:
-        when: the hours.
-        now_ms: the time.
-        zone: time zone of the hours (default: this machine's).
-    """
+    """Whether a time is in one of the hours of ``deleteWhen`` (``UtilAll.isItTimeToDo``)."""
     return datetime.fromtimestamp(now_ms / 1_000, zone).hour in delete_hours(when)
 
 
 def rules_due(
-    *,
-    now_ms: int,
-    delete_when: str,
-    older_than_ms: int,
-    max_disk_ratio: float,
-    forcibly: bool,
-    used_ratio: float,
-    most_files: int,
-    zone: tzinfo | None = None,
+    config: StoreConfig, now_ms: int, used_ratio: float, zone: tzinfo | None = None
 ) -> RetentionRules | None:
     """Return the rules to apply now; None to delete nothing (``CleanCommitLogService``).
 
-    In the hours of ``delete_when``, all expired files are deleted. At any hour, if the disk is
-    fuller than ``max_disk_ratio``, expired files are deleted until it is not. With ``forcibly``, if
-    the disk is fuller than FORCIBLY_RATIO, files that have not expired are deleted too.
+    In the hours of ``delete_when``: delete all expired files. At any hour: if the disk is fuller
+    than ``disk_max_used_space_ratio``, delete expired files until it is not. With
+    ``clean_file_forcibly_enable``: if the disk is fuller than FORCIBLY_RATIO, delete also files
+    that have not expired.
 
     Args:
-        now_ms: the time.
-        delete_when: hours in which to delete.
-        older_than_ms: age at which files expire.
-        max_disk_ratio: use of the disk above which to delete at any hour.
-        forcibly: whether files that have not expired may be deleted.
         used_ratio: the current use of the disk.
-        most_files: maximum number of files to delete at a time.
         zone: time zone of the hours (default: this machine's).
     """
-    if forcibly and used_ratio > FORCIBLY_RATIO:
+    most_files = config.delete_files_batch_max
+    if config.clean_file_forcibly_enable and used_ratio > FORCIBLY_RATIO:
         return RetentionRules(max_disk_ratio=FORCIBLY_RATIO, most_files=most_files)
-    if is_delete_hour(delete_when, now_ms, zone):
+    older_than_ms = config.file_reserved_time * HOUR_MS
+    if is_delete_hour(config.delete_when, now_ms, zone):
         return RetentionRules(older_than_ms=older_than_ms, most_files=most_files)
-    if used_ratio > max_disk_ratio:
+    most = config.disk_max_used_space_ratio / _PERCENT
+    if used_ratio > most:
         return RetentionRules(
-            older_than_ms=older_than_ms, max_disk_ratio=max_disk_ratio, most_files=most_files
+            older_than_ms=older_than_ms, max_disk_ratio=most, most_files=most_files
         )
     return None

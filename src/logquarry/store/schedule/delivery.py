@@ -21,19 +21,20 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from logquarry.disk.service import Health, Service, monotonic_ms
 from logquarry.errors import MessageRejected, StoreUnavailable
+from logquarry.format import properties as props
 from logquarry.format.frame import Frame
-from logquarry.log.walk import Run
 from logquarry.message import Message
 from logquarry.read.queue import Queue, Units, has_message
 from logquarry.store.schedule.progress import (
@@ -44,6 +45,7 @@ from logquarry.store.schedule.progress import (
     advance,
     due_message,
 )
+from logquarry.store.transaction.half import ServedLog
 
 logger = logging.getLogger(__name__)
 
@@ -89,31 +91,60 @@ class Delays:
         self.seconds += seconds
 
 
-class DueLog(Protocol):
-    """What the delivery reads: the schedule topic's queues, and the log."""
+class Delivery(ABC):
+    """Delivers messages that waited for their time. Any thread may call it: calls take turns.
 
-    def schedule_queues(self) -> Iterable[int]:
-        """The ids of the schedule queues."""
+    Args:
+        put: puts messages in order, all of them or the first ones.
+    """
 
-    def schedule_queue(self, queue_id: int) -> Queue | None:
-        """One schedule queue."""
-
-    def message(self, offset: int, size: int) -> Frame | None:
-        """The message at a physical offset, None if no sound message of that size is there."""
-
-    def store_time_at(self, offset: int, size: int) -> int:
-        """The store time of the message at a physical offset, below 0 if there is none."""
-
-    def runs(self, start: int) -> Iterator[Run]:
-        """The frames of the log from a physical offset on. The offset may lie inside a frame."""
+    def __init__(self, log: ServedLog, put: Callable[[Sequence[Message]], Put]) -> None:
+        self._log = log
+        self._put = put
+        self._lock = threading.Lock()
 
     @property
-    def start(self) -> int:
-        """The log's start."""
+    @abstractmethod
+    def is_waiting(self) -> bool:
+        """Whether the last call of :meth:`deliver` may have left messages in the queues."""
 
-    @property
-    def end(self) -> int:
-        """The log's end."""
+    @abstractmethod
+    def deliver(self, now: int, *, limit: int | None = None) -> int:
+        """Deliver messages that are due at a time in ms; return how many, at most ``limit``.
+
+        Raises:
+            StoreUnavailable: if a put failed. Messages delivered before it stay delivered; the next
+                call continues after them.
+        """
+
+    @abstractmethod
+    def save(self) -> bool:
+        """Save the progress durably; returns whether anything was written.
+
+        Raises:
+            StoreUnavailable: if the write failed; the progress saved before stays valid.
+        """
+
+    def _put_all(self, messages: Sequence[Message]) -> Iterator[tuple[int, str | None]]:
+        """Put messages; yield the number of each, and the reason if the store rejects it.
+
+        A rejected message can never be delivered, and all messages after it would wait forever. So
+        the others are put without it.
+
+        Raises:
+            StoreUnavailable: if the messages that were not yielded could not be put.
+        """
+        numbers = list(range(len(messages)))
+        while numbers:
+            count, refusal = self._put([messages[number] for number in numbers])
+            yield from ((number, None) for number in numbers[:count])
+            if refusal is None:
+                return
+            if isinstance(refusal, StoreUnavailable):
+                raise refusal
+            refused = count if count or refusal.index is None else refusal.index
+            yield numbers[refused], str(refusal)
+            numbers = numbers[count:refused] + numbers[refused + 1 :]
 
 
 class _Due(NamedTuple):
@@ -126,41 +157,35 @@ class _Due(NamedTuple):
     size: int
 
 
-class DelayedDelivery:
-    """Delivers the delayed messages of one store. Any thread may call it; calls run one at a time.
+class DelayedDelivery(Delivery):
+    """The delivery of the messages with a delay level.
 
     Args:
-        log: reads queues and log.
-        put: puts messages in order, all of them or the first ones.
         levels_ms: delay of each level, level 1 first.
-        progress: loads and saves the progress.
 
     Attributes:
-        offsets: for each delay level that has delivered messages, the next queue offset.
-        delivered: number of messages that this object has delivered.
-        skipped: number of messages that could not be delivered.
-        delays: for each topic, the delays of its delivered messages, counted from their born time.
-        is_waiting: whether the last call of :meth:`deliver` may have left messages in the queues.
+        offsets: delay level -> next queue offset, for each level that has delivered.
+        delays: for each topic the delays of its delivered messages, from their born time.
     """
+
+    is_waiting = True
 
     def __init__(
         self,
-        log: DueLog,
+        log: ServedLog,
         put: Callable[[Sequence[Message]], Put],
         levels_ms: Sequence[int],
         progress: DelayProgress,
     ) -> None:
-        self._log = log
-        self._put = put
+        super().__init__(log, put)
         self._levels_ms = levels_ms
         self._progress = progress
-        self._lock = threading.Lock()
         self._saving = threading.Lock()
-        self.delivered = 0
-        self.skipped = 0
+        # Include queues above the known levels: they come from a table with more levels.
+        known = {*range(len(levels_ms)), *log.queue_ids(props.SCHEDULE_TOPIC)}
+        self._queue_ids = sorted(queue_id for queue_id in known if queue_id >= 0)
         self.delays: dict[str, Delays] = {}
         self.offsets: dict[int, int] = {}
-        self.is_waiting = True
         self._find_offsets()
 
     # ------------------------------------------------------------------------------------ start
@@ -172,8 +197,8 @@ class DelayedDelivery:
         if saved is not None:
             self.offsets = dict(saved.offsets)
         is_wrong = False
-        for queue_id in self._log.schedule_queues():
-            queue = self._log.schedule_queue(queue_id)
+        for queue_id in self._queue_ids:
+            queue = self._queue(queue_id)
             level = queue_id + 1
             if level not in self.offsets:
                 continue
@@ -193,6 +218,9 @@ class DelayedDelivery:
         waiting = self._waiting()
         if waiting:
             self._find_delivered(saved, min(waiting), is_wrong=is_wrong)
+
+    def _queue(self, queue_id: int) -> Queue | None:
+        return self._log.queue(props.SCHEDULE_TOPIC, queue_id)
 
     def _find_delivered(self, saved: Progress | None, first: int, *, is_wrong: bool) -> None:
         """Skip the messages whose deliveries are in the log; the first waiting message is at offset
@@ -217,15 +245,15 @@ class DelayedDelivery:
         delivered.
         """
         found: list[int] = []
-        for queue_id in self._log.schedule_queues():
-            queue = self._log.schedule_queue(queue_id)
+        for queue_id in self._queue_ids:
+            queue = self._queue(queue_id)
             if queue is not None:
                 start = max(self.offsets.get(queue_id + 1, 0), queue.min_offset)
                 found += [entry.physical_offset for _, entry in islice(queue.entries(start), 1)]
         return found
 
     def _pending_of(self, level: int, offset: int) -> Iterator[tuple[int, Frame | None]]:
-        queue = self._log.schedule_queue(level - 1)
+        queue = self._queue(level - 1)
         if queue is None:
             return
         for at, entry in queue.entries(max(offset, queue.min_offset)):
@@ -236,20 +264,7 @@ class DelayedDelivery:
     def deliver(
         self, now: int, *, limit: int | None = None, levels: Iterable[int] | None = None
     ) -> int:
-        """Deliver due messages.
-
-        Args:
-            now: the time in milliseconds.
-            limit: maximum number of messages.
-            levels: only these levels (default: all that have a queue).
-
-        Returns:
-            The number of delivered messages.
-
-        Raises:
-            StoreUnavailable: if a put failed. Messages delivered before it stay delivered; the next
-                call continues after them.
-        """
+        """See :meth:`Delivery.deliver`; ``levels``: only these levels."""
         chosen = None if levels is None else set(levels)
         count = 0
         with self._lock:
@@ -268,9 +283,9 @@ class DelayedDelivery:
         found: list[_Due] = []
         until: int | None = None
         is_waiting = chosen is not None
-        for queue_id in self._log.schedule_queues():
+        for queue_id in self._queue_ids:
             level = queue_id + 1
-            queue = self._log.schedule_queue(queue_id)
+            queue = self._queue(queue_id)
             if queue is None or (chosen is not None and level not in chosen):
                 continue
             if self.offsets.get(level, 0) >= queue.max_offset:
@@ -326,7 +341,7 @@ class DelayedDelivery:
         passed: list[_Due] = []
         taken: list[_Due] = []
         messages: list[Message] = []
-        reasons: dict[_Due, str] = {}
+        outcomes: dict[_Due, str | None] = {}
         room = BYTES_AT_ONCE
         for one in due[:AT_ONCE]:
             if room < 0:
@@ -337,42 +352,36 @@ class DelayedDelivery:
                 messages.append(self._message(one))
                 taken.append(one)
             except Undeliverable as error:
-                reasons[one] = str(error)
+                outcomes[one] = str(error)
         delivered = 0
-        failure: StoreUnavailable | None = None
-        while messages:
-            count, refusal = self._put(messages)
-            delivered += count
-            self.delivered += count
-            self._count(taken[:count], messages)
-            if refusal is None:
-                break
-            if isinstance(refusal, StoreUnavailable):
-                failure = refusal
-                passed = passed[: passed.index(taken[count])]
-                break
-            # Skip this message: it can never be delivered, and all messages after it would wait
-            # forever.
-            refused = count if count or refusal.index is None else refusal.index
-            reasons[taken[refused]] = str(refusal)
-            taken = taken[count:refused] + taken[refused + 1 :]
-            messages = messages[count:refused] + messages[refused + 1 :]
-        for one in passed:
-            self.offsets[one.level] = one.queue_offset + 1
-            if one in reasons:
-                self._skip(one, reasons[one])
-        if failure is not None:
-            raise failure
+        try:
+            for number, why in self._put_all(messages):
+                outcomes[taken[number]] = why
+                if why is None:
+                    delivered += 1
+                    self._count(taken[number], messages[number])
+        finally:
+            for one in passed:
+                if one not in outcomes:
+                    # The next call continues here.
+                    break
+                self.offsets[one.level] = one.queue_offset + 1
+                why = outcomes[one]
+                if why is not None:
+                    logger.error(
+                        "the delayed message at physical offset %d (level %d, offset %d) cannot be "
+                        "delivered: %s",
+                        *(one.physical_offset, one.level, one.queue_offset, why),
+                    )
         return delivered, len(passed)
 
-    def _count(self, taken: list[_Due], messages: list[Message]) -> None:
-        for one, message in zip(taken, messages, strict=False):
-            assert message.born_timestamp is not None
-            delays = self.delays.get(message.topic)
-            if delays is None:
-                # Replace the table instead of changing it: other threads read it.
-                self.delays = self.delays | {message.topic: (delays := Delays())}
-            delays.add(one.time - message.born_timestamp)
+    def _count(self, one: _Due, message: Message) -> None:
+        assert message.born_timestamp is not None
+        delays = self.delays.get(message.topic)
+        if delays is None:
+            # Replace the table instead of changing it: other threads read it.
+            self.delays = self.delays | {message.topic: (delays := Delays())}
+        delays.add(one.time - message.born_timestamp)
 
     def _message(self, one: _Due) -> Message:
         frame = self._log.message(one.physical_offset, one.size)
@@ -380,20 +389,8 @@ class DelayedDelivery:
             raise Undeliverable("there is no sound message at its offset")
         return due_message(frame)
 
-    def _skip(self, one: _Due, why: str) -> None:
-        self.skipped += 1
-        logger.error(
-            "the delayed message at physical offset %d (level %d, offset %d) cannot be delivered: "
-            "%s",
-            *(one.physical_offset, one.level, one.queue_offset, why),
-        )
-
     def save(self) -> bool:
-        """Save and sync the progress; return whether anything was written.
-
-        Raises:
-            StoreUnavailable: if the write failed; the progress saved before stays valid.
-        """
+        """See :meth:`Delivery.save`."""
         with self._lock:
             progress = Progress(dict(sorted(self.offsets.items())), self._log.end)
         with self._saving:
@@ -413,29 +410,12 @@ _BETWEEN_SAVES: Final = 20_000
 """Maximum number of deliveries between two checks whether to save the progress."""
 
 
-class Delivery(Protocol):
-    """The interface of a delivery: by delay levels, or of timer messages."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the last call of :meth:`deliver` may have left messages in the queues."""
-
-    def deliver(self, now: int, *, limit: int | None = None) -> int:
-        """Deliver due messages; return their number."""
-
-    def save(self) -> bool:
-        """Save and sync the progress; return whether anything was written."""
-
-
 class DeliveryService(Service):
     """Delivers due messages, and saves the progress periodically.
 
     Args:
-        deliveries: the delivery by delay levels, and the delivery of timer messages.
-        health: health of the store.
         clock: gives the time in milliseconds.
         dispatched: gives the physical offset up to which the queues have the log's messages.
-        save_interval_ms: how often to save the progress.
         monotonic: the clock for that interval, in milliseconds.
     """
 

@@ -85,13 +85,7 @@ class Progress(NamedTuple):
 
 
 class DelayProgress:
-    """The two progress files of one store.
-
-    Args:
-        disk: the store's disk.
-        root: the store's folder.
-        sync_log: syncs the log.
-    """
+    """The two progress files of one store."""
 
     def __init__(self, disk: Disk, root: Path, sync_log: Callable[[], object]) -> None:
         self._disk = disk
@@ -124,11 +118,7 @@ class DelayProgress:
         return Progress(loaded.value, UNKNOWN)
 
     def save(self, progress: Progress) -> bool:
-        """Write and sync both files, if the progress changed; return whether they were written.
-
-        Raises:
-            StoreUnavailable: if the write failed; the progress saved before stays valid.
-        """
+        """Write both files durably, if the progress changed; returns whether they were written."""
         saved = self._saved
         is_known = saved is not None and saved.offsets == progress.offsets
         # If the saved position is after the log's end, the log was truncated since.
@@ -202,7 +192,6 @@ def advance(
     Args:
         offsets: for each level, the next queue offset; changed in place.
         runs: the log from the saved position on.
-        pending: gives the messages in a level's queue.
         unique: whether to recognise only messages with a UNIQ_KEY. This is needed if ``runs``
             starts before the saved position: counted deliveries may look like later ones.
 

@@ -24,23 +24,22 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from logquarry.disk.disk import Disk
-from logquarry.errors import StoreUnavailable
 from logquarry.format import properties as props
+from logquarry.format import timer
 from logquarry.format.frame import Frame
 from logquarry.format.timer import TimerCheck
 from logquarry.log.store_files import SIDECAR
-from logquarry.log.walk import Run
 from logquarry.message import Message
 from logquarry.read.queue import Queue
-from logquarry.read.timers import Known, Timer, Timers, find_timers
-from logquarry.store.schedule.delivery import AT_ONCE, BYTES_AT_ONCE, Put
+from logquarry.read.timers import QUEUE_ID, Known, Timer, Timers, find_timers
+from logquarry.store.schedule.delivery import AT_ONCE, BYTES_AT_ONCE, Delivery, Put
+from logquarry.store.transaction.half import ServedLog
 from logquarry.systems import read_file
 from logquarry.write.put_again import put_again
 from logquarry.write.timer_files import write_timer_files
@@ -51,44 +50,21 @@ PROGRESS_FILE: Final = "timers.json"
 _FOREVER: Final = (1 << 63) - 1
 
 
-class TimerSource(Protocol):
-    """What the delivery of timer messages reads."""
-
-    def timer_queue(self) -> Queue | None:
-        """The queue of ``rmq_sys_wheel_timer``."""
-
-    def message(self, offset: int, size: int) -> Frame | None:
-        """The message at a physical offset, None if no sound message of that size is there."""
-
-    def runs(self, start: int) -> Iterable[Run]:
-        """The frames of the log from a physical offset on. The offset may lie inside a frame."""
-
-    @property
-    def end(self) -> int:
-        """The log's end."""
-
-
-class TimerDelivery:
-    """Delivers the timer messages of one store. Any thread may call it; calls run one at a time.
+class TimerDelivery(Delivery):
+    """The delivery of timer messages.
 
     Args:
-        log: reads queue and log.
-        put: puts messages in order, all of them or the first ones.
-        disk: the store's disk.
-        root: the store's folder.
-        sync_log: syncs the log.
         known: the deliveries that ``timercheck`` shows.
         precision_ms: ``timerPrecisionMs``.
         file_size: bytes of a file of the timer log.
 
     Attributes:
-        delivered: number of messages that this object has delivered.
         skipped: number of messages that could not be delivered.
     """
 
     def __init__(
         self,
-        log: TimerSource,
+        log: ServedLog,
         put: Callable[[Sequence[Message]], Put],
         disk: Disk,
         root: Path,
@@ -98,17 +74,13 @@ class TimerDelivery:
         precision_ms: int,
         file_size: int,
     ) -> None:
-        self._log = log
-        self._put = put
+        super().__init__(log, put)
         self._disk = disk
         self._root = root
         self._sync_log = sync_log
         self._precision = precision_ms
         self._file_size = file_size
-        self._lock = threading.Lock()
-        self.delivered = 0
-        self.skipped = 0
-        queue = log.timer_queue()
+        queue = self._queue
         known = self._with_progress(known, 0 if queue is None else queue.max_offset)
         self._timers: Timers = find_timers(queue, log.message, log.runs, known)
         self._heap = [_rank(one) for one in self._timers.waiting.values()]
@@ -124,24 +96,16 @@ class TimerDelivery:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last call of :meth:`deliver` may have left messages."""
+        """See :attr:`Delivery.is_waiting`."""
         return bool(self._timers.waiting)
+
+    @property
+    def _queue(self) -> Queue | None:
+        return self._log.queue(timer.TOPIC, QUEUE_ID)
 
     # ------------------------------------------------------------------------------------- work
     def deliver(self, now: int, *, limit: int | None = None) -> int:
-        """Deliver due messages.
-
-        Args:
-            now: the time in milliseconds.
-            limit: maximum number of messages.
-
-        Returns:
-            The number of delivered messages.
-
-        Raises:
-            StoreUnavailable: if a put failed. Messages delivered before it stay delivered; the next
-                call continues after them.
-        """
+        """See :meth:`Delivery.deliver`."""
         count = 0
         with self._lock:
             self._read()
@@ -154,7 +118,7 @@ class TimerDelivery:
 
     def _read(self) -> None:
         """Read the messages that were put since the last call."""
-        queue = self._log.timer_queue()
+        queue = self._queue
         timers = self._timers
         if queue is None or queue.max_offset <= timers.stop:
             return
@@ -203,22 +167,17 @@ class TimerDelivery:
                 taken.append(one)
                 messages.append(self._due_message(frame, one, now))
         delivered = 0
-        while messages:
-            count, refusal = self._put(messages)
-            delivered += count
-            self.delivered += count
-            for one in taken[:count]:
-                self._finish(one)
-            if refusal is None:
-                break
-            if isinstance(refusal, StoreUnavailable):
-                for one in taken[count:]:
+        try:
+            for number, why in self._put_all(messages):
+                if why is None:
+                    delivered += 1
+                    self._finish(taken[number])
+                else:
+                    self._skip(taken[number], why)
+        finally:
+            for one in taken:
+                if one.queue_offset in self._timers.waiting:
                     heappush(self._heap, _rank(one))
-                raise refusal
-            refused = count if count or refusal.index is None else refusal.index
-            self._skip(taken[refused], str(refusal))
-            taken = taken[count:refused] + taken[refused + 1 :]
-            messages = messages[count:refused] + messages[refused + 1 :]
         return delivered
 
     def _due_message(self, frame: Frame, one: Timer, now: int) -> Message:
@@ -233,7 +192,6 @@ class TimerDelivery:
 
     def _skip(self, one: Timer, why: str) -> None:
         self._finish(one)
-        self.skipped += 1
         logger.error(
             "the timer message at physical offset %d (queue offset %d) cannot be delivered: %s",
             *(one.physical_offset, one.queue_offset, why),
@@ -245,11 +203,7 @@ class TimerDelivery:
     # counts a delivery that the log may lose.
 
     def save(self) -> bool:
-        """Save and sync the progress; return whether anything was written.
-
-        Raises:
-            StoreUnavailable: if the write failed; the progress saved before stays valid.
-        """
+        """See :meth:`Delivery.save`."""
         with self._lock:
             return self._save()
 

@@ -28,9 +28,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -38,13 +38,12 @@ from logquarry.disk.config_file import ConsumerOffsets
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.frame import Frame, Outcome
+from logquarry.format.frame import Frame
 from logquarry.format.rows import POSITION
-from logquarry.log.walk import Run
 from logquarry.message import Message
 from logquarry.read.queue import Queue
 from logquarry.store.transaction import half as halves
-from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC
+from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ServedLog
 from logquarry.store.transaction.transaction import Append, TransactionService, TransactionState
 from logquarry.stored_message import StoredMessage
 from logquarry.write.put_result import PutResult
@@ -116,22 +115,6 @@ class CheckReport:
     unreadable: int = 0
 
 
-class HalfLog(Protocol):
-    """What the checks read: the log, and the queues of half messages and of op messages."""
-
-    def queue_ids(self, topic: str) -> Iterable[int]:
-        """The queues of a topic."""
-
-    def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue."""
-
-    def outcome_at(self, offset: int) -> Outcome:
-        """Decode the bytes of the log at a physical offset."""
-
-    def runs(self, start: int) -> Iterator[Run]:
-        """The frames of the log from a physical offset on."""
-
-
 @dataclass(slots=True)
 class _Round:
     """One check of one queue.
@@ -145,7 +128,11 @@ class _Round:
         done: queue offsets of op messages that are no longer needed.
     """
 
+    queue: Queue
     queue_id: int
+    listener: Listener
+    now: int
+    report: CheckReport
     start: int
     next: int
     op_start: int
@@ -153,41 +140,21 @@ class _Round:
     old: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
 
-    def has_ended(self, offset: int) -> bool:
-        return offset in self.ops or offset in self.old
 
-
+@dataclass(eq=False)
 class TransactionChecks:
-    """Runs the checks of one open store. Any thread may call it; only one check runs at a time.
+    """The checks of one open store. Any thread may call them; one check runs at a time."""
 
-    Args:
-        log: reads queues and log.
-        append: puts messages.
-        transactions: the transactions of this process.
-        offsets: stores the progress.
-        rules: when to check a half message.
-        sync_log: syncs the log.
-        broker: broker name of the messages passed to the listener.
-    """
+    log: ServedLog
+    append: Append
+    transactions: TransactionService
+    offsets: ConsumerOffsets
+    _: KW_ONLY
+    rules: CheckRules
+    sync_log: Callable[[], object]
+    broker: str
 
-    def __init__(
-        self,
-        log: HalfLog,
-        append: Append,
-        transactions: TransactionService,
-        offsets: ConsumerOffsets,
-        *,
-        rules: CheckRules,
-        sync_log: Callable[[], object],
-        broker: str,
-    ) -> None:
-        self._log = log
-        self._append = append
-        self._transactions = transactions
-        self._offsets = offsets
-        self._rules = rules
-        self._sync_log = sync_log
-        self._broker = broker
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._checker: int | None = None
         # For each queue, what the first check found out about older half messages.
@@ -197,10 +164,6 @@ class TransactionChecks:
         """Check all half messages after the saved progress.
 
         An exception of the listener is logged, and the transaction stays open.
-
-        Args:
-            listener: decides the outcome of each open transaction.
-            now: the time in milliseconds.
 
         Raises:
             StoreUnavailable: if a put failed. The next check continues with that message.
@@ -213,46 +176,43 @@ class TransactionChecks:
             self._checker = threading.get_ident()
             try:
                 self._note_ended()
-                for queue_id in self._log.queue_ids(HALF_TOPIC):
-                    queue = self._log.queue(HALF_TOPIC, queue_id)
+                for queue_id in self.log.queue_ids(HALF_TOPIC):
+                    queue = self.log.queue(HALF_TOPIC, queue_id)
                     if queue is not None:
-                        self._check_queue(queue, queue_id, listener, now, report)
+                        round_ = self._begin(queue, queue_id, listener, now, report)
+                        try:
+                            self._look(round_)
+                        finally:
+                            self._commit(round_)
+                            self.offsets.save()
             finally:
                 self._checker = None
         return report
 
-    def _check_queue(
-        self, queue: Queue, queue_id: int, listener: Listener, now: int, report: CheckReport
-    ) -> None:
-        round_ = self._begin(queue, queue_id)
-        try:
-            self._look(queue, round_, listener, now, report)
-        finally:
-            self._commit(round_)
-            self._offsets.save()
-
     # ---------------------------------------------------------------------------- progress
     def _note_ended(self) -> None:
-        with self._transactions.lock:
-            waiting = self._transactions.unnoted
+        with self.transactions.lock:
+            waiting = self.transactions.unnoted
             while waiting:
-                self._transactions.note(waiting[-1])
+                self.transactions.note(waiting[-1])
                 waiting.pop()
 
-    def _begin(self, queue: Queue, queue_id: int) -> _Round:
+    def _begin(
+        self, queue: Queue, queue_id: int, listener: Listener, now: int, report: CheckReport
+    ) -> _Round:
         start = self._known(HALF_TOPIC, queue_id, queue)
-        ops = self._log.queue(OP_TOPIC, queue_id)
+        ops = self.log.queue(OP_TOPIC, queue_id)
         op_start = 0 if ops is None else self._known(OP_TOPIC, queue_id, ops)
-        found = _Round(queue_id, start, start, op_start)
+        found = _Round(queue, queue_id, listener, now, report, start, start, op_start)
         if ops is None:
             return found
         for op_offset, entry in ops.entries(op_start):
-            op = self._log.outcome_at(entry.physical_offset)
-            names = halves.ended_halves(op) if isinstance(op, Frame) else []
+            op = self.log.frame_at(entry.physical_offset)
+            names = [] if op is None else halves.ended_halves(op)
             for offset in names:
                 if offset < start:
                     found.old.add(offset)
-                    self._transactions.ended.discard((queue_id, offset))
+                    self.transactions.ended.discard((queue_id, offset))
                 else:
                     found.ops[offset].append(op_offset)
             if all(offset < start for offset in names):
@@ -261,7 +221,7 @@ class TransactionChecks:
 
     def _known(self, topic: str, queue_id: int, queue: Queue) -> int:
         low, high = queue.bounds()
-        return min(max(self._offsets.of(topic, GROUP).get(queue_id, low), low), high)
+        return min(max(self.offsets.of(topic, GROUP).get(queue_id, low), low), high)
 
     def _commit(self, round_: _Round) -> None:
         """Sync the log, then save the progress, which relies on the log."""
@@ -269,41 +229,31 @@ class TransactionChecks:
         while op_end in round_.done:
             op_end += 1
         if (round_.next, op_end) == (round_.start, round_.op_start):
-            known = self._offsets.of(HALF_TOPIC, GROUP)
+            known = self.offsets.of(HALF_TOPIC, GROUP)
             if round_.queue_id in known:
                 return
-        self._sync_log()
-        self._offsets.commit(HALF_TOPIC, GROUP, round_.queue_id, round_.next)
-        self._offsets.commit(OP_TOPIC, GROUP, round_.queue_id, op_end)
+        self.sync_log()
+        self.offsets.commit(HALF_TOPIC, GROUP, round_.queue_id, round_.next)
+        self.offsets.commit(OP_TOPIC, GROUP, round_.queue_id, op_end)
 
     # ------------------------------------------------------------------------------- one queue
-    def _look(
-        self, queue: Queue, round_: _Round, listener: Listener, now: int, report: CheckReport
-    ) -> None:
-        queue_id, stop = round_.queue_id, queue.max_offset
+    def _look(self, round_: _Round) -> None:
+        queue_id, stop = round_.queue_id, round_.queue.max_offset
         before = self._before.get(queue_id)
         if before is None:
-            before = self._before[queue_id] = self._look_back(queue, round_, stop)
+            before = self._before[queue_id] = self._look_back(round_, stop)
         for offset in range(round_.start, stop):
             if offset in round_.ops:
                 round_.done.update(round_.ops[offset])
-                self._transactions.ended.discard((queue_id, offset))
-            elif not self._pass(queue, offset, round_, before, listener, now, report):
+                self.transactions.ended.discard((queue_id, offset))
+            elif not self._pass(round_, offset, before):
                 return
             round_.next = offset + 1
 
-    def _pass(
-        self,
-        queue: Queue,
-        offset: int,
-        round_: _Round,
-        before: _Before,
-        listener: Listener,
-        now: int,
-        report: CheckReport,
-    ) -> bool:
+    def _pass(self, round_: _Round, offset: int, before: _Before) -> bool:
         """Handle one half message; returns whether it is finished."""
-        half = self._half(queue, offset)
+        now, report = round_.now, round_.report
+        half = self._half(round_.queue, offset)
         if half is None:
             report.unreadable += 1
             return True
@@ -313,16 +263,17 @@ class TransactionChecks:
         first = java.digits(values.get(props.TRANSACTION_PREPARED_QUEUE_OFFSET, ""))
         age = now - half.born_timestamp
         immunity = _immunity_ms(values)
-        patience = self._rules.timeout_ms if immunity is None else immunity
+        patience = self.rules.timeout_ms if immunity is None else immunity
         key = round_.queue_id, offset
-        with self._transactions.lock:
-            if key in self._transactions.ended:
+        with self.transactions.lock:
+            if key in self.transactions.ended:
                 return True
-            if half.physical_offset in before.committed or round_.has_ended(first):
-                self._transactions.note(key)
+            has_ended = first in round_.ops or first in round_.old
+            if has_ended or half.physical_offset in before.committed:
+                self.transactions.note(key)
                 report.noted += 1
                 return True
-            owner = self._transactions.live.get(key)
+            owner = self.transactions.live.get(key)
             if owner is not None or (immunity is not None and age < patience):
                 if owner is not None and immunity is None and 0 <= age < patience:
                     return False
@@ -331,12 +282,12 @@ class TransactionChecks:
                     return False
                 report.put_back += 1
                 if owner is not None:
-                    del self._transactions.live[key]
-                    self._transactions.live[moved.queue_id, moved.queue_offset] = owner
-                    owner.moved(moved)
+                    del self.transactions.live[key]
+                    self.transactions.live[moved.queue_id, moved.queue_offset] = owner
+                    owner.half = moved
                 return True
         times = max(0, java.digits(values.get(props.TRANSACTION_CHECK_TIMES, "")))
-        if times >= self._rules.most_checks or age > self._rules.kept_hours * _HOUR_MS:
+        if times >= self.rules.most_checks or age > self.rules.kept_hours * _HOUR_MS:
             logger.error(
                 "abandoned the transaction at physical offset %d: checked %d times, %d ms old",
                 *(half.physical_offset, times, age),
@@ -349,12 +300,12 @@ class TransactionChecks:
             return False
         moved = self._put_back(half, check_times=times + 1)
         if moved is None:
-            # The half message stays at its offset, where it can still be ended. Until then, the
-            # check does not pass it.
-            return self._ask(half, half, times + 1, listener, report)
+            # It stays at its offset, where it can still be ended. The check does not pass it before
+            # that.
+            return self._ask(round_, half, half, times + 1)
         # From here on the check uses the half message that was put back.
         round_.next = offset + 1
-        self._ask(half, moved, times + 1, listener, report)
+        self._ask(round_, half, moved, times + 1)
         return True
 
     def _put_back(
@@ -371,7 +322,7 @@ class TransactionChecks:
         The store may have smaller limits now, or no space for one more property.
         """
         try:
-            return self._append(message)[0]
+            return self.append(message)[0]
         except MessageRejected as error:
             logger.error(
                 "the half message at physical offset %d cannot be copied, and blocks later ones "
@@ -380,26 +331,27 @@ class TransactionChecks:
             )
             return None
 
-    def _ask(
-        self, half: Frame, moved: Frame, times: int, listener: Listener, report: CheckReport
-    ) -> bool:
+    def _ask(self, round_: _Round, half: Frame, moved: Frame, times: int) -> bool:
         """Call the listener and carry out its decision; return whether the transaction ended."""
+        report = round_.report
         try:
             topic, queue_id = halves.destination(half)
         except MessageRejected as error:
             logger.error("a transaction cannot be checked: %s", error)
             report.unknown += 1
             return False
-        message = StoredMessage(moved, broker=self._broker)
+        message = StoredMessage(moved, broker=self.broker)
         try:
-            state = TransactionState(listener(OpenTransaction(topic, queue_id, message, times)))
+            state = TransactionState(
+                round_.listener(OpenTransaction(topic, queue_id, message, times))
+            )
         except Exception:
             logger.exception("the listener failed for the transaction at %d", moved.physical_offset)
             state = TransactionState.UNKNOWN
         if state is not TransactionState.UNKNOWN:
             try:
-                with self._transactions.lock:
-                    self._transactions.end_half(moved, state)
+                with self.transactions.lock:
+                    self.transactions.end_half(moved, state)
             except MessageRejected as error:
                 logger.error("a transaction cannot be committed: %s", error)
                 state = TransactionState.UNKNOWN
@@ -413,9 +365,9 @@ class TransactionChecks:
 
     def _half(self, queue: Queue, offset: int) -> Frame | None:
         for _, entry in queue.entries(offset, offset + 1):
-            outcome = self._log.outcome_at(entry.physical_offset)
-            if isinstance(outcome, Frame):
-                return outcome
+            half = self.log.frame_at(entry.physical_offset)
+            if half is not None:
+                return half
             logger.error(
                 "the half message at physical offset %d is damaged: it is not checked",
                 entry.physical_offset,
@@ -423,14 +375,14 @@ class TransactionChecks:
         return None
 
     # ------------------------------------------------------------------------- first check
-    def _look_back(self, queue: Queue, round_: _Round, stop: int) -> _Before:
+    def _look_back(self, round_: _Round, stop: int) -> _Before:
         """Read from the log the outcomes of the half messages that are open at the first check."""
         opened: dict[int, _Identity] = {}
         sound: set[int] = set()
         moved: set[int] = set()
         last: dict[object, int] = {}
         for offset in range(round_.start, stop):
-            half = self._half(queue, offset)
+            half = self._half(round_.queue, offset)
             if half is None:
                 continue
             sound.add(half.physical_offset)
@@ -460,7 +412,7 @@ class TransactionChecks:
 
         found: set[int] = set()
         originals = {identity: at for at, identity in opened.items() if identity[1] is not None}
-        for run in self._log.runs(first := min(opened)):
+        for run in self.log.runs(first := min(opened)):
             values = columns.fixed_fields(
                 run.window, run.rows, ["sys_flag", "prepared_transaction_offset"]
             )

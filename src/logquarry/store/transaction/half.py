@@ -17,14 +17,15 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
+from logquarry.log.walk import Run
 from logquarry.message import Message
 from logquarry.read.queue import Queue
 from logquarry.write.host_fields import host_fields
@@ -46,12 +47,38 @@ _TRUE: Final = "true"
 _FALSE: Final = "false"
 
 
+class ServedLog(Protocol):
+    """The log and the queues of an open store, as its delivery and its checks read them."""
+
+    def queue_ids(self, topic: str) -> Iterable[int]:
+        """The queues of a topic."""
+
+    def queue(self, topic: str, queue_id: int) -> Queue | None:
+        """One queue; None if there is no such queue."""
+
+    def frame_at(self, offset: int) -> Frame | None:
+        """The sound frame at a physical offset; None if there is none."""
+
+    def message(self, offset: int, size: int) -> Frame | None:
+        """The message at a physical offset, None if no sound message of that size is there."""
+
+    def store_time_at(self, offset: int, size: int) -> int:
+        """The store time of the message at a physical offset, below 0 if there is none."""
+
+    def runs(self, start: int) -> Iterator[Run]:
+        """The frames of the log from a physical offset on, which may lie inside a frame."""
+
+    @property
+    def start(self) -> int:
+        """The log's start."""
+
+    @property
+    def end(self) -> int:
+        """The log's end."""
+
+
 def half_message(message: Message, group: str) -> Message:
     """Make the half message for a message.
-
-    Args:
-        message: the message to put when the transaction is committed.
-        group: the producer group, if the message has none.
 
     Raises:
         UsageError: if the message cannot be in a transaction.
@@ -81,13 +108,7 @@ def half_message(message: Message, group: str) -> Message:
 
 
 def frame_of(message: Message, result: PutResult) -> Frame:
-    """Make the frame of a half message that was just put, because the log may not be readable there
-    yet.
-
-    Args:
-        message: the half message, with born time and store host.
-        result: the result of its put.
-    """
+    """The frame of a half message that was put. The log may not be readable there yet."""
     assert message.store_host is not None and message.born_timestamp is not None
     string = message.properties_string or ""
     hosts = host_fields(message.born_host, message.store_host, message.sys_flag)
@@ -144,14 +165,7 @@ def commit_message(half: Frame) -> Message:
 
 
 def op_message(queue_id: int, queue_offset: int, host: str, *, waits: bool) -> Message:
-    """Make the op message for an ended half message (``makeOpMessageInner``).
-
-    Args:
-        queue_id: queue of the half message.
-        queue_offset: queue offset of the half message.
-        host: the store's host.
-        waits: whether the put waits for flush and replica.
-    """
+    """Make the op message for an ended half message (``makeOpMessageInner``)."""
     values = {props.TAGS: OP_TAG, props.WAIT: _TRUE}
     return Message(
         OP_TOPIC,
@@ -210,7 +224,7 @@ FrameAt = Callable[[int], Frame | None]
 def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
     """Queue offsets of the half messages that the op messages from ``start`` on list."""
     ended: set[int] = set()
-    for _, entry in () if ops is None else ops.entries(start):
+    for _, entry in () if ops is None else ops.entries(max(start, ops.min_offset)):
         op = None if entry.is_filler else frame_at(entry.physical_offset)
         ended.update(() if op is None else ended_halves(op))
     return ended
@@ -249,11 +263,8 @@ class HalfCounter:
         """Count the open half messages by topic.
 
         Args:
-            queues: all queues of the store.
-            frame_at: reads the log.
-            passed: for each queue id of the half topic, the progress of the checks. Half messages
-                before this offset do not count: they have ended, or a copy at a later offset counts
-                instead.
+            passed: queue id -> progress of the checks in the half topic. Half messages before it
+                are finished, or were put back; then the new half message counts.
         """
         by_name = {(queue.topic, queue.queue_id): queue for queue in queues}
         total: Counter[str] = Counter()
@@ -263,18 +274,15 @@ class HalfCounter:
                     continue
                 ops = by_name.get((OP_TOPIC, queue_id))
                 known = self._queues.get(queue_id)
-                if known is None or _is_another(known, queue, ops):
+                op_end = 0 if ops is None else ops.max_offset
+                # A queue is shorter than before if its topic was deleted and recreated.
+                if known is None or queue.max_offset < known.halves or op_end < known.ops:
                     known = self._queues[queue_id] = _Known()
                 _read(known, queue, ops, frame_at)
                 first = max(queue.min_offset, passed.get(queue_id, 0))
                 known.open = {at: name for at, name in known.open.items() if at >= first}
                 total.update(known.open.values())
         return total
-
-
-def _is_another(known: _Known, halves: Queue, ops: Queue | None) -> bool:
-    """Whether a queue is shorter than before, because its topic was deleted and recreated."""
-    return halves.max_offset < known.halves or (ops is not None and ops.max_offset < known.ops)
 
 
 def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) -> None:
@@ -287,7 +295,7 @@ def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) ->
     known.halves = stop
     if ops is not None:
         end = ops.max_offset
-        known.ended |= ended_by(ops, frame_at, max(known.ops, ops.min_offset))
+        known.ended |= ended_by(ops, frame_at, known.ops)
         known.ops = end
     for at in known.ended & known.open.keys():
         del known.open[at]

@@ -134,27 +134,9 @@ class Transaction:
             raise UsageError("the transaction has already ended")
         return self.half
 
-    # The transaction service calls these methods while it holds its lock.
-    def moved(self, half: Frame) -> None:
-        """Record that the half message was put back."""
-        self.half = half
-
-    def require_open(self) -> Frame:
-        """The half message; raises UsageError unless the transaction is open."""
-        return self._require_open()
-
-    def over(self, state: TransactionState) -> None:
-        """Record that the transaction has ended."""
-        self._is_over, self.state = True, state
-
 
 class TransactionService:
     """Begins and ends the transactions of one open store. Any thread may use it.
-
-    Args:
-        append: puts messages.
-        clock: gives the time in milliseconds.
-        store_host: the store's host, for messages that have none.
 
     Attributes:
         lock: held while a half message is ended or put back.
@@ -182,7 +164,7 @@ class TransactionService:
         with self.lock:
             result, future = self._append(half)
             stands = frame_of(half, result)
-            transaction.moved(stands)
+            transaction.half = stands
             self.live[key_of(stands)] = transaction
         try:
             future.result()
@@ -193,10 +175,10 @@ class TransactionService:
     def end(self, transaction: Transaction, state: TransactionState) -> PutResult:
         """End a transaction; see :meth:`Transaction.commit`."""
         with self.lock:
-            half = transaction.require_open()
+            half = transaction._require_open()
             future = self.end_half(half, state)
             self.live.pop(key_of(half), None)
-            transaction.over(state)
+            transaction._is_over, transaction.state = True, state
         return future.result()
 
     def end_half(self, half: Frame, state: TransactionState) -> PutFuture:
@@ -225,11 +207,7 @@ class TransactionService:
         return future
 
     def note(self, key: HalfKey) -> None:
-        """Put the op of an ended half message.
-
-        Raises:
-            StoreUnavailable: if the put failed.
-        """
+        """Put the op of an ended half message."""
         self._append(op_message(*key, self._store_host, waits=False))
         self.ended.add(key)
 
@@ -257,11 +235,8 @@ class TransactionCheckService(Service):
     """Runs checks at an interval. The first check runs after the first interval.
 
     Args:
-        check: runs a check.
-        health: health of the store.
-        interval_ms: the pause between checks. It ends when it has passed on the store's clock or on
-            the machine's clock, because the store's clock can be set back.
-        clock: the store's clock, in milliseconds.
+        interval_ms: the pause between checks, by the store's clock or by the machine's, whichever
+            ends first: the store's clock can be set back.
     """
 
     def __init__(

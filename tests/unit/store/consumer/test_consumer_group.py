@@ -81,7 +81,7 @@ def test_what_is_not_handled_comes_to_the_next_owner(store: StoreWriter) -> None
 
 def test_a_queue_whose_offset_could_not_be_read_is_taken_later(store: StoreWriter) -> None:
     fill(store, 10)
-    progress = store._consumers._progress
+    progress = store._consumers.progress
     failing = mock.patch.object(progress, "offset", side_effect=StoreUnavailable("for a test"))
     with failing, pytest.raises(StoreUnavailable):
         store.consumer("g", "t")

@@ -16,7 +16,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.store.consumer import registry as consumers_module
 from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.consumer.registry import _Saver
-from logquarry.store.consumer.source import ToldArrivals
+from logquarry.store.consumer.source import Arrivals
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.consumer_stores import LONG, fill, numbers, saved
 from tests.helpers.small_store import facts, opened
@@ -146,7 +146,7 @@ def test_a_store_that_is_closed_while_a_consumer_is_made(
 
 
 def test_a_loop_that_is_closed_while_somebody_wakes_it() -> None:
-    arrivals = ToldArrivals()
+    arrivals = Arrivals()
 
     async def wait() -> Callable[[], None]:
         task = asyncio.ensure_future(arrivals.wait_async(arrivals.version))

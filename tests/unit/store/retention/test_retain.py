@@ -236,7 +236,7 @@ def test_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         service.run_once()
         assert store.min_offset == 6 * FILE
         # Only in this hour, on a disk that has room.
-        monkeypatch.setattr("logquarry.store.retention.retain.disk_use", lambda _: DiskUse(1, 9))
+        monkeypatch.setattr("logquarry.store.retention.rules.disk_use", lambda _: DiskUse(1, 9))
         clock.advance(3_600_000)
         service.run_once()
         assert store.min_offset == 6 * FILE

@@ -85,22 +85,23 @@ def test_hours() -> None:
 
 
 def due(used: float, hour: int, *, forcibly: bool = False) -> RetentionRules | None:
-    return rules_due(
-        now_ms=int(datetime(2026, 11, 21, hour, tzinfo=UTC).timestamp() * 1_000),
+    config = StoreConfig(
         delete_when="04",
-        older_than_ms=1_000,
-        max_disk_ratio=0.75,
-        forcibly=forcibly,
-        used_ratio=used,
-        most_files=10,
-        zone=UTC,
+        file_reserved_time=1,
+        disk_max_used_space_ratio=75,
+        clean_file_forcibly_enable=forcibly,
+        delete_files_batch_max=10,
     )
+    now = datetime(2026, 11, 21, hour, tzinfo=UTC)
+    return rules_due(config, int(now.timestamp() * 1_000), used, UTC)
 
 
 def test_what_is_due() -> None:
     assert due(0.5, 3) is None
-    assert due(0.5, 4) == RetentionRules(older_than_ms=1_000, most_files=10)
-    assert due(0.8, 3) == RetentionRules(older_than_ms=1_000, max_disk_ratio=0.75, most_files=10)
+    assert due(0.5, 4) == RetentionRules(older_than_ms=3_600_000, most_files=10)
+    assert due(0.8, 3) == RetentionRules(
+        older_than_ms=3_600_000, max_disk_ratio=0.75, most_files=10
+    )
     # Unexpired files are deleted only by force, and only from a really full disk.
     assert due(0.9, 3) == due(0.8, 3)
     assert due(0.84, 3, forcibly=True) == due(0.8, 3)

@@ -255,7 +255,7 @@ def test_a_put_that_fails_in_a_check_is_tried_again(root: Path, clock: FakeClock
         leave(store, "a", "b", "c")
         clock.advance(TIMEOUT)
         checks = store._services.checks
-        append, room = checks._append, [2]
+        append, room = checks.append, [2]
 
         def scarce(put: Message) -> tuple[PutResult, Any]:
             if not room[0]:
@@ -263,7 +263,7 @@ def test_a_put_that_fails_in_a_check_is_tried_again(root: Path, clock: FakeClock
             room[0] -= 1
             return append(put)
 
-        checks._append = scarce
+        checks.append = scarce
         listener = Listener(a="commit", b="commit", c="commit")
         with pytest.raises(StoreUnavailable):
             store.check_transactions(listener)
