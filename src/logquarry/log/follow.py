@@ -19,6 +19,7 @@ from logquarry.format.rows import ASK_JAVA, POSITION
 from logquarry.log import codec, columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
+from logquarry.log.columns_kernel import KernelColumns
 from logquarry.log.frames import require_whole
 from logquarry.log.walk import Run
 
@@ -114,7 +115,7 @@ def index_keys(
         return _plain(window, rows, raw, only_keys, tags)
     rows = np.ascontiguousarray(rows)
     count = len(rows)
-    starts, lengths = columns.property_spans(window, rows)
+    starts, lengths = KernelColumns(window, rows).all_property_spans()
     if only_keys:
         lengths = lengths.copy()
         lengths[fast.UNIQ_KEY] = -1
@@ -227,8 +228,7 @@ class Follower:
         """
         found, after, code = self._follow(window, stop)
         if found is not None and self._keys != "4.9":
-            keys_of = _keys_of_3_1 if self._keys == "3.1" else _keys_of_5_4
-            hashes, numbers = keys_of(window, found)
+            hashes, numbers = _other_keys(window, found.rows, self._keys)
             found = replace(found, key_hashes=hashes, key_numbers=numbers)
         return found, after, code
 
@@ -308,22 +308,18 @@ class Follower:
         return followed, after, code
 
 
-def _keys_of_3_1(window: Window, found: Followed) -> tuple[Int64, Int64]:
-    """The keys that 3.1.3 indexed: KEYS of messages of types NOT and PREPARED, raw hashes."""
-    flags = columns.fixed_fields(window, found.rows, ["sys_flag"])["sys_flag"]
+def _other_keys(window: Window, rows: Rows, keys: IndexKeys) -> tuple[Int64, Int64]:
+    """The keys of an index that is not 4.9's.
+
+    3.1.3 indexed KEYS of messages of types NOT and PREPARED, with raw hashes. 5.4 indexes UNIQ_KEY,
+    KEYS and the tag of all messages except ROLLBACK.
+    """
+    flags = columns.fixed_fields(window, rows, ["sys_flag"])["sys_flag"]
     kinds = flags & sys_flag.TRANSACTION_MASK
-    keyed = np.flatnonzero(
-        (kinds == sys_flag.TRANSACTION_NOT) | (kinds == sys_flag.TRANSACTION_PREPARED)
-    )
-    hashes, numbers = index_keys(window, found.rows[keyed], raw=True, only_keys=True)
-    return hashes, keyed[numbers]
-
-
-def _keys_of_5_4(window: Window, found: Followed) -> tuple[Int64, Int64]:
-    """The keys in an index of 5.4: UNIQ_KEY, KEYS and the tag of all messages except ROLLBACK."""
-    flags = columns.fixed_fields(window, found.rows, ["sys_flag"])["sys_flag"]
-    keyed = np.flatnonzero(flags & sys_flag.TRANSACTION_MASK != sys_flag.TRANSACTION_ROLLBACK)
-    hashes, numbers = index_keys(window, found.rows[keyed], tags=True)
+    is_3_1 = keys == "3.1"
+    left_out = [sys_flag.TRANSACTION_ROLLBACK, *[sys_flag.TRANSACTION_COMMIT] * is_3_1]
+    keyed = np.flatnonzero(~np.isin(kinds, left_out))
+    hashes, numbers = index_keys(window, rows[keyed], raw=is_3_1, only_keys=is_3_1, tags=not is_3_1)
     return hashes, keyed[numbers]
 
 

@@ -19,7 +19,6 @@ from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSyste
 from logquarry.log.kept_settings import LostHead, find_lost_head, levels_of, read_durable
 from logquarry.log.location import not_a_store
 from logquarry.log.log_names import (
-    LogFile,
     LogNames,
     contradicts_name,
     has_doubtful_name,
@@ -219,7 +218,7 @@ class StoreLayout:
         if (
             self._goes_by_names
             and folders.feature is None
-            and has_doubtful_name(self.filesystem, [(file.path, file.base) for file in files], size)
+            and has_doubtful_name(self.filesystem, files, size)
         ):
             self.require_right_names()
         # RocketMQ's file size is an int, and positions in a file are 32 bits wide here too. Bytes
@@ -241,7 +240,7 @@ class StoreLayout:
         folders = self.log_folders
         if folders.missing is not None or folders.feature is not None:
             return folders.missing
-        has_files = self.list_commit_log() or self._files_by_content()
+        has_files = self.list_commit_log() or self._find_log_names().files
         return None if has_files else self.missing_log
 
     @property
@@ -273,15 +272,17 @@ class StoreLayout:
 
     def list_commit_log(self) -> tuple[StoreFile, ...]:
         """List the files of the commit log again; one empty file represents missing first files."""
-        files = self._files_by_name() if self._goes_by_names else self._files_by_content()
+        files = self._list_log()
         lost = find_lost_head(self.filesystem, files) if self._shows_lost_head else None
         return files if lost is None else (lost.as_file(self.log_folders.paths[0]), *files)
 
     @_listed
     def lost_head(self) -> LostHead | None:
         """The missing first part of the log; None if there is no sign of one."""
-        files = self._files_by_name() if self._goes_by_names else self._files_by_content()
-        return find_lost_head(self.filesystem, files)
+        return find_lost_head(self.filesystem, self._list_log())
+
+    def _list_log(self) -> tuple[StoreFile, ...]:
+        return self._files_by_name() if self._goes_by_names else self._find_log_names().files
 
     def _files_by_name(self) -> tuple[StoreFile, ...]:
         files = [
@@ -297,18 +298,13 @@ class StoreLayout:
     def _find_log_names(self) -> LogNames:
         named = self._files_by_name()
         if self.log_folders.feature is not None:
-            return LogNames(tuple(LogFile(file.path, file.size, file.base) for file in named))
-        files = [(file.path, file.base, file.size) for file in named]
-        found = identify_files(self.filesystem, files)
-        known = {path for path, _, _ in files} | {one.path for one in found.renames}
+            return LogNames(named)
+        found = identify_files(self.filesystem, named)
+        known = {one.path for one in (*named, *found.renames)}
         for entry in self.filesystem.list(COMMIT_LOG):
             if (path := f"{COMMIT_LOG}/{entry.name}") not in known:
                 self._folders.ignore(path)
         return found
-
-    def _files_by_content(self) -> tuple[StoreFile, ...]:
-        files = self._find_log_names().files
-        return tuple(StoreFile(file.base, file.size, file.path) for file in files)
 
     def require_right_names(self, path: str | None = None) -> None:
         """Refuse a log with wrong names; with ``path``, only if that file has a wrong name.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from logquarry.format import dledger
 from logquarry.format.frame import BLANK as BLANK_LAYOUT
 from logquarry.format.frame import FIXED_SIZE_V1
@@ -16,12 +14,6 @@ from logquarry.log.readable import Unreadable
 from logquarry.log.store_files import StoreFile
 
 _SEARCH_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenFile:
-    file: StoreFile
-    view: FileView
 
 
 class LogBytes:
@@ -38,7 +30,7 @@ class LogBytes:
         self._files = layout.commit_log
         self._check_crc = check_crc
         self._batch_bytes = batch_bytes
-        self._open_file: _OpenFile | None = None
+        self._open: tuple[StoreFile, FileView] | None = None
 
     def is_boundary(self, offset: int) -> bool:
         """Whether a file, or a gap between two files, starts at a physical offset."""
@@ -84,15 +76,15 @@ class LogBytes:
 
     def view(self, file: StoreFile) -> FileView:
         """The whole file, open for reading; an empty view if it was deleted."""
-        if self._open_file is None or self._open_file.file is not file:
+        if self._open is None or self._open[0] is not file:
             # One map at a time; earlier maps live as long as their windows.
             try:
                 view = self._layout.open_file(file.path)
             except FileNotFoundError:
                 # A live broker's retention may delete the file after the listing.
                 view = GoneFile(self._layout.filesystem.full_path(file.path))
-            self._open_file = _OpenFile(file, view)
-        return self._open_file.view
+            self._open = file, view
+        return self._open[1]
 
     def map_of(self, file: StoreFile) -> FileView | None:
         """The open file if its windows are parts of a map, which can lose pages; else None."""
@@ -156,16 +148,12 @@ class LogBytes:
             if file.base >= limit:
                 break
             at = max(0, start - file.base)
-            if at == 0 and index and self._starts_with_blank(file):
+            if at == 0 and index and self.whole_frame(file, 0)[1] == BLANK:
                 return file.base
             found = self._find_in(file, at, min(limit - file.base, self.size(file)))
             if found is not None:
                 return file.base + found
         return None
-
-    def _starts_with_blank(self, file: StoreFile) -> bool:
-        _, code = self.whole_frame(file, 0)
-        return code == BLANK
 
     def _find_in(self, file: StoreFile, at: int, stop: int) -> int | None:
         view = self.view(file)

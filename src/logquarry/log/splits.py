@@ -143,8 +143,9 @@ def plan_splits(
                 cut = min(files.next_boundary(position), body_end)
             else:
                 cut = min(position + size, body_end)
-                snapped = _last_file_start(files.start, files.file_size, position, cut)
-                if snapped is not None and cut != body_end:
+                # A split that starts where a file starts needs no resync.
+                snapped = cut - (cut - files.start) % files.file_size
+                if position < snapped and cut != body_end:
                     cut = snapped
             splits.append(LogSplit(position, cut))
             position = cut
@@ -152,14 +153,6 @@ def plan_splits(
         tail_start = max(first, extent.tail)
         splits.append(LogSplit(tail_start, end, resync=tail_start != extent.tail, tail=True))
     return splits
-
-
-def _last_file_start(base: int, file_size: int, after: int, upto: int) -> int | None:
-    """The largest file start in (after, upto]: a split that starts there needs no resync."""
-    if file_size <= 0:
-        return None
-    start = base + (upto - base) // file_size * file_size
-    return start if start > after else None
 
 
 def split_events(reader: LogReader, split: LogSplit) -> Iterator[Event]:
