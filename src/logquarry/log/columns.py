@@ -70,9 +70,6 @@ def record_batch(
     """Decode frames of a window to a batch, in the order of ``rows``.
 
     Args:
-        window: the bytes.
-        rows: the frames.
-        decoding: how they become columns.
         bodies: the column ``body`` if :func:`contents` has already made it.
 
     Raises:

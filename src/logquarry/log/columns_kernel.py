@@ -15,7 +15,6 @@ from logquarry.errors import LogquarryError
 from logquarry.format import frame, java
 from logquarry.format import rows as r
 from logquarry.log import codec, schema
-from logquarry.log.codec import Rows, Window
 
 FIXED: Final = {
     name: (start, at)
@@ -81,7 +80,7 @@ def _gather_plan(names: tuple[str, ...], ms: bool) -> _GatherPlan:
 class KernelColumns:
     """Columns of one run of frames, made by kernels; work that columns share is done once."""
 
-    def __init__(self, window: Window, rows: Rows) -> None:
+    def __init__(self, window: codec.Window, rows: codec.Rows) -> None:
         kernels = codec.kernels()
         assert kernels is not None
         self.k = kernels
@@ -264,7 +263,9 @@ class KernelColumns:
     def has_key(self) -> npt.NDArray[np.bool_]:
         """Whether each frame has KEYS or a UNIQ_KEY."""
         _, lengths = self.all_property_spans()
-        return (lengths[self.k.KEYS] >= 0) | (lengths[self.k.UNIQ_KEY] >= 0)
+        found: npt.NDArray[np.bool_] = lengths[self.k.KEYS] >= 0
+        found |= lengths[self.k.UNIQ_KEY] >= 0
+        return found
 
     def _properties_map(self) -> pa.Array:
         assert self._pairs is not None

@@ -217,7 +217,6 @@ def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
     """Parse ``a,b``, or several such texts, to a set of names; None stays None (any).
 
     Args:
-        text: the names.
         what: the option's name, for the error.
 
     Raises:
@@ -236,7 +235,6 @@ def tag_expression(text: str | None, what: str = "tags") -> frozenset[str] | Non
     """Parse a tag expression ``paid || sent``; None for ``*`` and for no expression (any tag).
 
     Args:
-        text: the expression.
         what: the option's name, for the error.
 
     Raises:

@@ -12,13 +12,10 @@ import numpy.typing as npt
 from logquarry.config import IndexKeys
 from logquarry.format import index, java, sys_flag
 from logquarry.format import properties as props
-from logquarry.format import rows as q
 from logquarry.format import rows as r
 from logquarry.format.frame import MAGIC_V1, Frame
-from logquarry.format.rows import ASK_JAVA, POSITION
 from logquarry.log import codec, columns
 from logquarry.log.codec import Rows, Window
-from logquarry.log.columns import Decoding
 from logquarry.log.columns_kernel import KernelColumns
 from logquarry.log.frames import require_whole
 from logquarry.log.walk import Run
@@ -67,7 +64,9 @@ def dispatch_requests(
         name: values.astype(np.int64)
         for name, values in columns.fixed_fields(window, rows, _NUMBERS).items()
     }
-    codes, has_key = columns.tags_codes(window, rows, Decoding(delay_levels_ms=delay_levels_ms))
+    codes, has_key = columns.tags_codes(
+        window, rows, columns.Decoding(delay_levels_ms=delay_levels_ms)
+    )
     kinds = numbers["sys_flag"] & sys_flag.TRANSACTION_MASK
     return DispatchRequests(
         topic_ids=ids,
@@ -104,8 +103,6 @@ def index_keys(
     KEYS, and these before the tag.
 
     Args:
-        window: the frames' bytes.
-        rows: the frames.
         raw: keep the sign of the hashes, as 3.x stored them.
         only_keys: leave out UNIQ_KEY, which 3.x did not have.
         tags: also hash the tag of each message, which 5.4 puts into the index.
@@ -139,7 +136,7 @@ def _plain(
 ) -> tuple[Int64, Int64]:
     hash_of = java.hash_code if raw else java.positive_hash_code
     found: list[tuple[int, int]] = []
-    for number, message in enumerate(columns.messages(window, rows, Decoding())):
+    for number, message in enumerate(columns.messages(window, rows, columns.Decoding())):
         keys = [] if message.uniq_key is None or only_keys else [message.uniq_key]
         keys += props.split_keys(message.keys or "")
         found += [(hash_of(index.key_text(message.topic, key)), number) for key in keys]
@@ -211,7 +208,7 @@ class Follower:
         self._levels = delay_levels_ms
         self._level_array = np.array(delay_levels_ms, np.int64)
         self._rows = codec.empty_rows(most_frames)
-        self._table = np.empty((q.FIELD_COUNT, most_frames), np.int64)
+        self._table = np.empty((r.FIELD_COUNT, most_frames), np.int64)
         self._topics = np.zeros((_MOST_TOPICS, 4), np.int64)
         self._queues = np.zeros((_MOST_QUEUES, 2), np.int64)
         self._topic_table = np.empty(4 * _MOST_TOPICS, np.int32)
@@ -238,7 +235,7 @@ class Follower:
             count, after, code = codec.walk(window, 0, stop, self._rows, check_crc=crc)
             sound = self._sound_to_java(window, count)
             if sound < count:
-                count, after, code = sound, int(self._rows[sound, POSITION]), ASK_JAVA
+                count, after, code = sound, int(self._rows[sound, r.POSITION]), r.ASK_JAVA
             return self._by_reference(window, count), after, code
         return self._by_kernel(window, stop)
 
@@ -246,7 +243,7 @@ class Follower:
         """The number of leading frames that RocketMQ 4.9.3 certainly accepts."""
         if not self._as_java:
             return count
-        for number, position in enumerate(self._rows[:count, POSITION].tolist()):
+        for number, position in enumerate(self._rows[:count, r.POSITION].tolist()):
             found = window.decode(position, check_crc=False)
             assert isinstance(found, Frame)
             level = None
@@ -286,16 +283,16 @@ class Follower:
             for start, size, *_ in self._topics[:topics].tolist()
         ]
         requests = DispatchRequests(
-            topic_ids=table[q.TOPIC_ID].astype(np.int32),
+            topic_ids=table[r.TOPIC_ID].astype(np.int32),
             topics=names,
-            queue_id=table[q.QUEUE_ID],
-            queue_offset=table[q.QUEUE_OFFSET],
-            physical_offset=table[q.PHYSICAL_OFFSET],
-            size=table[q.FRAME_SIZE],
-            store_timestamp=table[q.STORE_TIMESTAMP],
-            tags_code=table[q.TAGS_CODE],
-            is_dispatched=table[q.QUEUE] >= 0,
-            has_key=table[q.HAS_KEY] != 0,
+            queue_id=table[r.QUEUE_ID],
+            queue_offset=table[r.QUEUE_OFFSET],
+            physical_offset=table[r.PHYSICAL_OFFSET],
+            size=table[r.FRAME_SIZE],
+            store_timestamp=table[r.STORE_TIMESTAMP],
+            tags_code=table[r.TAGS_CODE],
+            is_dispatched=table[r.QUEUE] >= 0,
+            has_key=table[r.HAS_KEY] != 0,
         )
         followed = Followed(
             self._rows[:count],

@@ -7,7 +7,6 @@ from logquarry.format.frame import BLANK as BLANK_LAYOUT
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP
 from logquarry.log import codec
-from logquarry.log.codec import Window
 from logquarry.log.filesystem import FileView, GoneFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import Unreadable
@@ -20,7 +19,6 @@ class LogBytes:
     """Reads the files of one commit log.
 
     Args:
-        layout: the store's files.
         check_crc: whether a frame is sound only if its body has the stored CRC.
         batch_bytes: approximate bytes of one window in a search.
     """
@@ -95,13 +93,13 @@ class LogBytes:
         """Bytes of the file that still exist."""
         return min(file.size, self.view(file).size) if file.size else 0
 
-    def window(self, file: StoreFile, at: int, length: int) -> Window:
+    def window(self, file: StoreFile, at: int, length: int) -> codec.Window:
         """At least ``length`` bytes of a file from a position, or all up to its end."""
         data = self.view(file).window(at, length)
         # Bytes after the file's room are not part of the log.
         data = data[: max(0, self._files.file_size - at)]
         end = self._files.file_size - at
-        return Window.of(data, file.base + at, end, has_heads=self._files.has_heads)
+        return codec.Window.of(data, file.base + at, end, has_heads=self._files.has_heads)
 
     def fault(self, file: StoreFile, at: int, length: int) -> Unreadable | None:
         """The first unreadable range among some bytes of a file."""
@@ -123,7 +121,7 @@ class LogBytes:
         )
         return view.fault(at, size) if 0 < size <= self._files.file_size - at else None
 
-    def whole_frame(self, file: StoreFile, at: int) -> tuple[Window, int]:
+    def whole_frame(self, file: StoreFile, at: int) -> tuple[codec.Window, int]:
         """A window with the whole frame at ``at``, and the verdict on it.
 
         In a DLedger log the window may begin with the head of the frame's entry.

@@ -99,7 +99,6 @@ class LogNames:
         """The error of a reader that relies on names.
 
         Args:
-            filesystem: the store's folder.
             first: path of the misnamed file that the reader found (default: the first one).
         """
         found = [(one.path, one.base, one.reason) for one in self.renames]
@@ -124,7 +123,6 @@ def contradicts_name(view: FileView, base: int | None) -> bool:
     """Whether a file's first frame has another physical offset than its name. Reads one head.
 
     Args:
-        view: the file.
         base: the offset by its name; None if the name is not an offset.
     """
     try:
@@ -143,7 +141,6 @@ def has_doubtful_name(filesystem: FileSystem, files: Sequence[StoreFile], size: 
     files when it opens them.
 
     Args:
-        filesystem: the store's folder.
         files: the files whose names are offsets, in order.
         size: bytes of each file.
     """
@@ -168,7 +165,6 @@ def identify_files(filesystem: FileSystem, files: Sequence[StoreFile]) -> LogNam
     """Identify the files of a log by their content.
 
     Args:
-        filesystem: the store's folder.
         files: the files whose names are offsets, in order.
     """
     return _Identification(filesystem, files).run()

@@ -97,7 +97,6 @@ def selected(
     """Check a selection of some known columns; see :func:`check_names`.
 
     Args:
-        names: the selection.
         known: the names of all columns.
         to_count: the column that the error for an empty selection suggests.
         are: begins the list of the known columns in the error for an unknown one.

@@ -70,7 +70,6 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
     """Find the extent of the log.
 
     Args:
-        layout: the store's files.
         bound: see :class:`~logquarry.log.walk.LogReader`.
         known_end: an offset at which the log has a frame or its end (the largest end of a queued
             message); the chain is followed from there.
@@ -120,7 +119,6 @@ def plan_splits(
     """Plan splits that tile the log between two physical offsets.
 
     Args:
-        layout: the store's files.
         extent: from :func:`log_extent`.
         start: first offset (default: the log's start).
         stop: end, exclusive (default: the log's end).
@@ -206,7 +204,6 @@ class StretchReader:
     """Follows stretches of a log. One thread may use it at a time.
 
     Args:
-        layout: the store's files.
         check_crc: whether to compare bodies with their CRC.
         keys: which keys the index takes (default: as configured).
     """
@@ -292,7 +289,6 @@ def stretches_ahead(
     early must close the generator.
 
     Args:
-        layout: the store's files.
         size: bytes of a stretch.
         make: makes the receiver of the frames for each stretch.
     """

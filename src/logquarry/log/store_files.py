@@ -105,7 +105,6 @@ def queue_form(config: StoreConfig, topic: str) -> QueueForm:
 
     Args:
         config: settings of the store, with all sizes.
-        topic: the topic.
     """
     if topic in config.batch_topics:
         assert config.batch_queue_file_size is not None
@@ -210,7 +209,6 @@ class StoreFolders:
     """The folders of one store. Each call lists them again.
 
     Args:
-        filesystem: the store's folder.
         by_names: whether names in the log's folder that are not offsets count as stray.
 
     Attributes:
