@@ -37,8 +37,6 @@ def refuse_type(value: object, field: str, takes: str) -> NoReturn:
     """Raise the error for an argument of a wrong type.
 
     Args:
-        value: the argument.
-        field: its name.
         takes: the accepted types, in words for the error.
 
     Raises:
@@ -135,17 +133,13 @@ def number(value: object, field: str, *, takes: str = "a number") -> float:
 
 def flag(value: object, field: str) -> bool:
     """True or False; any other value is an error, even if Python treats it as true (1, "false")."""
-    if not isinstance(value, bool):
-        refuse_type(value, field, "True or False")
-    return value
+    return instance(value, field, bool, "True or False")
 
 
 # ---------------------------------------------------------------------------------------- text
 def text(value: object, field: str, *, takes: str = "text") -> str:
     """Check that an argument is text."""
-    if not isinstance(value, str):
-        refuse_type(value, field, takes)
-    return value
+    return instance(value, field, str, takes)
 
 
 def topic(value: object, field: str = "topic") -> str:
@@ -167,8 +161,7 @@ def names(value: object, field: str) -> list[str]:
         refuse_type(value, field, "a name, or a sequence of names")
     found = list(value)
     for name in found:
-        if not isinstance(name, str):
-            refuse_type(name, f"each name of {field}", "text")
+        text(name, f"each name of {field}")
     return found
 
 
@@ -190,8 +183,7 @@ def keys(value: object, field: str = "keys") -> str | None:
     if not isinstance(value, (Sequence, Set)) or isinstance(value, (bytes, bytearray, memoryview)):
         refuse_type(value, field, _KEYS)
     for word in value:
-        if not isinstance(word, str):
-            refuse_type(word, f"each word of {field}", "text")
+        text(word, f"each word of {field}")
         if not word or " " in word:
             raise UsageError(
                 f"{field} takes words without spaces, not {word!r}: RocketMQ separates keys by "
@@ -203,11 +195,9 @@ def keys(value: object, field: str = "keys") -> str | None:
 def choice(value: object, field: str, known: Collection[str]) -> str:
     """Check that an argument is one of the known words."""
     takes = f"one of {', '.join(known)}"
-    if not isinstance(value, str):
-        refuse_type(value, field, takes)
-    if value not in known:
+    if text(value, field, takes=takes) not in known:
         raise UsageError(f"{field} takes {takes}, not {value!r}")
-    return value
+    return str(value)
 
 
 # --------------------------------------------------------------------------------------- times

@@ -39,9 +39,11 @@ FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
 DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
 """Size of a commit log file unless files or settings give it (``mappedFileSizeCommitLog``)."""
 
-_MOST_MESSAGE_BYTES: Final = {"4.9": 4 << 20, "3.1": 512 << 10}
-_DELAY_LEVELS: Final = {"4.9": props.DEFAULT_LEVELS, "3.1": props.LEVELS_3}
-_FLUSH_INTERVALS: Final = {"4.9": 500, "3.1": 1_000}
+_BY_DIALECT: Final[Mapping[str, Mapping[str, Any]]] = {
+    "max_message_size": {"4.9": 4 << 20, "3.1": 512 << 10},
+    "message_delay_level": {"4.9": props.DEFAULT_LEVELS, "3.1": props.LEVELS_3},
+    "flush_interval_commit_log": {"4.9": 500, "3.1": 1_000},
+}
 """Defaults that differ between the two dialects."""
 
 STORE_SETTINGS: Final = frozenset(
@@ -88,6 +90,7 @@ _ABOVE_ZERO: Final = (
     "transaction_check_interval",
     "check_transaction_message_timer_interval",
 )
+_FROM_ZERO: Final = ("sync_flush_timeout", "file_reserved_time", "delete_commit_log_files_interval")
 _TYPING_ERROR: Final = 0.9
 """An unknown name that is at least this similar to a known name (one or two wrong letters) counts
 as a typing error."""
@@ -246,21 +249,15 @@ class StoreConfig(LayoutConfig):
             value = getattr(self, name)
             if value not in known and (name, value) != ("dialect", None):
                 raise UsageError(f"{name} is {value!r}, and must be one of {', '.join(known)}")
-        if not self.flush_interval_commit_log:
-            interval = _FLUSH_INTERVALS[self._known_dialect]
-            object.__setattr__(self, "flush_interval_commit_log", interval)
+        for name, defaults in _BY_DIALECT.items():
+            if not getattr(self, name):
+                object.__setattr__(self, name, defaults[self._known_dialect])
         for name in _ABOVE_ZERO:
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be above 0")
-        if not self.message_delay_level:
-            object.__setattr__(self, "message_delay_level", _DELAY_LEVELS[self._known_dialect])
-        if not self.max_message_size:
-            object.__setattr__(self, "max_message_size", _MOST_MESSAGE_BYTES[self._known_dialect])
         if self.is_3_1:
             self._check_3_1()
-        if self.sync_flush_timeout < 0:
-            raise UsageError(f"sync_flush_timeout is {self.sync_flush_timeout}, below 0")
-        for name in ("file_reserved_time", "delete_commit_log_files_interval"):
+        for name in _FROM_ZERO:
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, below 0")
         if not 0 < self.disk_max_used_space_ratio <= 100:
@@ -268,18 +265,9 @@ class StoreConfig(LayoutConfig):
             raise UsageError(f"disk_max_used_space_ratio is {ratio}, and must be from 1 to 100")
 
     def _check_3_1(self) -> None:
-        """Reject settings that RocketMQ 3.1.3 does not have.
-
-        Raises:
-            UsageError: if one of them is set.
-        """
-        lacking = {
-            "enable_multi_dispatch": self.enable_multi_dispatch,
-            "enable_lmq": self.enable_lmq,
-            "transient_store_pool_enable": self.transient_store_pool_enable,
-        }
-        for name, is_wanted in lacking.items():
-            if is_wanted:
+        """Reject settings that RocketMQ 3.1.3 does not have."""
+        for name in ("enable_multi_dispatch", "enable_lmq", "transient_store_pool_enable"):
+            if getattr(self, name):
                 raise UsageError(f"{name}: dialect 3.1 does not support it")
         if self.recovery == "rocketmq":
             raise UsageError(
@@ -295,17 +283,12 @@ class StoreConfig(LayoutConfig):
         """The settings for a dialect: default values are replaced by the dialect's defaults."""
         if dialect == self.dialect:
             return self
-        before = self._known_dialect
-        is_usual = self.message_delay_level == _DELAY_LEVELS[before]
-        most = self.max_message_size
-        interval = self.flush_interval_commit_log
-        return replace(
-            self,
-            dialect=dialect,
-            message_delay_level="" if is_usual else self.message_delay_level,
-            max_message_size=0 if most == _MOST_MESSAGE_BYTES[before] else most,
-            flush_interval_commit_log=0 if interval == _FLUSH_INTERVALS[before] else interval,
-        )
+        unset = {
+            name: type(getattr(self, name))()
+            for name, defaults in _BY_DIALECT.items()
+            if getattr(self, name) == defaults[self._known_dialect]
+        }
+        return replace(self, dialect=dialect, **unset)
 
     @property
     def is_3_1(self) -> bool:

@@ -37,6 +37,15 @@ from typing import Any
 class LogquarryError(Exception):
     """Base of all exceptions that this package raises deliberately."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Spark sends exceptions pickled from its workers to the driver. By default, an exception
+        # with other arguments than its text cannot be unpickled.
+        return _unpickled, (type(self), self.args), self.__dict__
+
+
+def _unpickled(kind: type[LogquarryError], args: tuple[Any, ...]) -> LogquarryError:
+    return kind.__new__(kind, *args)
+
 
 class UsageError(LogquarryError, ValueError):
     """An invalid argument, option or configuration value."""
@@ -61,9 +70,6 @@ class BadFilter(UsageError):
         self.column = column
         self.reason = reason
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BadFilter, (self.expression, self.column, self.reason)
-
 
 class SourceNotReadable(LogquarryError):
     """The source of an import is missing, cannot be read, or was not written by an export."""
@@ -85,9 +91,6 @@ class BadRow(LogquarryError):
         self.unit = unit
         self.number = number
         self.reason = reason
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BadRow, (self.path, self.unit, self.number, self.reason)
 
 
 class ReplicationError(LogquarryError):
@@ -116,9 +119,6 @@ class LogsDiverged(ReplicationError):
     def __init__(self, message: str, *, offset: int) -> None:
         super().__init__(message)
         self.offset = offset
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_diverged, (str(self), self.offset)
 
 
 class StoreError(LogquarryError):
@@ -167,9 +167,6 @@ class UnsupportedStore(StoreUnavailable):
         self.feature = feature
         self.evidence = evidence
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_unsupported, (str(self), self.feature, self.evidence)
-
 
 class MessageRejected(StoreError):
     """The message was not stored.
@@ -194,9 +191,6 @@ class MessageRejected(StoreError):
         """The same rejection for message ``index`` of a ``put_many``."""
         text = f"message {index}: {self}"
         return MessageRejected(text, status=self.status, reason=self.reason, index=index)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_rejected, (str(self), self.status, self.reason, self.index)
 
 
 class MessageNotFound(StoreError, LookupError):
@@ -224,11 +218,6 @@ class CorruptStore(StoreError):
         self.reason = reason
         self.kind = kind
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Spark sends these exceptions pickled from its workers to the driver. By default, an
-        # exception with keyword arguments cannot be unpickled.
-        return _rebuild_corrupt, (type(self), self.path, self.offset, self.reason, self.kind)
-
 
 class CorruptFrame(CorruptStore):
     """Damage in the commit log."""
@@ -247,21 +236,3 @@ class UnreadableFile(CorruptFile, ValueError):
 
     A ``ValueError``, because callers expect one if the bytes of a small file are not valid.
     """
-
-
-def _rebuild_unsupported(message: str, feature: str, evidence: tuple[str, ...]) -> UnsupportedStore:
-    return UnsupportedStore(message, feature=feature, evidence=evidence)
-
-
-def _rebuild_diverged(message: str, offset: int) -> LogsDiverged:
-    return LogsDiverged(message, offset=offset)
-
-
-def _rebuild_corrupt(
-    cls: type[CorruptStore], path: str, offset: int, reason: str, kind: str
-) -> CorruptStore:
-    return cls(path, offset, reason, kind=kind)
-
-
-def _rebuild_rejected(message: str, status: str, reason: str, index: int | None) -> MessageRejected:
-    return MessageRejected(message, status=status, reason=reason, index=index)

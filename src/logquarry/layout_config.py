@@ -57,12 +57,12 @@ class LayoutConfig:
         arguments.check_fields(self)
         for field in fields(LayoutConfig):
             value = getattr(self, field.name)
-            if field.type != "int | None":
+            if field.type != "int | None" or value is None:
                 continue
-            if value is not None and value <= 0:
+            if value <= 0:
                 raise UsageError(f"{field.name} is {value}, and must be above 0")
             # RocketMQ's sizes are ints, and offset arithmetic must stay within 64 bits.
-            if value is not None and value > java.INT_MAX:
+            if value > java.INT_MAX:
                 raise UsageError(f"{field.name} is {value}, and must not be above {java.INT_MAX}")
 
     @property

@@ -220,29 +220,13 @@ def _timed(
     return added
 
 
+_DEFAULTS: Final = {"topic": object(), "body": b"", **(Message.__new__.__kwdefaults__ or {})}
 # These are the same conditions as in the constructor.
-speed_up(
-    Message,
-    {
-        "topic": (object(), str),
-        "body": (b"", bytes),
-        "queue_id": (0, int),
-        "tags": (None, str),
-        "keys": (None, str),
-        "properties": (None, None),
-        "properties_string": (None, str),
-        "delay_level": (0, None),
-        "wait_store_ok": (True, None),
-        "flag": (0, None),
-        "sys_flag": (0, None),
-        "queue_offset": (0, None),
-        "born_timestamp": (None, int),
-        "born_host": (DEFAULT_BORN_HOST, str),
-        "store_host": (None, None),
-        "reconsume_times": (0, None),
-        "prepared_transaction_offset": (0, None),
-    },
-)
+_USUAL_TYPES: Final = {
+    **{"topic": str, "body": bytes, "queue_id": int, "tags": str, "keys": str},
+    **{"properties_string": str, "born_timestamp": int, "born_host": str},
+}
+speed_up(Message, {name: (_DEFAULTS[name], _USUAL_TYPES.get(name)) for name in Message._fields})
 
 
 def _host(value: object, field: str) -> str | bytes:
@@ -285,15 +269,12 @@ _CHECKS: Final[Mapping[str, Any]] = {
     "prepared_transaction_offset": arguments.integer,
 }
 """The check of each field. None is accepted if it is the field's default."""
-_MAY_BE_NONE: Final = frozenset(
-    ("tags", "keys", "properties", "properties_string", "born_timestamp", "store_host")
-)
 
 
 def _checked(fields: Iterable[Any]) -> Iterable[Any]:
     """The fields of a message in their order, each in the type that the writer takes."""
     return [
-        value if value is None and name in _MAY_BE_NONE else check(value, name)
+        value if value is None and _DEFAULTS[name] is None else check(value, name)
         for (name, check), value in zip(_CHECKS.items(), fields, strict=True)
     ]
 

@@ -113,12 +113,8 @@ def duration_text(ms: int) -> str:
 
 def bin_text(width_ms: int) -> str:
     """The width of a time bin as ``minute``, ``5 minutes`` or ``100 ms``."""
-    for unit, name in (
-        (86_400_000, "day"),
-        (3_600_000, "hour"),
-        (60_000, "minute"),
-        (1_000, "second"),
-    ):
+    units = (_DAY_MS, "day"), (_HOUR_MS, "hour"), (_MINUTE_MS, "minute"), (_SECOND_MS, "second")
+    for unit, name in units:
         if width_ms % unit == 0:
             number = width_ms // unit
             return name if number == 1 else f"{number} {name}s"
@@ -172,7 +168,6 @@ def columns(
     """Format rows of cells as lines with aligned columns.
 
     Args:
-        rows: the cells; all rows have the same number of cells.
         right: numbers of the columns to align right; they hold numbers and are never cut.
         most: columns of the terminal; the widest texts are shortened to fit. None: no limit.
     """
@@ -243,7 +238,6 @@ def document(value: Any, names: Iterable[str] | None = None) -> dict[str, Any]:
     """The JSON document of an object.
 
     Args:
-        value: the object.
         names: attributes that become members, in order (default: the fields of the dataclass).
     """
     if names is None:

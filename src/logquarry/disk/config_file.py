@@ -52,10 +52,8 @@ class ConfigFile(Generic[T]):
     """One file in ``config/``; only this object may write it. Any thread may call :meth:`save`.
 
     Args:
-        disk: the store's disk.
         path: the file; the first save creates its folder.
         decode: decodes the document; raises ValueError if it is invalid.
-        encode: encodes a value.
         aside: quarantine folder; the first save moves unreadable files there before it writes.
         member: the one member of the document that ``encode`` writes. All other members of the file
             stay: RocketMQ 5 keeps a version and more tables there.
@@ -154,8 +152,6 @@ class ConsumerOffsets:
     """The committed queue offsets of all consumer groups of one store. Any thread may use it.
 
     Args:
-        disk: the store's disk.
-        root: the store's folder.
         sync_log: syncs the log; None if offsets are never saved, or the log has no writer.
 
     Attributes:
@@ -168,20 +164,13 @@ class ConsumerOffsets:
         self, disk: Disk, root: Path, sync_log: Callable[[], object] | None = None
     ) -> None:
         self._sync_log = sync_log
-        self._file = ConfigFile(
-            disk,
-            root / CONFIG / broker_config.CONSUMER_OFFSET_FILE,
-            broker_config.decode_consumer_offsets,
-            broker_config.encode_consumer_offsets,
-            aside=quarantine(root, CONFIG),
-            member=broker_config.OFFSET_TABLE,
-        )
+        self._file = config_file(disk, root, CONSUMER_OFFSETS)
         loaded = self._file.load()
         self.found = loaded.path
         self.problems = loaded.problems
         self._lock = threading.Lock()
         self._saving = threading.Lock()
-        self._offsets = loaded.value if loaded.value is not None else {}
+        self._offsets: dict[tuple[str, str], dict[int, int]] = loaded.value or {}
 
     def of(self, topic: str, group: str) -> dict[int, int]:
         """Queue id -> committed queue offset; empty for an unknown group."""
@@ -292,8 +281,6 @@ class ConfigTables:
     """The tables of a slave's store. Any thread may store a table.
 
     Args:
-        disk: the store's disk.
-        root: the store's folder.
         consumer_offsets: returns the offsets that the store's own consumers use.
     """
 
@@ -351,7 +338,6 @@ def consumer_offsets(
     """(topic, group) -> queue id -> next queue offset; empty if no file is readable.
 
     Args:
-        layout: the store's files.
         level: log level for an invalid file.
 
     Raises:
@@ -377,7 +363,6 @@ def delay_offsets(layout: StoreLayout, level: int = logging.WARNING) -> dict[int
     """Delay level -> next queue offset of its queue; None if no file is readable.
 
     Args:
-        layout: the store's files.
         level: log level for an invalid file.
     """
     decode = broker_config.decode_delay_offsets
@@ -400,8 +385,6 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     """Record the settings of a store, unless the record has them already.
 
     Args:
-        disk: the disk that the store is on.
-        root: the store's folder.
         config: the settings, with all sizes.
     """
     path, data = root / SETTINGS, kept_settings.encode(config)

@@ -1,6 +1,6 @@
 """The port for all writes to a store; each method of its first part is one system call.
 
-Tests subclass :class:`LocalDisk` to inject faults, or to model the state after a power cut.
+Tests subclass :class:`Disk` to inject faults, or to model the state after a power cut.
 
 Writes through a map go only to files with all blocks allocated (:meth:`Disk.make_file`): writing to
 a hole on a full disk raises SIGBUS, while ``posix_fallocate`` returns ENOSPC.
@@ -19,7 +19,6 @@ import logging
 import mmap
 import os
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -36,8 +35,8 @@ _PUNCH_HOLE_KEEP_SIZE: Final = 3
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-class Disk(ABC):
-    """The disk of one store.
+class Disk:
+    """The disk of one store: folders that this machine mounts.
 
     The methods of the first part raise OSError. Those of the second part combine them, raise
     StoreUnavailable, and poison :attr:`health` if a sync fails.
@@ -51,88 +50,125 @@ class Disk(ABC):
         abandon_in_children(self.health)
 
     # ------------------------------------------------------------------------- system calls
-    @abstractmethod
     def open(self, path: Path, *, create: bool = False, exclusive: bool = False) -> int:
         """Open a file for reading and writing; ``exclusive`` requires that it is new."""
+        return os.open(path, os.O_RDWR | os.O_CREAT * create | os.O_EXCL * exclusive, 0o644)
 
-    @abstractmethod
     def close(self, descriptor: int) -> None:
         """Close a descriptor."""
+        os.close(descriptor)
 
-    @abstractmethod
     def size(self, descriptor: int) -> int:
         """Bytes of the file."""
+        return os.fstat(descriptor).st_size
 
-    @abstractmethod
     def allocate(self, descriptor: int, size: int) -> None:
         """Allocate blocks for the file's first ``size`` bytes, and extend it to that size.
 
         Existing bytes stay.
         """
+        if sys.platform != "darwin":
+            os.posix_fallocate(descriptor, 0, size)
+        else:
+            # macOS has no such call; writing zeros has the same effect.
+            for position in range(os.fstat(descriptor).st_size, size, len(_ZEROS)):
+                self.write_all(descriptor, memoryview(_ZEROS)[: size - position], position)
 
-    @abstractmethod
     def map(self, descriptor: int, size: int) -> WatchedMap:
         """Map the first ``size`` bytes, shared and writable, but not in forked children."""
+        # From Python 3.13 on a map keeps no second descriptor.
+        options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        mapped = WatchedMap(descriptor, size, **options)
+        if hasattr(mmap, "MADV_DONTFORK"):
+            mapped.madvise(mmap.MADV_DONTFORK)
+        return mapped.watch(in_children=False)
 
-    @abstractmethod
     def read(self, descriptor: int, count: int, position: int) -> bytes:
         """Read at most ``count`` bytes from a position."""
+        return os.pread(descriptor, count, position)
 
-    @abstractmethod
     def write(self, descriptor: int, data: memoryview | bytes, position: int) -> int:
         """Write at a position; returns the number of bytes written."""
+        return os.pwrite(descriptor, data, position)
 
-    @abstractmethod
     def fdatasync(self, descriptor: int) -> None:
         """Sync the file's bytes."""
+        if sys.platform != "darwin":
+            os.fdatasync(descriptor)
+        else:
+            os.fsync(descriptor)
 
-    @abstractmethod
     def fsync(self, descriptor: int) -> None:
         """Sync the file's bytes and metadata."""
+        os.fsync(descriptor)
 
-    @abstractmethod
     def sync_folder(self, folder: Path) -> None:
         """Sync the names in a folder."""
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
-    @abstractmethod
     def make_folder(self, folder: Path) -> None:
         """Create one folder; its parent must exist."""
+        folder.mkdir()
 
-    @abstractmethod
     def rename(self, path: Path, to: Path) -> None:
         """Rename a file; a file that already has the new name is replaced."""
+        path.rename(to)
 
-    @abstractmethod
     def link(self, path: Path, to: Path) -> None:
         """Give a file a second name, which must be free."""
+        to.hardlink_to(path)
 
-    @abstractmethod
     def unlink(self, path: Path) -> None:
         """Remove a name."""
+        path.unlink()
 
-    @abstractmethod
     def list(self, folder: Path) -> list[str]:
         """Sorted names of the files (not folders) in a folder; empty if it does not exist."""
+        try:
+            # A DirEntry raises OSError for a circle of links; for Path it is no file.
+            return sorted(path.name for path in folder.iterdir() if path.is_file())
+        except FileNotFoundError:
+            return []
 
-    @abstractmethod
     def is_linked(self, descriptor: int) -> bool:
         """Whether an open file still has a name."""
+        return os.fstat(descriptor).st_nlink > 0
 
-    @abstractmethod
     def is_named(self, descriptor: int, path: Path) -> bool:
         """Whether ``path`` leads to an open file."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), path.stat())
+        except FileNotFoundError:
+            return False
 
-    @abstractmethod
     def next_data(self, descriptor: int, position: int) -> int | None:
         """The first position at or after ``position`` that can hold data; None if there is none."""
+        try:
+            return os.lseek(descriptor, position, os.SEEK_DATA)
+        except OSError as error:
+            return None if error.errno == errno.ENXIO else position
 
     def next_hole(self, descriptor: int, position: int, size: int) -> tuple[int, int]:
         """The first unwritten range after a position; (``size``, ``size``) if there is none."""
-        return size, size
+        # An allocated range without data counts as a hole.
+        if not hasattr(os, "SEEK_HOLE"):
+            return size, size
+        start = min(os.lseek(descriptor, position, os.SEEK_HOLE), size)
+        stop = self.next_data(descriptor, start) if start < size else size
+        return start, size if stop is None else min(stop, size)
 
     def punch(self, descriptor: int, position: int, length: int) -> None:
         """Free the blocks of a range that was never written; the file's size and bytes stay."""
-        raise OSError(errno.EOPNOTSUPP, "this disk frees no blocks")
+        if sys.platform == "linux":
+            call = ctypes.CDLL(None, use_errno=True).fallocate
+            call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+            if call(descriptor, _PUNCH_HOLE_KEEP_SIZE, position, length):
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code))
 
     # ------------------------------------------------------------------------- combined calls
     def make_file(self, path: Path, size: int) -> int:
@@ -156,7 +192,7 @@ class Disk(ABC):
             self.fsync(descriptor)
             self.sync_folder(path.parent)
         except OSError as error:
-            failed = self._sync_failed(path, error)
+            failed = self.failed(path, "sync failed", error)
             self.let_go(descriptor)
             with contextlib.suppress(OSError):
                 self.unlink(path)
@@ -232,7 +268,7 @@ class Disk(ABC):
         try:
             self.fdatasync(descriptor)
         except OSError as error:
-            raise self._sync_failed(path, error) from error
+            raise self.failed(path, "sync failed", error) from error
 
     def sync_names(self, folder: Path) -> None:
         """Sync a folder's names; see :meth:`sync`."""
@@ -240,7 +276,7 @@ class Disk(ABC):
         try:
             self.sync_folder(folder)
         except OSError as error:
-            raise self._sync_failed(folder, error) from error
+            raise self.failed(folder, "sync failed", error) from error
 
     def replace(self, path: Path, data: bytes) -> None:
         """Write a small file as a whole, durably, replacing the previous one.
@@ -361,8 +397,9 @@ class Disk(ABC):
             return StoreUnavailable(f"{path}: no room on the disk: {error.strerror}")
         return StoreUnavailable(f"{path}: {error.strerror or error}")
 
-    def _sync_failed(self, path: Path, error: OSError) -> StoreUnavailable:
-        return self.health.poison(f"{path}: sync failed: {error.strerror or error}")
+    def failed(self, path: Path, what: str, error: OSError) -> StoreUnavailable:
+        """Poison the store because a call left its files in an unknown state; returns the error."""
+        return self.health.poison(f"{path}: {what}: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:
         """Durably delete a file that lacks some blocks: it would keep the store from opening.
@@ -373,128 +410,9 @@ class Disk(ABC):
         try:
             self.unlink(path)
         except OSError as error:
-            reason = f"{path}: cannot be allocated or deleted: {error.strerror or error}"
-            raise self.health.poison(reason) from error
+            raise self.failed(path, "cannot be allocated or deleted", error) from error
         self.sync_names(path.parent)
 
 
-class LocalDisk(Disk):
-    """Folders that this machine mounts."""
-
-    def open(self, path: Path, *, create: bool = False, exclusive: bool = False) -> int:
-        """See :meth:`Disk.open`."""
-        return os.open(path, os.O_RDWR | os.O_CREAT * create | os.O_EXCL * exclusive, 0o644)
-
-    def close(self, descriptor: int) -> None:
-        """See :meth:`Disk.close`."""
-        os.close(descriptor)
-
-    def size(self, descriptor: int) -> int:
-        """See :meth:`Disk.size`."""
-        return os.fstat(descriptor).st_size
-
-    def allocate(self, descriptor: int, size: int) -> None:
-        """See :meth:`Disk.allocate`."""
-        if sys.platform != "darwin":
-            os.posix_fallocate(descriptor, 0, size)
-        else:
-            # macOS has no such call; writing zeros has the same effect.
-            for position in range(os.fstat(descriptor).st_size, size, len(_ZEROS)):
-                self.write_all(descriptor, memoryview(_ZEROS)[: size - position], position)
-
-    def map(self, descriptor: int, size: int) -> WatchedMap:
-        """See :meth:`Disk.map`."""
-        # From Python 3.13 on a map keeps no second descriptor.
-        options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-        mapped = WatchedMap(descriptor, size, **options)
-        if hasattr(mmap, "MADV_DONTFORK"):
-            mapped.madvise(mmap.MADV_DONTFORK)
-        return mapped.watch(in_children=False)
-
-    def read(self, descriptor: int, count: int, position: int) -> bytes:
-        """See :meth:`Disk.read`."""
-        return os.pread(descriptor, count, position)
-
-    def write(self, descriptor: int, data: memoryview | bytes, position: int) -> int:
-        """See :meth:`Disk.write`."""
-        return os.pwrite(descriptor, data, position)
-
-    def fdatasync(self, descriptor: int) -> None:
-        """See :meth:`Disk.fdatasync`."""
-        if sys.platform != "darwin":
-            os.fdatasync(descriptor)
-        else:
-            os.fsync(descriptor)
-
-    def fsync(self, descriptor: int) -> None:
-        """See :meth:`Disk.fsync`."""
-        os.fsync(descriptor)
-
-    def sync_folder(self, folder: Path) -> None:
-        """See :meth:`Disk.sync_folder`."""
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def make_folder(self, folder: Path) -> None:
-        """See :meth:`Disk.make_folder`."""
-        folder.mkdir()
-
-    def rename(self, path: Path, to: Path) -> None:
-        """See :meth:`Disk.rename`."""
-        path.rename(to)
-
-    def link(self, path: Path, to: Path) -> None:
-        """See :meth:`Disk.link`."""
-        to.hardlink_to(path)
-
-    def unlink(self, path: Path) -> None:
-        """See :meth:`Disk.unlink`."""
-        path.unlink()
-
-    def list(self, folder: Path) -> list[str]:
-        """See :meth:`Disk.list`."""
-        try:
-            # A DirEntry raises OSError for a circle of links; for Path it is no file.
-            return sorted(path.name for path in folder.iterdir() if path.is_file())
-        except FileNotFoundError:
-            return []
-
-    def is_linked(self, descriptor: int) -> bool:
-        """See :meth:`Disk.is_linked`."""
-        return os.fstat(descriptor).st_nlink > 0
-
-    def is_named(self, descriptor: int, path: Path) -> bool:
-        """See :meth:`Disk.is_named`."""
-        ours = os.fstat(descriptor)
-        try:
-            named = path.stat()
-        except FileNotFoundError:
-            return False
-        return (ours.st_dev, ours.st_ino) == (named.st_dev, named.st_ino)
-
-    def next_data(self, descriptor: int, position: int) -> int | None:
-        """See :meth:`Disk.next_data`."""
-        try:
-            return os.lseek(descriptor, position, os.SEEK_DATA)
-        except OSError as error:
-            return None if error.errno == errno.ENXIO else position
-
-    def next_hole(self, descriptor: int, position: int, size: int) -> tuple[int, int]:
-        """See :meth:`Disk.next_hole`. An allocated range without data counts as a hole."""
-        if not hasattr(os, "SEEK_HOLE"):
-            return size, size
-        start = min(os.lseek(descriptor, position, os.SEEK_HOLE), size)
-        stop = self.next_data(descriptor, start) if start < size else size
-        return start, size if stop is None else min(stop, size)
-
-    def punch(self, descriptor: int, position: int, length: int) -> None:
-        """See :meth:`Disk.punch`."""
-        if sys.platform == "linux":
-            call = ctypes.CDLL(None, use_errno=True).fallocate
-            call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-            if call(descriptor, _PUNCH_HOLE_KEEP_SIZE, position, length):
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code))
+LocalDisk = Disk
+"""The name by which callers make a disk."""

@@ -28,7 +28,6 @@ def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int |
     """Lock a folder until the returned descriptor is closed; None if locks are not supported.
 
     Args:
-        folder: the folder.
         at_work: the error's text if another process holds the lock.
 
     Raises:
@@ -38,23 +37,22 @@ def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int |
     if fcntl is None:
         return None
     while True:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another process may have replaced the folder since it was opened.
-            if os.path.samestat(os.fstat(descriptor), os.stat(folder)):  # noqa: PTH116
-                return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            raise StoreUnavailable(f"{os.fsdecode(folder)}: {at_work}") from None
-        except FileNotFoundError:
-            os.close(descriptor)
-            raise
-        except OSError:
-            # Not every mounted file system supports locks.
-            os.close(descriptor)
-            return None
-        os.close(descriptor)
+        with contextlib.ExitStack() as opened:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Another process may have replaced the folder since it was opened.
+                if os.path.samestat(os.fstat(descriptor), os.stat(folder)):  # noqa: PTH116
+                    opened.pop_all()
+                    return descriptor
+            except BlockingIOError:
+                raise StoreUnavailable(f"{os.fsdecode(folder)}: {at_work}") from None
+            except FileNotFoundError:
+                raise
+            except OSError:
+                # Not every mounted file system supports locks.
+                return None
 
 
 @contextmanager
@@ -240,10 +238,8 @@ def _holders(descriptor: int) -> list[int]:
 
 def _is_locked_by(process: Path, name: str, wanted: os.stat_result) -> bool:
     try:
-        status = (process / "fd" / name).stat()
-        if (status.st_dev, status.st_ino) != (wanted.st_dev, wanted.st_ino):
-            return False
-        return "lock:" in (process / "fdinfo" / name).read_text()
+        is_same = os.path.samestat((process / "fd" / name).stat(), wanted)
+        return is_same and "lock:" in (process / "fdinfo" / name).read_text()
     except OSError:
         # The process closed it meanwhile, or it is not a file on a disk.
         return False

@@ -59,9 +59,6 @@ def open_log(
     """The files of a store's log; see :class:`MappedFileQueue` for the options.
 
     Args:
-        disk: the store's disk.
-        root: the store's folder.
-        folders: the folders of the log.
         size: bytes of each file.
     """
     every = log_paths(root, folders)
@@ -105,7 +102,6 @@ class AllocateMappedFileService(Service):
     """Creates the next file of a commit log before a put needs it.
 
     Args:
-        disk: the store's disk.
         pool: in transient mode, the buffers that puts write to first.
         warm: load the pages of each file into memory (``warmMapedFileEnable``).
         fast_fail: if no buffer is free, create no file (``fastFailIfNoBufferInStorePool``). False:
@@ -265,7 +261,6 @@ class PagesAhead(Service):
 
     Args:
         log: the log's files. Puts write to their maps, not to a pool's buffers.
-        health: the store's health.
     """
 
     def __init__(self, log: MappedFileQueue, health: Health) -> None:

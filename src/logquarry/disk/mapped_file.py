@@ -50,8 +50,6 @@ class MappedFile(FilePlace):
     for an existing file: only a walk over its bytes finds out how much was written before.
 
     Args:
-        disk: the store's disk.
-        path: the file's path.
         base: offset of its first byte in the queue.
         size: its size in bytes.
         pool: lends the buffer for writes, if it has one left.
@@ -123,23 +121,21 @@ class MappedFile(FilePlace):
         self.address = self._map_address if self.buffer is self._view else 0
 
     def _open(self, exclusive: bool) -> int:
-        if exclusive:
-            self._is_made = True
-            return self._disk.make_file(self.path, self.size)
-        try:
-            descriptor = self._disk.open(self.path)
-        except FileNotFoundError:
-            self._is_made = True
-            return self._disk.make_file(self.path, self.size)
-        except OSError as error:
-            raise self._disk.refused(self.path, error) from error
-        try:
-            if self._disk.size(descriptor) < self.size:
-                self._disk.allocate(descriptor, self.size)
-        except OSError as error:
-            self._disk.let_go(descriptor)
-            raise self._disk.refused(self.path, error) from error
-        return descriptor
+        with self._disk.refusing(self.path):
+            try:
+                descriptor = None if exclusive else self._disk.open(self.path)
+            except FileNotFoundError:
+                descriptor = None
+            self._is_made = descriptor is None
+            if descriptor is None:
+                return self._disk.make_file(self.path, self.size)
+            try:
+                if self._disk.size(descriptor) < self.size:
+                    self._disk.allocate(descriptor, self.size)
+            except OSError:
+                self._disk.let_go(descriptor)
+                raise
+            return descriptor
 
     # ------------------------------------------------------------------------------- positions
     @property
@@ -272,8 +268,7 @@ class MappedFile(FilePlace):
                 try:
                     self._disk.write_all(self._descriptor, pooled[start:stop], start)
                 except OSError as error:
-                    reason = f"{self.path}: commit failed: {error.strerror or error}"
-                    raise self._health.poison(reason) from error
+                    raise self._disk.failed(self.path, "commit failed", error) from error
                 self._committed_timestamp = timestamp
                 self._committed = stop
             if self._committed >= self.size:

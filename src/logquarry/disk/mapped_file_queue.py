@@ -51,7 +51,6 @@ class MappedFileQueue(LastFile):
     The constructor touches no file; :meth:`load` finds the existing files.
 
     Args:
-        disk: the store's disk.
         folders: one folder, or several for a multi-path commit log.
         file_size: bytes of each file.
         allocator: makes files ahead; without one a file is made when it is needed.

@@ -81,7 +81,6 @@ class OpenFiles:
     deleted by the broker.
 
     Args:
-        layout: the store's files.
         is_strict: whether :meth:`read` raises an error for bytes that the disk does not deliver.
             If not, it returns :data:`~logquarry.log.readable.FILL` in their place.
     """

@@ -13,14 +13,7 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.service import abandon_in_children
 from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint
-from logquarry.format.checkpoint import (
-    MARK_SIZE,
-    Checkpoint,
-    DurableMark,
-    decode_mark,
-    encode_mark,
-    encode_start,
-)
+from logquarry.format.checkpoint import Checkpoint, DurableMark
 from logquarry.format.fields import PAGE_SIZE
 from logquarry.log.store_files import quarantine
 
@@ -32,10 +25,7 @@ class PageFile:
     a write of a part of the page would fail too.
 
     Args:
-        disk: the store's disk.
-        path: the file.
         size: its size in bytes; a shorter file is extended.
-        root: the store's folder.
 
     Raises:
         StoreUnavailable: if it cannot be opened or created.
@@ -112,8 +102,7 @@ class PageFile:
         try:
             self.write(data)
         except OSError as error:
-            reason = f"{self.path}: cannot be written: {error.strerror or error}"
-            raise self._disk.health.poison(reason) from error
+            raise self._disk.failed(self.path, "cannot be written", error) from error
         self.sync()
 
     def close(self) -> None:
@@ -144,10 +133,6 @@ class PageFile:
 
 class CheckpointFile:
     """The checkpoint file, open for writing; created if it does not exist.
-
-    Args:
-        disk: the store's disk.
-        path: the file.
 
     Attributes:
         physic_timestamp: store time up to which the log is on the disk, in ms.
@@ -213,8 +198,6 @@ class DurableFile:
     """The file of the durable offset; created if it does not exist.
 
     Args:
-        disk: the store's disk.
-        path: the file.
         offset: the log's durable offset.
         checkpoint: the times of the checkpoint.
         log_start: physical offset at which the log starts, -1 if it has no files. With None the
@@ -248,8 +231,8 @@ class DurableFile:
             self._file.sync()
 
     def _content(self) -> bytes:
-        start = b"" if self._start is None else encode_start(self._start)
-        return encode_mark(self._mark) + start
+        start = b"" if self._start is None else checkpoint.encode_start(self._start)
+        return checkpoint.encode_mark(self._mark) + start
 
     @property
     def offset(self) -> int:
@@ -266,7 +249,7 @@ class DurableFile:
                 return
             before, self._mark = self._mark, self._mark._replace(offset=offset)
             try:
-                self._file.write(encode_mark(self._mark))
+                self._file.write(checkpoint.encode_mark(self._mark))
             except OSError as error:
                 self._mark = before
                 logger.warning(
@@ -319,7 +302,6 @@ def record_start(disk: Disk, path: Path, log_start: int) -> None:
     """Record the log's start of a store that is not open, before its first files are deleted.
 
     Args:
-        disk: the store's disk.
         path: the file of the durable offset; if it is not valid, nothing is recorded.
         log_start: physical offset at which the log will start.
 
@@ -331,8 +313,8 @@ def record_start(disk: Disk, path: Path, log_start: int) -> None:
     file = PageFile(disk, path, PAGE_SIZE, path.parent.parent)
     try:
         with file.opening():
-            mark = decode_mark(file.read(MARK_SIZE))
+            mark = checkpoint.decode_mark(file.read(checkpoint.MARK_SIZE))
         if mark is not None:
-            file.write_durably(encode_mark(mark) + encode_start(log_start))
+            file.write_durably(checkpoint.encode_mark(mark) + checkpoint.encode_start(log_start))
     finally:
         file.close()

@@ -186,7 +186,6 @@ class QueueFolders:
     """The folders of one queue of files, usually one folder.
 
     Args:
-        disk: the store's disk.
         folders: folders to find files in, and to create files in.
         read_only: folders to find files in only.
         full_folders: returns the folders that have no room for another file.

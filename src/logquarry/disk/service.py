@@ -198,7 +198,6 @@ class Service(ABC):
     interpreter ends it through the store's close (:func:`close_at_exit`).
 
     Args:
-        name: the thread's name.
         health: the store's health. If the store is poisoned, the service ends. If the work raises
             any exception except StoreUnavailable, this is a bug: the service poisons the store,
             because no thread does the work any more.

@@ -69,9 +69,7 @@ class FileCopy:
     reads as zeros. Pages that were loaded stay.
 
     Args:
-        disk: the store's disk.
         descriptor: the file's descriptor.
-        path: the file, for error messages.
         size: the file's bytes.
 
     Attributes:
@@ -99,7 +97,7 @@ class FileCopy:
             StoreUnavailable: if they cannot be read.
         """
         done = 0
-        try:
+        with self._disk.refusing(self._path):
             while done < length:
                 at = self._disk.next_data(self._descriptor, done)
                 if at is None or at >= length:
@@ -109,8 +107,6 @@ class FileCopy:
                     break
                 self.view[at : at + len(data)] = data
                 done = at + len(data)
-        except OSError as error:
-            raise self._disk.refused(self._path, error) from error
         self._done = max(self._done, -(-length // PAGE_SIZE) * PAGE_SIZE)
 
     def clear(self, start: int, length: int) -> None:
@@ -131,8 +127,7 @@ class FileCopy:
         try:
             self._disk.write_all(self._descriptor, self.view[start:stop], start)
         except OSError as error:
-            reason = f"{self._path}: write failed: {error.strerror or error}"
-            raise self._disk.health.poison(reason) from error
+            raise self._disk.failed(self._path, "write failed", error) from error
         if start - self._done >= _STEP:
             end = start - start % PAGE_SIZE
             if hasattr(mmap, "MADV_DONTNEED"):

@@ -36,7 +36,6 @@ from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.fields import Field, Layout
 from logquarry.format.frame import Frame
-from logquarry.format.sys_flag import DEFAULT_LIMIT, decompress
 
 HEAD = Layout(
     "batch item head",
@@ -134,7 +133,7 @@ def is_inner_batch(flag: int) -> bool:
     return flag & INNER_BATCH == INNER_BATCH
 
 
-def unwrap(frame: Frame, *, limit: int = DEFAULT_LIMIT) -> tuple[Frame, ...]:
+def unwrap(frame: Frame, *, limit: int = sys_flag.DEFAULT_LIMIT) -> tuple[Frame, ...]:
     """The messages of an inner batch; any other frame stays whole.
 
     A frame whose body is not a batch stays whole too, as in clients (``PullAPIWrapper``).
@@ -147,7 +146,7 @@ def unwrap(frame: Frame, *, limit: int = DEFAULT_LIMIT) -> tuple[Frame, ...]:
     if not is_inner_batch(frame.sys_flag):
         return (frame,)
     try:
-        items = tuple(decode(decompress(frame.body, frame.sys_flag, limit=limit)))
+        items = tuple(decode(sys_flag.decompress(frame.body, frame.sys_flag, limit=limit)))
     except (ValueError, DecompressionError):
         return (frame,)
     fixed = frame.size - len(frame.body) - len(frame.properties)

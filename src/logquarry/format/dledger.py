@@ -36,7 +36,6 @@ def has_head_reference(data: memoryview, position: int, *, base: int, left: int)
     """Whether the head of an entry is at a position.
 
     Args:
-        data: the bytes.
         position: index of the first byte of the head.
         base: physical offset of ``data``.
         left: bytes from the position to the end of the file.

@@ -40,7 +40,6 @@ def replace_member(document: str, name: str, source: str) -> str:
 
     Args:
         document: an object as text, which :func:`decode` reads.
-        name: the member's name.
         source: an object as text, with a member of that name.
 
     Raises:

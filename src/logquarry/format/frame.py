@@ -265,7 +265,6 @@ def decode_at(
     """Decode the frame or blank at a position of a log file, or report the damage there.
 
     Args:
-        data: bytes of the file.
         position: index into ``data``.
         base: the physical offset of ``data[0]``.
         end: index in ``data`` at which the file ends (default: its length).

@@ -81,7 +81,6 @@ def encode(properties: Mapping[str, str], *, is_closed: bool = False) -> str:
     """Encode properties as RocketMQ does, in their order.
 
     Args:
-        properties: the properties.
         is_closed: whether a separator also ends the string, as in 3.x.
     """
     text = PROPERTY_SEPARATOR.join(

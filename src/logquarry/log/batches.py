@@ -18,7 +18,6 @@ from logquarry.errors import CorruptFrame
 from logquarry.format.sys_flag import DEFAULT_LIMIT
 from logquarry.log import columns
 from logquarry.log.codec import Rows
-from logquarry.log.columns import Decoding
 from logquarry.log.filters import MessageFilter
 from logquarry.log.frames import decoded, unwrapped
 from logquarry.log.layout import StoreLayout
@@ -98,7 +97,6 @@ def sound_runs(
 
     Args:
         events: from :class:`~logquarry.log.walk.LogReader`.
-        on_damage: the damage policy.
         damage: collects every damaged span.
 
     Raises:
@@ -130,7 +128,6 @@ def message_runs(
 
     Args:
         events: from :class:`~logquarry.log.walk.LogReader`.
-        on_damage: the damage policy.
         damage: collects every damaged span.
         limit: maximum bytes of a decompressed batch.
     """
@@ -138,7 +135,7 @@ def message_runs(
 
 
 def record_batches(
-    runs: Iterable[Run], decoding: Decoding, wanted: MessageFilter | None = None
+    runs: Iterable[Run], decoding: columns.Decoding, wanted: MessageFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Decode the messages that pass a filter; a run without such messages makes no batch.
 
@@ -153,7 +150,7 @@ def record_batches(
 
 
 def messages(
-    runs: Iterable[Run], decoding: Decoding, wanted: MessageFilter | None = None
+    runs: Iterable[Run], decoding: columns.Decoding, wanted: MessageFilter | None = None
 ) -> Iterator[StoredMessage]:
     """Decode the messages that pass a filter, as objects."""
 
@@ -165,7 +162,7 @@ def messages(
 
 
 def selected(
-    runs: Iterable[Run], decoding: Decoding, wanted: MessageFilter | None
+    runs: Iterable[Run], decoding: columns.Decoding, wanted: MessageFilter | None
 ) -> Iterator[Run]:
     """The runs, reduced to the messages that pass a filter. Runs without such messages are left
     out."""

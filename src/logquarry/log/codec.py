@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from logquarry.compiled import is_switched_off
 from logquarry.format import dledger, frame, java
-from logquarry.format.frame import Frame
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, ROW_WIDTH, SIZE, TABLE_FULL
 from logquarry.log.filesystem import FileView
 
@@ -254,7 +253,6 @@ def check_places(
     """Judge several positions, such as those in the entries of consume queues or of the index.
 
     Args:
-        window: the bytes.
         places: positions in the window.
         sizes: the size that each frame must have; 0 for any.
         check_crc: whether to compare bodies with their CRC.
@@ -390,7 +388,7 @@ def head_offset(view: FileView) -> int | None:
     return None if fields[1] == frame.MAGIC_BLANK or not any(head) else -1
 
 
-def first_frames(view: FileView) -> Iterable[tuple[int, Frame]]:
+def first_frames(view: FileView) -> Iterable[tuple[int, frame.Frame]]:
     """The first whole frames of a file, with their positions in the file."""
     stop = min(view.size, _SEARCHED, java.INT_MAX)
     data = view.window(0, stop)[:stop]
@@ -401,7 +399,7 @@ def first_frames(view: FileView) -> Iterable[tuple[int, Frame]]:
             return
         told = frame.HEAD.struct.unpack_from(data, position)[6]
         found = frame.decode_at(data, position, base=told - position)
-        if isinstance(found, Frame):
+        if isinstance(found, frame.Frame):
             yield position, found
             count += 1
             position += found.size

@@ -70,9 +70,6 @@ def record_batch(
     """Decode frames of a window to a batch, in the order of ``rows``.
 
     Args:
-        window: the bytes.
-        rows: the frames.
-        decoding: how they become columns.
         bodies: the column ``body`` if :func:`contents` has already made it.
 
     Raises:
@@ -157,7 +154,8 @@ def _reference_column(name: str, decoded: list[StoredMessage], decoding: Decodin
     else:
         values = [getattr(message, name) for message in decoded]
     if pa.types.is_timestamp(kind):
-        return pa.array([_wrapped(value * MS) for value in values], pa.int64()).cast(kind)
+        # The product wraps as in the kernels, so that no timestamp makes it raise.
+        return pa.array([java.to_long(value * MS) for value in values], pa.int64()).cast(kind)
     column = pa.array(values, kind)
     if isinstance(column, pa.ChunkedArray):
         raise too_large()
@@ -168,11 +166,6 @@ def _exact_properties(message: StoredMessage) -> bytes | None:
     """The property string, or None if encoding the decoded properties gives the same bytes."""
     data = message.frame.properties
     return None if props.encode(message.properties).encode() == data else data
-
-
-def _wrapped(value: int) -> int:
-    """A 64-bit product that wraps as in the kernels, so that no timestamp makes it raise."""
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def body_of(message: StoredMessage, decoding: Decoding) -> bytes:
@@ -206,8 +199,7 @@ def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Itera
         return
     data, ends = bytearray(), [0]
     for row, flag in zip(rows.tolist(), flags, strict=True):
-        start = row[r.POSITION] + row[r.BODY_AT]
-        stored_body = window.data[start : start + row[r.BODY_LENGTH]].tobytes()
+        stored_body = _part(window, row, r.BODY_AT, r.BODY_LENGTH)
         body = _content(stored_body, flag, window.offset_at(row[r.POSITION]), decoding)
         if len(ends) > 1 and len(data) + len(body) > most:
             yield _binary(data, ends)
@@ -247,18 +239,17 @@ def topic_ids(window: Window, rows: Rows) -> tuple[Int32, list[str]]:
     """Number the topics of frames; returns a number for each frame, and the topics by number."""
     if not codec.kernels_enabled():
         numbers: dict[bytes, int] = {}
-        ids = [numbers.setdefault(_topic_bytes(window, row), len(numbers)) for row in rows.tolist()]
-        return np.array(ids, np.int32), [_text(topic) for topic in numbers]
+        topics = (_part(window, row, r.TOPIC_AT, r.TOPIC_LENGTH) for row in rows.tolist())
+        ids = [numbers.setdefault(topic, len(numbers)) for topic in topics]
+        names = [topic.decode("utf-8", java.UTF8_ERRORS) for topic in numbers]
+        return np.array(ids, np.int32), names
     return KernelColumns(window, rows).topic_ids()
 
 
-def _topic_bytes(window: Window, row: Sequence[int]) -> bytes:
-    start = row[r.POSITION] + row[r.TOPIC_AT]
-    return window.data[start : start + row[r.TOPIC_LENGTH]].tobytes()
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", java.UTF8_ERRORS)
+def _part(window: Window, row: Sequence[int], at: int, length: int) -> bytes:
+    """The part of a frame whose place and length are in two columns of its row."""
+    start = row[r.POSITION] + row[at]
+    return window.data[start : start + row[length]].tobytes()
 
 
 def fixed_fields(window: Window, rows: Rows, names: Sequence[str]) -> dict[str, Any]:
@@ -285,11 +276,6 @@ def tags_codes(
     return codes, np.array(keyed, np.bool_)
 
 
-def property_spans(window: Window, rows: Rows) -> tuple[Int32, Int32]:
-    """Find TAGS, KEYS, UNIQ_KEY and DELAY by kernel: starts and lengths, -1 if a frame has none."""
-    return KernelColumns(window, rows).all_property_spans()
-
-
 def suspect_rows(window: Window, rows: Rows) -> list[int]:
     """Frames whose topic or properties hold NUL bytes or are not UTF-8.
 
@@ -304,7 +290,7 @@ def suspect_rows(window: Window, rows: Rows) -> list[int]:
         i
         for i, row in enumerate(rows.tolist())
         if any(
-            _is_suspect(window.data[row[r.POSITION] + row[at] :][: row[length]].tobytes())
+            _is_suspect(_part(window, row, at, length))
             for at, length in ((r.TOPIC_AT, r.TOPIC_LENGTH), (r.PROPS_AT, r.PROPS_LENGTH))
         )
     ]
@@ -356,7 +342,7 @@ def rows_with_property(window: Window, rows: Rows, name: str) -> Int64:
         return np.flatnonzero(marks)
     start = f"{name}{props.NAME_VALUE_SEPARATOR}".encode()
     for number, row in enumerate(rows.tolist()):
-        text = window.data[row[r.POSITION] + row[r.PROPS_AT] :][: row[r.PROPS_LENGTH]].tobytes()
+        text = _part(window, row, r.PROPS_AT, r.PROPS_LENGTH)
         parts = text.split(props.PROPERTY_SEPARATOR.encode())
         marks[number] = any(part.startswith(start) for part in parts)
     return np.flatnonzero(marks)

@@ -15,7 +15,6 @@ from logquarry.errors import LogquarryError
 from logquarry.format import frame, java
 from logquarry.format import rows as r
 from logquarry.log import codec, schema
-from logquarry.log.codec import Rows, Window
 
 FIXED: Final = {
     name: (start, at)
@@ -81,7 +80,7 @@ def _gather_plan(names: tuple[str, ...], ms: bool) -> _GatherPlan:
 class KernelColumns:
     """Columns of one run of frames, made by kernels; work that columns share is done once."""
 
-    def __init__(self, window: Window, rows: Rows) -> None:
+    def __init__(self, window: codec.Window, rows: codec.Rows) -> None:
         kernels = codec.kernels()
         assert kernels is not None
         self.k = kernels
@@ -164,13 +163,7 @@ class KernelColumns:
             ),
         )
 
-    def _born_host(self) -> pa.Array:
-        return self._host(store_host=False)
-
-    def _store_host(self) -> pa.Array:
-        return self._host(store_host=True)
-
-    def _host(self, *, store_host: bool) -> pa.Array:
+    def _host(self, store_host: bool) -> pa.Array:
         return self._text(
             self.k.HOST_TEXT_SIZE,
             lambda offsets, out: self.k.host_texts(
@@ -204,10 +197,13 @@ class KernelColumns:
         )
 
     def _body(self) -> pa.Array:
-        starts = np.empty(self.count, np.int32)
-        lengths = np.empty(self.count, np.int32)
-        self.k.spans_of(self.rows, self.count, r.BODY_AT, r.BODY_LENGTH, starts, lengths)
-        return self._ragged(starts, lengths, self.count, pa.binary())
+        return self._ragged(*self._spans(r.BODY_AT, r.BODY_LENGTH), self.count, pa.binary())
+
+    def _spans(self, at: int, length: int) -> tuple[Int32, Int32]:
+        """The spans in two columns of the rows, as starts in the window and lengths."""
+        starts, lengths = np.empty(self.count, np.int32), np.empty(self.count, np.int32)
+        self.k.spans_of(self.rows, self.count, at, length, starts, lengths)
+        return starts, lengths
 
     # properties
     def _parse(self, *, want_pairs: bool) -> None:
@@ -243,23 +239,9 @@ class KernelColumns:
         assert self._properties is not None
         return self._properties
 
-    def property_spans(self, which: int) -> tuple[Int32, Int32]:
-        """Find one of these properties, given its number in the kernels: starts and lengths."""
-        starts, lengths = self.all_property_spans()
-        return starts[which], lengths[which]
-
     def _property(self, which: int) -> pa.Array:
-        starts, lengths = self.property_spans(which)
-        return self._ragged(starts, lengths, self.count, pa.string())
-
-    def _tags(self) -> pa.Array:
-        return self._property(self.k.TAGS)
-
-    def _keys(self) -> pa.Array:
-        return self._property(self.k.KEYS)
-
-    def _uniq_key(self) -> pa.Array:
-        return self._property(self.k.UNIQ_KEY)
+        starts, lengths = self.all_property_spans()
+        return self._ragged(starts[which], lengths[which], self.count, pa.string())
 
     def tags_codes(self, delay_levels_ms: Sequence[int]) -> tuple[Int64, Int64]:
         """The tags code of each frame, and the frames whose code only the reference can compute."""
@@ -280,9 +262,10 @@ class KernelColumns:
 
     def has_key(self) -> npt.NDArray[np.bool_]:
         """Whether each frame has KEYS or a UNIQ_KEY."""
-        _, keys = self.property_spans(self.k.KEYS)
-        _, uniq = self.property_spans(self.k.UNIQ_KEY)
-        return (keys >= 0) | (uniq >= 0)
+        _, lengths = self.all_property_spans()
+        found: npt.NDArray[np.bool_] = lengths[self.k.KEYS] >= 0
+        found |= lengths[self.k.UNIQ_KEY] >= 0
+        return found
 
     def _properties_map(self) -> pa.Array:
         assert self._pairs is not None
@@ -306,19 +289,18 @@ class KernelColumns:
         count = np.diff(ends)
         # One separator in each pair, and one between two pairs.
         made = np.diff(sums) + np.maximum(2 * count - 1, 0)
-        starts, lengths = np.empty(self.count, np.int32), np.empty(self.count, np.int32)
-        self.k.spans_of(self.rows, self.count, r.PROPS_AT, r.PROPS_LENGTH, starts, lengths)
+        starts, lengths = self._spans(r.PROPS_AT, r.PROPS_LENGTH)
         lengths[lengths == made] = -1
         return self._ragged(starts, lengths, self.count, pa.binary())
 
     _MAKERS: ClassVar[dict[str, Callable[[KernelColumns], pa.Array]]] = {
         "topic": _topic,
         "message_id": _message_id,
-        "born_host": _born_host,
-        "store_host": _store_host,
-        "tags": _tags,
-        "keys": _keys,
-        "uniq_key": _uniq_key,
+        "born_host": lambda run: run._host(store_host=False),
+        "store_host": lambda run: run._host(store_host=True),
+        "tags": lambda run: run._property(run.k.TAGS),
+        "keys": lambda run: run._property(run.k.KEYS),
+        "uniq_key": lambda run: run._property(run.k.UNIQ_KEY),
         "properties": _properties_map,
         _EXACT: _exact_properties,
         "body": _body,

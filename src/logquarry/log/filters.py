@@ -17,6 +17,8 @@ from logquarry.log import columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
 
+Bools = npt.NDArray[np.bool_]
+
 TAG_SEPARATOR = props.TAG_SEPARATOR
 """Re-exported for spark/, which does not import format/."""
 
@@ -84,13 +86,8 @@ class MessageFilter:
     @property
     def names_queues(self) -> bool:
         """Whether the filter selects topics or queues, so that consume queues narrow the read."""
-        return (
-            self.topics is not None
-            or self.topic_pattern is not None
-            or self.queue_ids is not None
-            or self.queues is not None
-            or self.queue_ranges is not None
-        )
+        conditions = self.topics, self.topic_pattern, self.queue_ids, self.queues, self.queue_ranges
+        return any(condition is not None for condition in conditions)
 
     def offsets_of(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The lowest queue offset of a queue that can pass the filter, and the end (exclusive)."""
@@ -104,32 +101,34 @@ class MessageFilter:
 
     @cached_property
     def _grep(self) -> re.Pattern[bytes] | None:
-        return (
-            None
-            if self.grep is None
-            else re.compile(
-                # A command line argument that is not UTF-8 arrives with surrogates.
-                self.grep.encode("utf-8", "surrogateescape")
-            )
-        )
+        if self.grep is None:
+            return None
+        # A command line argument that is not UTF-8 arrives with surrogates.
+        return re.compile(self.grep.encode("utf-8", "surrogateescape"))
 
     def select(self, window: Window, rows: Rows, decoding: Decoding) -> Rows:
         """The rows of the frames that pass; cheap conditions run first."""
-        rows = self._by_topic(window, rows)
-        rows = self._by_numbers(window, rows)
-        rows = self._by_queues(window, rows)
-        rows = self._by_queue_ranges(window, rows)
-        rows = self._by_text(window, rows, decoding)
-        return self._by_body(window, rows, decoding)
+        for condition in (
+            self._by_topic,
+            self._by_numbers,
+            self._by_queues,
+            self._by_queue_ranges,
+            self._by_text,
+            self._by_body,
+        ):
+            keep = condition(window, rows, decoding) if len(rows) else None
+            if keep is not None and not keep.all():
+                rows = rows[keep]
+        return rows
 
-    def _by_topic(self, window: Window, rows: Rows) -> Rows:
+    # Each condition returns the frames to keep, or None if the filter does not set it.
+    def _by_topic(self, window: Window, rows: Rows, _: Decoding) -> Bools | None:
         if self.topics is None and self.topic_pattern is None:
-            return rows
+            return None
         ids, names = columns.topic_ids(window, rows)
-        wanted = np.array([self.takes_topic(name) for name in names], np.bool_)
-        return _kept(rows, wanted[ids] if len(wanted) else np.zeros(0, np.bool_))
+        return np.array([self.takes_topic(name) for name in names], np.bool_)[ids]
 
-    def _by_numbers(self, window: Window, rows: Rows) -> Rows:
+    def _by_numbers(self, window: Window, rows: Rows, _: Decoding) -> Bools | None:
         names = [
             name
             for name, condition in (
@@ -139,8 +138,8 @@ class MessageFilter:
             )
             if condition is not None and condition != (None, None)
         ]
-        if not names or not len(rows):
-            return rows
+        if not names:
+            return None
         values = columns.fixed_fields(window, rows, names)
         keep = np.ones(len(rows), np.bool_)
         if self.queue_ids is not None:
@@ -152,22 +151,22 @@ class MessageFilter:
             keep &= values["store_timestamp"] >= self.since_ms
         if self.until_ms is not None:
             keep &= values["store_timestamp"] < self.until_ms
-        return _kept(rows, keep)
+        return keep
 
-    def _by_queues(self, window: Window, rows: Rows) -> Rows:
-        if self.queues is None or not len(rows):
-            return rows
+    def _by_queues(self, window: Window, rows: Rows, _: Decoding) -> Bools | None:
+        if self.queues is None:
+            return None
         ids, topics = columns.topic_ids(window, rows)
         queue_ids = columns.fixed_fields(window, rows, ["queue_id"])["queue_id"]
         keep = np.zeros(len(rows), np.bool_)
         for number, topic in enumerate(topics):
             wanted = [queue_id for name, queue_id in self.queues if name == topic]
             keep |= (ids == number) & np.isin(queue_ids, wanted)
-        return _kept(rows, keep)
+        return keep
 
-    def _by_queue_ranges(self, window: Window, rows: Rows) -> Rows:
-        if self.queue_ranges is None or not len(rows):
-            return rows
+    def _by_queue_ranges(self, window: Window, rows: Rows, _: Decoding) -> Bools | None:
+        if self.queue_ranges is None:
+            return None
         ids, topics = columns.topic_ids(window, rows)
         values = columns.fixed_fields(window, rows, ["queue_id", "queue_offset"])
         keep = np.ones(len(rows), np.bool_)
@@ -177,11 +176,11 @@ class MessageFilter:
                 offsets = values["queue_offset"]
                 within = (offsets >= first) & (offsets < (java.LONG_MAX if stop is None else stop))
                 keep &= ~own | within
-        return _kept(rows, keep)
+        return keep
 
-    def _by_text(self, window: Window, rows: Rows, decoding: Decoding) -> Rows:
-        if (self.tags is None and self.keys is None) or not len(rows):
-            return rows
+    def _by_text(self, window: Window, rows: Rows, _: Decoding) -> Bools | None:
+        if self.tags is None and self.keys is None:
+            return None
         wanted = ["tags"] * (self.tags is not None) + ["keys", "uniq_key"] * (self.keys is not None)
         batch = columns.record_batch(window, rows, Decoding(columns=wanted))
         keep = np.ones(len(rows), np.bool_)
@@ -190,7 +189,7 @@ class MessageFilter:
         if self.keys is not None:
             pairs = zip(batch["keys"].to_pylist(), batch["uniq_key"].to_pylist(), strict=True)
             keep &= np.array([self._has_key(keys, uniq) for keys, uniq in pairs], np.bool_)
-        return _kept(rows, keep)
+        return keep
 
     def _has_key(self, keys: str | None, uniq_key: str | None) -> bool:
         assert self.keys is not None
@@ -198,10 +197,10 @@ class MessageFilter:
             return True
         return keys is not None and not self.keys.isdisjoint(props.split_keys(keys))
 
-    def _by_body(self, window: Window, rows: Rows, decoding: Decoding) -> Rows:
+    def _by_body(self, window: Window, rows: Rows, decoding: Decoding) -> Bools | None:
         pattern = self._grep
-        if pattern is None or not len(rows):
-            return rows
+        if pattern is None:
+            return None
         body = Decoding(
             columns=["body"],
             decompress=decoding.decompress,
@@ -211,18 +210,13 @@ class MessageFilter:
         for part, made in columns.pieces(window, rows, body):
             bodies = columns.record_batch(window, part, body)["body"] if made is None else made
             keep += [pattern.search(text.as_buffer()) is not None for text in bodies]
-        return _kept(rows, np.array(keep, np.bool_))
-
-
-def _kept(rows: Rows, keep: npt.NDArray[np.bool_]) -> Rows:
-    return rows if keep.all() else rows[keep]
+        return np.array(keep, np.bool_)
 
 
 def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
     """Parse ``a,b``, or several such texts, to a set of names; None stays None (any).
 
     Args:
-        text: the names.
         what: the option's name, for the error.
 
     Raises:
@@ -241,7 +235,6 @@ def tag_expression(text: str | None, what: str = "tags") -> frozenset[str] | Non
     """Parse a tag expression ``paid || sent``; None for ``*`` and for no expression (any tag).
 
     Args:
-        text: the expression.
         what: the option's name, for the error.
 
     Raises:

@@ -29,7 +29,6 @@ def below(filesystem: FileSystem, folder: str) -> Iterator[Below]:
     """All names below a folder; links to files and folders are followed.
 
     Args:
-        filesystem: the store's files.
         folder: path of the folder below the root.
 
     Raises:

@@ -12,13 +12,11 @@ import numpy.typing as npt
 from logquarry.config import IndexKeys
 from logquarry.format import index, java, sys_flag
 from logquarry.format import properties as props
-from logquarry.format import rows as q
 from logquarry.format import rows as r
 from logquarry.format.frame import MAGIC_V1, Frame
-from logquarry.format.rows import ASK_JAVA, POSITION
 from logquarry.log import codec, columns
 from logquarry.log.codec import Rows, Window
-from logquarry.log.columns import Decoding
+from logquarry.log.columns_kernel import KernelColumns
 from logquarry.log.frames import require_whole
 from logquarry.log.walk import Run
 
@@ -66,7 +64,9 @@ def dispatch_requests(
         name: values.astype(np.int64)
         for name, values in columns.fixed_fields(window, rows, _NUMBERS).items()
     }
-    codes, has_key = columns.tags_codes(window, rows, Decoding(delay_levels_ms=delay_levels_ms))
+    codes, has_key = columns.tags_codes(
+        window, rows, columns.Decoding(delay_levels_ms=delay_levels_ms)
+    )
     kinds = numbers["sys_flag"] & sys_flag.TRANSACTION_MASK
     return DispatchRequests(
         topic_ids=ids,
@@ -103,8 +103,6 @@ def index_keys(
     KEYS, and these before the tag.
 
     Args:
-        window: the frames' bytes.
-        rows: the frames.
         raw: keep the sign of the hashes, as 3.x stored them.
         only_keys: leave out UNIQ_KEY, which 3.x did not have.
         tags: also hash the tag of each message, which 5.4 puts into the index.
@@ -114,7 +112,7 @@ def index_keys(
         return _plain(window, rows, raw, only_keys, tags)
     rows = np.ascontiguousarray(rows)
     count = len(rows)
-    starts, lengths = columns.property_spans(window, rows)
+    starts, lengths = KernelColumns(window, rows).all_property_spans()
     if only_keys:
         lengths = lengths.copy()
         lengths[fast.UNIQ_KEY] = -1
@@ -138,7 +136,7 @@ def _plain(
 ) -> tuple[Int64, Int64]:
     hash_of = java.hash_code if raw else java.positive_hash_code
     found: list[tuple[int, int]] = []
-    for number, message in enumerate(columns.messages(window, rows, Decoding())):
+    for number, message in enumerate(columns.messages(window, rows, columns.Decoding())):
         keys = [] if message.uniq_key is None or only_keys else [message.uniq_key]
         keys += props.split_keys(message.keys or "")
         found += [(hash_of(index.key_text(message.topic, key)), number) for key in keys]
@@ -210,7 +208,7 @@ class Follower:
         self._levels = delay_levels_ms
         self._level_array = np.array(delay_levels_ms, np.int64)
         self._rows = codec.empty_rows(most_frames)
-        self._table = np.empty((q.FIELD_COUNT, most_frames), np.int64)
+        self._table = np.empty((r.FIELD_COUNT, most_frames), np.int64)
         self._topics = np.zeros((_MOST_TOPICS, 4), np.int64)
         self._queues = np.zeros((_MOST_QUEUES, 2), np.int64)
         self._topic_table = np.empty(4 * _MOST_TOPICS, np.int32)
@@ -227,8 +225,7 @@ class Follower:
         """
         found, after, code = self._follow(window, stop)
         if found is not None and self._keys != "4.9":
-            keys_of = _keys_of_3_1 if self._keys == "3.1" else _keys_of_5_4
-            hashes, numbers = keys_of(window, found)
+            hashes, numbers = _other_keys(window, found.rows, self._keys)
             found = replace(found, key_hashes=hashes, key_numbers=numbers)
         return found, after, code
 
@@ -238,7 +235,7 @@ class Follower:
             count, after, code = codec.walk(window, 0, stop, self._rows, check_crc=crc)
             sound = self._sound_to_java(window, count)
             if sound < count:
-                count, after, code = sound, int(self._rows[sound, POSITION]), ASK_JAVA
+                count, after, code = sound, int(self._rows[sound, r.POSITION]), r.ASK_JAVA
             return self._by_reference(window, count), after, code
         return self._by_kernel(window, stop)
 
@@ -246,7 +243,7 @@ class Follower:
         """The number of leading frames that RocketMQ 4.9.3 certainly accepts."""
         if not self._as_java:
             return count
-        for number, position in enumerate(self._rows[:count, POSITION].tolist()):
+        for number, position in enumerate(self._rows[:count, r.POSITION].tolist()):
             found = window.decode(position, check_crc=False)
             assert isinstance(found, Frame)
             level = None
@@ -286,16 +283,16 @@ class Follower:
             for start, size, *_ in self._topics[:topics].tolist()
         ]
         requests = DispatchRequests(
-            topic_ids=table[q.TOPIC_ID].astype(np.int32),
+            topic_ids=table[r.TOPIC_ID].astype(np.int32),
             topics=names,
-            queue_id=table[q.QUEUE_ID],
-            queue_offset=table[q.QUEUE_OFFSET],
-            physical_offset=table[q.PHYSICAL_OFFSET],
-            size=table[q.FRAME_SIZE],
-            store_timestamp=table[q.STORE_TIMESTAMP],
-            tags_code=table[q.TAGS_CODE],
-            is_dispatched=table[q.QUEUE] >= 0,
-            has_key=table[q.HAS_KEY] != 0,
+            queue_id=table[r.QUEUE_ID],
+            queue_offset=table[r.QUEUE_OFFSET],
+            physical_offset=table[r.PHYSICAL_OFFSET],
+            size=table[r.FRAME_SIZE],
+            store_timestamp=table[r.STORE_TIMESTAMP],
+            tags_code=table[r.TAGS_CODE],
+            is_dispatched=table[r.QUEUE] >= 0,
+            has_key=table[r.HAS_KEY] != 0,
         )
         followed = Followed(
             self._rows[:count],
@@ -308,22 +305,18 @@ class Follower:
         return followed, after, code
 
 
-def _keys_of_3_1(window: Window, found: Followed) -> tuple[Int64, Int64]:
-    """The keys that 3.1.3 indexed: KEYS of messages of types NOT and PREPARED, raw hashes."""
-    flags = columns.fixed_fields(window, found.rows, ["sys_flag"])["sys_flag"]
+def _other_keys(window: Window, rows: Rows, keys: IndexKeys) -> tuple[Int64, Int64]:
+    """The keys of an index that is not 4.9's.
+
+    3.1.3 indexed KEYS of messages of types NOT and PREPARED, with raw hashes. 5.4 indexes UNIQ_KEY,
+    KEYS and the tag of all messages except ROLLBACK.
+    """
+    flags = columns.fixed_fields(window, rows, ["sys_flag"])["sys_flag"]
     kinds = flags & sys_flag.TRANSACTION_MASK
-    keyed = np.flatnonzero(
-        (kinds == sys_flag.TRANSACTION_NOT) | (kinds == sys_flag.TRANSACTION_PREPARED)
-    )
-    hashes, numbers = index_keys(window, found.rows[keyed], raw=True, only_keys=True)
-    return hashes, keyed[numbers]
-
-
-def _keys_of_5_4(window: Window, found: Followed) -> tuple[Int64, Int64]:
-    """The keys in an index of 5.4: UNIQ_KEY, KEYS and the tag of all messages except ROLLBACK."""
-    flags = columns.fixed_fields(window, found.rows, ["sys_flag"])["sys_flag"]
-    keyed = np.flatnonzero(flags & sys_flag.TRANSACTION_MASK != sys_flag.TRANSACTION_ROLLBACK)
-    hashes, numbers = index_keys(window, found.rows[keyed], tags=True)
+    is_3_1 = keys == "3.1"
+    left_out = [sys_flag.TRANSACTION_ROLLBACK, *[sys_flag.TRANSACTION_COMMIT] * is_3_1]
+    keyed = np.flatnonzero(~np.isin(kinds, left_out))
+    hashes, numbers = index_keys(window, rows[keyed], raw=is_3_1, only_keys=is_3_1, tags=not is_3_1)
     return hashes, keyed[numbers]
 
 

@@ -24,17 +24,13 @@ from logquarry.errors import CorruptFrame
 from logquarry.format import frame
 from logquarry.format import rows as r
 from logquarry.format.batch import is_inner_batch, queue_count, unwrap
-from logquarry.format.frame import DamageKind
-from logquarry.format.rows import SIZE
 from logquarry.format.sys_flag import DEFAULT_LIMIT
 from logquarry.log import codec
 from logquarry.log.codec import Rows, Window
-from logquarry.log.readable import first_unreadable
+from logquarry.log.readable import UNREADABLE, first_unreadable
 from logquarry.log.walk import DamagedSpan, Run
 
 T = TypeVar("T")
-
-_KIND = DamageKind.UNREADABLE.label
 
 
 def is_lost(run: Run) -> bool:
@@ -63,7 +59,7 @@ def require_whole(run: Run) -> None:
 
 
 def _error(span: DamagedSpan) -> CorruptFrame:
-    return CorruptFrame(span.path, span.offset, f"{_KIND}: {span.reason}", kind=_KIND)
+    return CorruptFrame(span.path, span.offset, f"{UNREADABLE}: {span.reason}", kind=UNREADABLE)
 
 
 def _lost_spans(run: Run) -> Iterator[tuple[int, DamagedSpan]]:
@@ -72,11 +68,11 @@ def _lost_spans(run: Run) -> Iterator[tuple[int, DamagedSpan]]:
     assert view is not None, "a copy loses nothing"
     view.window(run.start - run.base, 1)
     ranges = view.unreadable
-    for number, (position, size) in enumerate(run.rows[:, (0, SIZE)].tolist()):
+    for number, (position, size) in enumerate(run.rows[:, (0, r.SIZE)].tolist()):
         offset = run.window.base + position
         fault = first_unreadable(ranges, offset - run.base, size)
         if fault is not None:
-            yield number, DamagedSpan(offset, size, _KIND, fault.words, run.path)
+            yield number, DamagedSpan(offset, size, UNREADABLE, fault.words, run.path)
 
 
 def copied(run: Run, start: int = 0) -> Run | None:
@@ -114,7 +110,7 @@ def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]
                     if is_lost(left):
                         break
                     yield item
-                    done = left.window.base + int(rows[-1, 0]) + int(rows[-1, SIZE])
+                    done = left.window.base + int(rows[-1, 0]) + int(rows[-1, r.SIZE])
             except Exception:
                 # A decoder may fail on lost bytes, because they are not sound frames.
                 if not is_lost(left):

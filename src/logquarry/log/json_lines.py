@@ -23,7 +23,6 @@ from logquarry.format import properties as props
 from logquarry.format import rows as r
 from logquarry.log import columns
 from logquarry.log.codec import Rows, Window
-from logquarry.log.columns import Decoding
 from logquarry.stored_message import JSON_NAMES
 
 REDACTIONS: Final = ("body", "properties", "hosts")
@@ -116,13 +115,11 @@ def _safe(text: str) -> str:
 
 
 def line_parts(
-    window: Window, rows: Rows, decoding: Decoding, hidden: frozenset[str] = frozenset()
+    window: Window, rows: Rows, decoding: columns.Decoding, hidden: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Rows, list[str]]]:
     """Encode the messages of a run, each as one line; yields parts of the rows with their lines.
 
     Args:
-        window: the run's bytes.
-        rows: its frames.
         decoding: how to decode them; its ``columns`` are ignored.
         hidden: the members to hide, from :func:`redaction`.
     """
@@ -137,7 +134,7 @@ def line_parts(
 def _parts(
     window: Window,
     rows: Rows,
-    decoding: Decoding,
+    decoding: columns.Decoding,
     hidden: frozenset[str],
     bodies: pa.Array | None,
 ) -> dict[str, list[Any]]:

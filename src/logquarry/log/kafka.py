@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from logquarry.errors import UsageError
+from logquarry.log import schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,17 +61,9 @@ def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
         UsageError: if it is empty, names an unknown column, or names a column twice.
     """
     found = tuple(given)
-    if not found:
-        raise UsageError("no column is named; to count messages, name offset")
-    known = names(headers=headers)
-    for name in found:
-        if name == HEADERS and not headers:
-            raise UsageError(f"the column {HEADERS} needs includeHeaders=true")
-        if name not in known:
-            raise UsageError(f"there is no column {name!r}; Kafka's are {', '.join(known)}")
-    if len(set(found)) != len(found):
-        raise UsageError(f"a column is named twice in {', '.join(found)}")
-    return found
+    if HEADERS in found and not headers:
+        raise UsageError(f"the column {HEADERS} needs includeHeaders=true")
+    return schema.selected(found, names(headers=headers), "offset", "Kafka's are")
 
 
 def sources(wanted: Sequence[str]) -> tuple[str, ...]:

@@ -126,7 +126,6 @@ def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> Lost
     """The missing first part of the log; None if there is no sign of one.
 
     Args:
-        filesystem: the store's folder.
         files: the log's files, listed just before: retention may delete files at any time.
     """
     found = read_durable(filesystem) if files and files[0].base else None

@@ -14,12 +14,11 @@ from typing import Any, Generic, TypeVar
 from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import CorruptFile, StoreNotFound
 from logquarry.format import batch, broker_config, checkpoint, java, queue_entry, state_table
-from logquarry.log import kept_settings
+from logquarry.log import kept_settings, store_files
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
 from logquarry.log.kept_settings import LostHead, find_lost_head, levels_of, read_durable
 from logquarry.log.location import not_a_store
 from logquarry.log.log_names import (
-    LogFile,
     LogNames,
     contradicts_name,
     has_doubtful_name,
@@ -28,30 +27,7 @@ from logquarry.log.log_names import (
 )
 from logquarry.log.log_place import LogFolders, LogPlace, find_log_folders, find_missing_log
 from logquarry.log.rocksdb import read_config
-from logquarry.log.store_files import (
-    ABORT,
-    BATCH_QUEUE,
-    CHECKPOINT,
-    COMMIT_LOG,
-    COMPACTED_LOG,
-    COMPACTED_QUEUE,
-    CONSUME_QUEUE,
-    DAMAGE,
-    LOCK,
-    NAME_DIGITS,
-    REDO_LOG,
-    SALVAGE,
-    SETTINGS,
-    SIDECAR,
-    STATE_TABLE,
-    TRANSACTION,
-    FileSequence,
-    StoreFile,
-    StoreFolders,
-    is_offset_name,
-    of_entries,
-    size_of,
-)
+from logquarry.log.store_files import FileSequence, StoreFile, StoreFolders
 from logquarry.systems import is_locked
 
 logger = logging.getLogger(__name__)
@@ -110,23 +86,23 @@ class StoreLayout:
         self._folders = StoreFolders(filesystem, by_names=True)
         self._names = filesystem.list("")
         present = {entry.name for entry in self._names if entry.is_dir}
-        if SALVAGE in present:
+        if store_files.SALVAGE in present:
             raise StoreNotFound(
                 f"{filesystem.root}: an unfinished salvage is here: remove the folder and salvage "
                 "again"
             )
-        for name in (COMMIT_LOG, CONSUME_QUEUE):
+        for name in (store_files.COMMIT_LOG, store_files.CONSUME_QUEUE):
             target = None if name in present else filesystem.broken_link(name)
             if target is not None:
                 raise BrokenLink(
                     f"{filesystem.full_path(name)}: it is a link to {target}, which does not exist:"
                     " mount that disk, or correct the link"
                 )
-        if not present & {COMMIT_LOG, CONSUME_QUEUE}:
+        if not present & {store_files.COMMIT_LOG, store_files.CONSUME_QUEUE}:
             error = not_a_store(
                 filesystem.root,
-                f"{filesystem.root}: not a store: it has no folder {COMMIT_LOG} and no folder "
-                f"{CONSUME_QUEUE}. Give the broker's store directory (storePathRootDir)",
+                f"{filesystem.root}: not a store: it has no folder commitlog and no folder "
+                "consumequeue. Give the broker's store directory (storePathRootDir)",
             )
             if error.suggestion is None:
                 self._require_log_here()
@@ -197,7 +173,7 @@ class StoreLayout:
         """
         view = self.filesystem.open(path)
         folder, _, name = path.rpartition("/")
-        is_log = folder == COMMIT_LOG and is_offset_name(name)
+        is_log = folder == store_files.COMMIT_LOG and store_files.is_offset_name(name)
         if is_log and self._goes_by_names and contradicts_name(view, int(name)):
             self.require_right_names(path)
         return view
@@ -215,11 +191,11 @@ class StoreLayout:
         self._require_log_here()
         # DLedger has its own setting for the size of its files.
         stated = None if folders.has_heads else self.config.mapped_file_size_commit_log
-        size = stated or size_of(files)
+        size = stated or store_files.size_of(files)
         if (
             self._goes_by_names
             and folders.feature is None
-            and has_doubtful_name(self.filesystem, [(file.path, file.base) for file in files], size)
+            and has_doubtful_name(self.filesystem, files, size)
         ):
             self.require_right_names()
         # RocketMQ's file size is an int, and positions in a file are 32 bits wide here too. Bytes
@@ -241,7 +217,7 @@ class StoreLayout:
         folders = self.log_folders
         if folders.missing is not None or folders.feature is not None:
             return folders.missing
-        has_files = self.list_commit_log() or self._files_by_content()
+        has_files = self.list_commit_log() or self._find_log_names().files
         return None if has_files else self.missing_log
 
     @property
@@ -259,7 +235,7 @@ class StoreLayout:
         if file is not None:
             return file.path
         base = offset - offset % log.file_size if log.file_size else offset
-        return f"{self.log_folders.paths[0]}/{base:0{NAME_DIGITS}d}"
+        return f"{self.log_folders.paths[0]}/{base:0{store_files.NAME_DIGITS}d}"
 
     def right_path(self, file: StoreFile) -> str:
         """The path that a file of the log should have; it differs if the file's name is wrong."""
@@ -273,15 +249,17 @@ class StoreLayout:
 
     def list_commit_log(self) -> tuple[StoreFile, ...]:
         """List the files of the commit log again; one empty file represents missing first files."""
-        files = self._files_by_name() if self._goes_by_names else self._files_by_content()
+        files = self._list_log()
         lost = find_lost_head(self.filesystem, files) if self._shows_lost_head else None
         return files if lost is None else (lost.as_file(self.log_folders.paths[0]), *files)
 
     @_listed
     def lost_head(self) -> LostHead | None:
         """The missing first part of the log; None if there is no sign of one."""
-        files = self._files_by_name() if self._goes_by_names else self._files_by_content()
-        return find_lost_head(self.filesystem, files)
+        return find_lost_head(self.filesystem, self._list_log())
+
+    def _list_log(self) -> tuple[StoreFile, ...]:
+        return self._files_by_name() if self._goes_by_names else self._find_log_names().files
 
     def _files_by_name(self) -> tuple[StoreFile, ...]:
         files = [
@@ -297,18 +275,13 @@ class StoreLayout:
     def _find_log_names(self) -> LogNames:
         named = self._files_by_name()
         if self.log_folders.feature is not None:
-            return LogNames(tuple(LogFile(file.path, file.size, file.base) for file in named))
-        files = [(file.path, file.base, file.size) for file in named]
-        found = identify_files(self.filesystem, files)
-        known = {path for path, _, _ in files} | {one.path for one in found.renames}
-        for entry in self.filesystem.list(COMMIT_LOG):
-            if (path := f"{COMMIT_LOG}/{entry.name}") not in known:
+            return LogNames(named)
+        found = identify_files(self.filesystem, named)
+        known = {file.path for file in named} | {one.path for one in found.renames}
+        for entry in self.filesystem.list(store_files.COMMIT_LOG):
+            if (path := f"{store_files.COMMIT_LOG}/{entry.name}") not in known:
                 self._folders.ignore(path)
         return found
-
-    def _files_by_content(self) -> tuple[StoreFile, ...]:
-        files = self._find_log_names().files
-        return tuple(StoreFile(file.base, file.size, file.path) for file in files)
 
     def require_right_names(self, path: str | None = None) -> None:
         """Refuse a log with wrong names; with ``path``, only if that file has a wrong name.
@@ -341,7 +314,7 @@ class StoreLayout:
 
     @_listed
     def _batch_queue_names(self) -> tuple[tuple[str, int], ...]:
-        return self._folders.queue_names(BATCH_QUEUE)
+        return self._folders.queue_names(store_files.BATCH_QUEUE)
 
     def queue_files(self) -> list[FileSequence]:
         """The files of each consume queue."""
@@ -353,23 +326,23 @@ class StoreLayout:
 
     def queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a consume queue; empty if there is no such queue."""
-        files = self._queue_files(CONSUME_QUEUE, topic, queue_id)
-        return of_entries(files, queue_entry.UNIT_SIZE, self.config.queue_file_size)
+        files = self._queue_files(store_files.CONSUME_QUEUE, topic, queue_id)
+        return store_files.of_entries(files, queue_entry.UNIT_SIZE, self.config.queue_file_size)
 
     def batch_queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a batch queue; empty if there is no such queue."""
-        files = self._queue_files(BATCH_QUEUE, topic, queue_id)
-        return of_entries(files, batch.ENTRY_SIZE, self.config.batch_queue_file_size)
+        files = self._queue_files(store_files.BATCH_QUEUE, topic, queue_id)
+        return store_files.of_entries(files, batch.ENTRY_SIZE, self.config.batch_queue_file_size)
 
     def compacted_queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a compaction topic's queue in ``compaction/``; empty if there is none."""
-        files = self._queue_files(COMPACTED_QUEUE, topic, queue_id)
-        return of_entries(files, batch.ENTRY_SIZE, None)
+        files = self._queue_files(store_files.COMPACTED_QUEUE, topic, queue_id)
+        return store_files.of_entries(files, batch.ENTRY_SIZE, None)
 
     def compacted_log(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a compaction topic's compacted log; empty if there is none."""
-        files = self._queue_files(COMPACTED_LOG, topic, queue_id)
-        return FileSequence(files, size_of(files))
+        files = self._queue_files(store_files.COMPACTED_LOG, topic, queue_id)
+        return FileSequence(files, store_files.size_of(files))
 
     def _queue_files(self, root: str, topic: str, queue_id: int) -> tuple[StoreFile, ...]:
         # The topic may come from a message; it must not lead to a path outside the store.
@@ -379,20 +352,24 @@ class StoreLayout:
     @property
     def has_state_table(self) -> bool:
         """Whether the store has the transactions of 3.x."""
-        return TRANSACTION in self.folders
+        return store_files.TRANSACTION in self.folders
 
     @_listed
     def state_table(self) -> FileSequence:
         """The files of the transaction state table."""
-        return self._of_3_x(STATE_TABLE, state_table.UNIT_SIZE, self.config.state_table_file_size)
+        return self._of_3_x(
+            store_files.STATE_TABLE, state_table.UNIT_SIZE, self.config.state_table_file_size
+        )
 
     @_listed
     def redo_log(self) -> FileSequence:
         """The files of the transaction redo log."""
-        return self._of_3_x(REDO_LOG, queue_entry.UNIT_SIZE, self.config.redo_log_file_size)
+        return self._of_3_x(
+            store_files.REDO_LOG, queue_entry.UNIT_SIZE, self.config.redo_log_file_size
+        )
 
     def _of_3_x(self, folder: str, entry_size: int, stated: int | None) -> FileSequence:
-        return of_entries(
+        return store_files.of_entries(
             self._folders.numbered(folder) if self.has_state_table else (), entry_size, stated
         )
 
@@ -409,13 +386,13 @@ class StoreLayout:
     @property
     def has_abort(self) -> bool:
         """Whether the store was not shut down cleanly (or is open now)."""
-        return self.filesystem.exists(ABORT)
+        return self.filesystem.exists(store_files.ABORT)
 
     def is_live(self) -> bool:
         """Whether a process holds the store's lock; False for a store that is not local."""
         if not isinstance(self.filesystem, LocalFileSystem):
             return False
-        return is_locked(Path(self.filesystem.root) / LOCK)
+        return is_locked(Path(self.filesystem.root) / store_files.LOCK)
 
     def read_checkpoint(self) -> checkpoint.Checkpoint | None:
         """The checkpoint, None if there is none.
@@ -424,22 +401,22 @@ class StoreLayout:
             ValueError: if it is shorter than a checkpoint.
         """
         try:
-            return checkpoint.decode(self.filesystem.read(CHECKPOINT))
+            return checkpoint.decode(self.filesystem.read(store_files.CHECKPOINT))
         except FileNotFoundError:
             return None
 
     @cached_property
     def kept_settings(self) -> Mapping[str, Any]:
         """The settings that a writer recorded in the store; empty if there is no record."""
-        if SIDECAR not in self.folders:
+        if store_files.SIDECAR not in self.folders:
             return {}
         try:
-            return kept_settings.decode(self.filesystem.read(SETTINGS))
+            return kept_settings.decode(self.filesystem.read(store_files.SETTINGS))
         except FileNotFoundError:
             return {}
         except (OSError, StoreNotFound, ValueError, RecursionError) as error:
             # verify reports the invalid record. Readers infer most settings from the store's files.
-            logger.warning("%s: %s: %s", self.root, SETTINGS, error)
+            logger.warning("%s: %s: %s", self.root, store_files.SETTINGS, error)
             return {}
 
     @_listed
@@ -479,7 +456,7 @@ class StoreLayout:
     @_listed
     def _noted_end(self) -> int | None:
         try:
-            noted = json.loads(self.filesystem.read(DAMAGE))["log_end"]
+            noted = json.loads(self.filesystem.read(store_files.DAMAGE))["log_end"]
             return self.durable_end if noted == self.durable_end else None
         except (OSError, StoreNotFound, ValueError, TypeError, KeyError, RecursionError):
             # The code that reads the recorded damage reports an invalid file.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from logquarry.format import dledger
 from logquarry.format.frame import BLANK as BLANK_LAYOUT
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP
 from logquarry.log import codec
-from logquarry.log.codec import Window
 from logquarry.log.filesystem import FileView, GoneFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import Unreadable
@@ -18,17 +15,10 @@ from logquarry.log.store_files import StoreFile
 _SEARCH_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenFile:
-    file: StoreFile
-    view: FileView
-
-
 class LogBytes:
     """Reads the files of one commit log.
 
     Args:
-        layout: the store's files.
         check_crc: whether a frame is sound only if its body has the stored CRC.
         batch_bytes: approximate bytes of one window in a search.
     """
@@ -38,7 +28,7 @@ class LogBytes:
         self._files = layout.commit_log
         self._check_crc = check_crc
         self._batch_bytes = batch_bytes
-        self._open_file: _OpenFile | None = None
+        self._open: tuple[StoreFile, FileView] | None = None
 
     def is_boundary(self, offset: int) -> bool:
         """Whether a file, or a gap between two files, starts at a physical offset."""
@@ -84,15 +74,15 @@ class LogBytes:
 
     def view(self, file: StoreFile) -> FileView:
         """The whole file, open for reading; an empty view if it was deleted."""
-        if self._open_file is None or self._open_file.file is not file:
+        if self._open is None or self._open[0] is not file:
             # One map at a time; earlier maps live as long as their windows.
             try:
                 view = self._layout.open_file(file.path)
             except FileNotFoundError:
                 # A live broker's retention may delete the file after the listing.
                 view = GoneFile(self._layout.filesystem.full_path(file.path))
-            self._open_file = _OpenFile(file, view)
-        return self._open_file.view
+            self._open = file, view
+        return self._open[1]
 
     def map_of(self, file: StoreFile) -> FileView | None:
         """The open file if its windows are parts of a map, which can lose pages; else None."""
@@ -103,13 +93,13 @@ class LogBytes:
         """Bytes of the file that still exist."""
         return min(file.size, self.view(file).size) if file.size else 0
 
-    def window(self, file: StoreFile, at: int, length: int) -> Window:
+    def window(self, file: StoreFile, at: int, length: int) -> codec.Window:
         """At least ``length`` bytes of a file from a position, or all up to its end."""
         data = self.view(file).window(at, length)
         # Bytes after the file's room are not part of the log.
         data = data[: max(0, self._files.file_size - at)]
         end = self._files.file_size - at
-        return Window.of(data, file.base + at, end, has_heads=self._files.has_heads)
+        return codec.Window.of(data, file.base + at, end, has_heads=self._files.has_heads)
 
     def fault(self, file: StoreFile, at: int, length: int) -> Unreadable | None:
         """The first unreadable range among some bytes of a file."""
@@ -131,7 +121,7 @@ class LogBytes:
         )
         return view.fault(at, size) if 0 < size <= self._files.file_size - at else None
 
-    def whole_frame(self, file: StoreFile, at: int) -> tuple[Window, int]:
+    def whole_frame(self, file: StoreFile, at: int) -> tuple[codec.Window, int]:
         """A window with the whole frame at ``at``, and the verdict on it.
 
         In a DLedger log the window may begin with the head of the frame's entry.
@@ -156,16 +146,12 @@ class LogBytes:
             if file.base >= limit:
                 break
             at = max(0, start - file.base)
-            if at == 0 and index and self._starts_with_blank(file):
+            if at == 0 and index and self.whole_frame(file, 0)[1] == BLANK:
                 return file.base
             found = self._find_in(file, at, min(limit - file.base, self.size(file)))
             if found is not None:
                 return file.base + found
         return None
-
-    def _starts_with_blank(self, file: StoreFile) -> bool:
-        _, code = self.whole_frame(file, 0)
-        return code == BLANK
 
     def _find_in(self, file: StoreFile, at: int, stop: int) -> int | None:
         view = self.view(file)

@@ -39,6 +39,7 @@ from logquarry.log.store_files import (
     CONSUME_QUEUE,
     LARGEST_BASE,
     NAME_DIGITS,
+    StoreFile,
     is_offset_name,
 )
 
@@ -50,21 +51,6 @@ _CHUNK: Final = 1 << 20
 _MOST_GAP: Final = 1 << 12
 """Maximum number of consecutive missing log files: 4 TiB with files of 1 GiB."""
 _OURS: Final = re.compile(rf"([0-9]{{{NAME_DIGITS}}})\{RENAMING}(\.[0-9]+)?")
-
-
-@dataclass(frozen=True, slots=True)
-class LogFile:
-    """A file of the log.
-
-    Attributes:
-        path: its path below the store's folder.
-        size: its size in bytes.
-        base: physical offset of its first byte.
-    """
-
-    path: str
-    size: int
-    base: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +85,7 @@ class LogNames:
         doubts: for each file whose place the frames do not decide, the reason.
     """
 
-    files: tuple[LogFile, ...]
+    files: tuple[StoreFile, ...]
     renames: tuple[Rename, ...] = ()
     strangers: tuple[tuple[str, str], ...] = ()
     doubts: tuple[tuple[str, str], ...] = ()
@@ -113,7 +99,6 @@ class LogNames:
         """The error of a reader that relies on names.
 
         Args:
-            filesystem: the store's folder.
             first: path of the misnamed file that the reader found (default: the first one).
         """
         found = [(one.path, one.base, one.reason) for one in self.renames]
@@ -138,7 +123,6 @@ def contradicts_name(view: FileView, base: int | None) -> bool:
     """Whether a file's first frame has another physical offset than its name. Reads one head.
 
     Args:
-        view: the file.
         base: the offset by its name; None if the name is not an offset.
     """
     try:
@@ -149,7 +133,7 @@ def contradicts_name(view: FileView, base: int | None) -> bool:
     return told is not None and told >= 0 and told != base
 
 
-def has_doubtful_name(filesystem: FileSystem, files: Sequence[tuple[str, int]], size: int) -> bool:
+def has_doubtful_name(filesystem: FileSystem, files: Sequence[StoreFile], size: int) -> bool:
     """Whether the listing of a log, or a look into a few of its files, shows a doubtful name.
 
     Checks the places where a walk over the log could miss a misnamed file: the first and the last
@@ -157,17 +141,16 @@ def has_doubtful_name(filesystem: FileSystem, files: Sequence[tuple[str, int]], 
     files when it opens them.
 
     Args:
-        filesystem: the store's folder.
-        files: paths and offsets of the files whose names are offsets, in order.
+        files: the files whose names are offsets, in order.
         size: bytes of each file.
     """
-    suspects: set[tuple[str, int | None]] = {*files[:1], *files[-1:]}
+    suspects: dict[str, int | None] = {file.path: file.base for file in (*files[:1], *files[-1:])}
     for before, after in pairwise(files):
-        if after[1] - before[1] != size:
-            suspects |= {before, after}
-    known = {path for path, _ in files}
-    suspects |= {(path, None) for path, _ in _entries(filesystem) if path not in known}
-    for path, base in suspects:
+        if after.base - before.base != size:
+            suspects |= {before.path: before.base, after.path: after.base}
+    known = {file.path for file in files}
+    suspects |= {path: None for path, _ in _entries(filesystem) if path not in known}
+    for path, base in suspects.items():
         try:
             view = filesystem.open(path)
         except (OSError, LogquarryError):
@@ -178,12 +161,11 @@ def has_doubtful_name(filesystem: FileSystem, files: Sequence[tuple[str, int]], 
     return False
 
 
-def identify_files(filesystem: FileSystem, files: Sequence[tuple[str, int, int]]) -> LogNames:
+def identify_files(filesystem: FileSystem, files: Sequence[StoreFile]) -> LogNames:
     """Identify the files of a log by their content.
 
     Args:
-        filesystem: the store's folder.
-        files: path, offset and size of the files whose names are offsets, in order.
+        files: the files whose names are offsets, in order.
     """
     return _Identification(filesystem, files).run()
 
@@ -224,10 +206,10 @@ class _Item:
 class _Identification:
     """Identifies the files of one log."""
 
-    def __init__(self, filesystem: FileSystem, files: Sequence[tuple[str, int, int]]) -> None:
+    def __init__(self, filesystem: FileSystem, files: Sequence[StoreFile]) -> None:
         self._filesystem = filesystem
-        self._items = [_Item(path, size, base) for path, base, size in files]
-        known = {path for path, _, _ in files}
+        self._items = [_Item(file.path, file.size, file.base) for file in files]
+        known = {file.path for file in files}
         for path, entry in _entries(filesystem):
             if path not in known:
                 ours = _OURS.fullmatch(entry.name)
@@ -259,7 +241,7 @@ class _Identification:
             if item.path != right_path(base)
         ]
         return LogNames(
-            tuple(LogFile(item.path, item.size, base) for base, item in sorted(files.items())),
+            tuple(StoreFile(base, item.size, item.path) for base, item in sorted(files.items())),
             tuple(renames),
             tuple(self._strangers),
             tuple(self._doubts),

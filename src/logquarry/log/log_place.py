@@ -136,9 +136,7 @@ def find_log_folders(
     counts if the files in the other folders reach the durable offset. Reads folder names only.
 
     Args:
-        filesystem: the store's folder.
         names: the entries of its root.
-        config: the store's settings.
         durable_end: returns the durable offset, None if it is unknown.
 
     Raises:
@@ -296,9 +294,7 @@ def find_missing_log(
     until a queue has one.
 
     Args:
-        filesystem: the store's folder.
         names: the entries of its root.
-        config: the store's settings.
 
     Raises:
         StoreNotFound: if a folder cannot be read.

@@ -18,23 +18,13 @@ import numpy.typing as npt
 
 from logquarry.format.frame import BLANK, FIXED_SIZE_V1, DamageKind
 from logquarry.format.rows import NEED_MORE, REACHED_STOP, SIZE
-from logquarry.log import codec
+from logquarry.log import codec, walk
 from logquarry.log.codec import Rows, Window
 from logquarry.log.filesystem import REMOTE_RANGE, FileView
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE, Unreadable, first_unreadable
 from logquarry.log.store_files import StoreFile
-from logquarry.log.walk import (
-    DEFAULT_BATCH_BYTES,
-    MISSING_FILE,
-    BlankSpan,
-    DamagedSpan,
-    Event,
-    ExpiredSpan,
-    LogEnd,
-    LogReader,
-    Run,
-)
+from logquarry.log.walk import DamagedSpan, Event, LogReader, Run
 
 
 class Guess(Protocol):
@@ -52,12 +42,8 @@ class Guess(Protocol):
 G = TypeVar("G", bound=Guess)
 
 
-def _always(guess: Guess) -> bool:
-    return True
-
-
 def guided(
-    reader: LogReader, guesses: Iterable[G], accept: Callable[[G], bool] = _always
+    reader: LogReader, guesses: Iterable[G], accept: Callable[[G], bool] = lambda _: True
 ) -> Iterator[Event | G]:
     """Walk the whole log in order, and take the guesses that fit.
 
@@ -77,7 +63,7 @@ def guided(
             may_guess = True
             for event in reader.events(position):
                 yield event
-                if isinstance(event, LogEnd):
+                if isinstance(event, walk.LogEnd):
                     return
                 position = _behind(event)
                 may_guess &= _may_guess_behind(reader, event)
@@ -93,11 +79,11 @@ def _may_guess_behind(reader: LogReader, event: Event) -> bool:
     """Whether a new walk that starts after this event would report the same as this walk."""
     if isinstance(event, DamagedSpan):
         return reader.forgets_damage and not event.is_tail
-    return not isinstance(event, ExpiredSpan)
+    return not isinstance(event, walk.ExpiredSpan)
 
 
-def _behind(event: Run | BlankSpan | DamagedSpan | ExpiredSpan) -> int:
-    if isinstance(event, Run | BlankSpan):
+def _behind(event: Run | walk.BlankSpan | DamagedSpan | walk.ExpiredSpan) -> int:
+    if isinstance(event, Run | walk.BlankSpan):
         return event.end
     return event.offset + event.length
 
@@ -115,7 +101,7 @@ def runs_at(
     sizes: Sizes,
     *,
     check_crc: bool = True,
-    batch_bytes: int = DEFAULT_BATCH_BYTES,
+    batch_bytes: int = walk.DEFAULT_BATCH_BYTES,
     any_size: bool = False,
 ) -> Iterator[Run | DamagedSpan]:
     """Read the frames at some physical offsets, in their order.
@@ -123,7 +109,6 @@ def runs_at(
     An offset without such a frame gives a :class:`DamagedSpan`.
 
     Args:
-        layout: the store's files.
         offsets: physical offsets, ascending.
         sizes: the size that each frame must have; 0 for any.
         check_crc: whether to compare bodies with their CRC.
@@ -138,7 +123,7 @@ def runs_at(
             yield DamagedSpan(
                 int(offsets[start]),
                 int(sizes[start]),
-                MISSING_FILE,
+                walk.MISSING_FILE,
                 "there is no file for this part of the log",
                 layout.filesystem.full_path("commitlog"),
             )
@@ -166,7 +151,7 @@ def _in_file(
     except FileNotFoundError:
         # A live broker's retention may delete the file after the listing.
         for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
-            yield DamagedSpan(offset, size, MISSING_FILE, "the file was deleted", path)
+            yield DamagedSpan(offset, size, walk.MISSING_FILE, "the file was deleted", path)
         return
     room = layout.commit_log.file_size
     filled = np.cumsum(sizes, dtype=np.int64)

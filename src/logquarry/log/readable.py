@@ -82,7 +82,6 @@ def first_unreadable(ranges: Sequence[Unreadable], start: int, length: int) -> U
     Args:
         ranges: unreadable ranges, ordered by offset, without overlaps.
         start: position of the bytes in the file.
-        length: number of bytes.
     """
     if not ranges:
         return None
@@ -113,10 +112,8 @@ class Probe:
         """Load mapped pages; returns whether that worked, None if the system has no such call.
 
         Args:
-            path: the file.
             position: position of the first page in the file.
             address: address of the first page.
-            length: bytes.
         """
         libc = _libc()
         if libc is None:
@@ -253,7 +250,6 @@ class ReadableMap:
     Any number of threads may use it.
 
     Args:
-        path: the file.
         mapped: its map. It must not be closed while this object or a window is in use.
         size: bytes of the map.
         is_watched: whether another program may truncate the file.

@@ -67,7 +67,6 @@ class RocksDb:
     """A RocksDB database, as its files were when it was opened.
 
     Args:
-        filesystem: the store's files.
         folder: the folder below the store's root.
 
     Raises:
@@ -176,7 +175,6 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
     """A document of ``config/``, as a JSON document.
 
     Args:
-        filesystem: the store's files.
         file: name of the JSON file in ``config/`` that has, or would have, the document.
 
     Raises:

@@ -64,8 +64,6 @@ EXACT_PROPERTIES: Final = Column(
 )
 """A column that no user sees: without it, an export would lose the exact property string."""
 
-_BY_NAME = {column.name: column for column in COLUMNS}
-
 
 @cache
 def arrow_types() -> dict[str, pa.DataType]:
@@ -90,13 +88,26 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     Raises:
         UsageError: if it is empty, names an unknown column, or names a column twice.
     """
+    return selected(names, NAMES, "physical_offset", "the columns are")
+
+
+def selected(
+    names: Iterable[str], known: Sequence[str], to_count: str, are: str
+) -> tuple[str, ...]:
+    """Check a selection of some known columns; see :func:`check_names`.
+
+    Args:
+        known: the names of all columns.
+        to_count: the column that the error for an empty selection suggests.
+        are: begins the list of the known columns in the error for an unknown one.
+    """
     result = tuple(names)
     if not result:
         # An Arrow batch without columns has no row count either.
-        raise UsageError("no column is named; to count messages, name physical_offset")
+        raise UsageError(f"no column is named; to count messages, name {to_count}")
     for name in result:
-        if name not in _BY_NAME:
-            raise UsageError(f"there is no column {name!r}; the columns are {', '.join(NAMES)}")
+        if name not in known:
+            raise UsageError(f"there is no column {name!r}; {are} {', '.join(known)}")
     if len(set(result)) != len(result):
         raise UsageError(f"a column is named twice in {', '.join(result)}")
     return result
@@ -104,11 +115,6 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 
 def arrow_schema(names: Sequence[str] = NAMES) -> pa.Schema:
     """The Arrow schema of some columns. All are nullable, as in Spark."""
-    return _arrow_schema(tuple(names))
-
-
-@cache
-def _arrow_schema(names: tuple[str, ...]) -> pa.Schema:
     import pyarrow as pa
 
     types = arrow_types()

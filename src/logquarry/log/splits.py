@@ -70,7 +70,6 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
     """Find the extent of the log.
 
     Args:
-        layout: the store's files.
         bound: see :class:`~logquarry.log.walk.LogReader`.
         known_end: an offset at which the log has a frame or its end (the largest end of a queued
             message); the chain is followed from there.
@@ -120,7 +119,6 @@ def plan_splits(
     """Plan splits that tile the log between two physical offsets.
 
     Args:
-        layout: the store's files.
         extent: from :func:`log_extent`.
         start: first offset (default: the log's start).
         stop: end, exclusive (default: the log's end).
@@ -143,8 +141,9 @@ def plan_splits(
                 cut = min(files.next_boundary(position), body_end)
             else:
                 cut = min(position + size, body_end)
-                snapped = _last_file_start(files.start, files.file_size, position, cut)
-                if snapped is not None and cut != body_end:
+                # A split that starts where a file starts needs no resync.
+                snapped = cut - (cut - files.start) % files.file_size
+                if position < snapped and cut != body_end:
                     cut = snapped
             splits.append(LogSplit(position, cut))
             position = cut
@@ -152,14 +151,6 @@ def plan_splits(
         tail_start = max(first, extent.tail)
         splits.append(LogSplit(tail_start, end, resync=tail_start != extent.tail, tail=True))
     return splits
-
-
-def _last_file_start(base: int, file_size: int, after: int, upto: int) -> int | None:
-    """The largest file start in (after, upto]: a split that starts there needs no resync."""
-    if file_size <= 0:
-        return None
-    start = base + (upto - base) // file_size * file_size
-    return start if start > after else None
 
 
 def split_events(reader: LogReader, split: LogSplit) -> Iterator[Event]:
@@ -213,7 +204,6 @@ class StretchReader:
     """Follows stretches of a log. One thread may use it at a time.
 
     Args:
-        layout: the store's files.
         check_crc: whether to compare bodies with their CRC.
         keys: which keys the index takes (default: as configured).
     """
@@ -299,7 +289,6 @@ def stretches_ahead(
     early must close the generator.
 
     Args:
-        layout: the store's files.
         size: bytes of a stretch.
         make: makes the receiver of the frames for each stretch.
     """

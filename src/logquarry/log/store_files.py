@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import logging
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 
 from logquarry.config import StoreConfig
@@ -103,7 +105,6 @@ def queue_form(config: StoreConfig, topic: str) -> QueueForm:
 
     Args:
         config: settings of the store, with all sizes.
-        topic: the topic.
     """
     if topic in config.batch_topics:
         assert config.batch_queue_file_size is not None
@@ -140,16 +141,8 @@ class FileSequence:
 
     def index_of(self, offset: int) -> int | None:
         """Index of the file with room for ``offset``, None if there is none."""
-        low, high = 0, len(self.files)
-        while low < high:
-            middle = (low + high) // 2
-            if self.files[middle].base <= offset:
-                low = middle + 1
-            else:
-                high = middle
-        if low and offset < self.files[low - 1].base + self.file_size:
-            return low - 1
-        return None
+        index = bisect_right(self.files, offset, key=attrgetter("base")) - 1
+        return index if index >= 0 and offset < self.files[index].base + self.file_size else None
 
     def at(self, offset: int) -> StoreFile | None:
         """The file with room for ``offset``, None if there is none."""
@@ -216,7 +209,6 @@ class StoreFolders:
     """The folders of one store. Each call lists them again.
 
     Args:
-        filesystem: the store's folder.
         by_names: whether names in the log's folder that are not offsets count as stray.
 
     Attributes:

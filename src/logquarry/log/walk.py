@@ -29,11 +29,10 @@ from logquarry.format.frame import BLANK as BLANK_LAYOUT
 from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, SIZE, TABLE_FULL
 from logquarry.log import codec
-from logquarry.log.codec import Rows, Window
 from logquarry.log.filesystem import FileView, GoneFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_bytes import LogBytes
-from logquarry.log.readable import Unreadable
+from logquarry.log.readable import UNREADABLE, Unreadable
 from logquarry.log.store_files import StoreFile
 
 DEFAULT_BATCH_BYTES = 4 << 20
@@ -65,8 +64,8 @@ class Run:
             continues without it (:mod:`logquarry.log.frames`).
     """
 
-    window: Window
-    rows: Rows
+    window: codec.Window
+    rows: codec.Rows
     path: str
     view: FileView | None = None
     base: int = 0
@@ -121,7 +120,7 @@ class DamagedSpan:
     @property
     def is_cut(self) -> bool:
         """Whether another program may have cut the log here; not if the bytes are unreadable."""
-        return self.kind != DamageKind.UNREADABLE.label
+        return self.kind != UNREADABLE
 
     @property
     def is_tail(self) -> bool:
@@ -151,7 +150,6 @@ class LogReader:
     """Walks the commit log of a store.
 
     Args:
-        layout: the store's files.
         bound: offset up to which the log is known to reach (the largest end of a queued message, in
             a store that was shut down cleanly); None if there is no bound.
         check_crc: whether to compare bodies with their CRC.
@@ -262,7 +260,7 @@ class LogReader:
         file = self.files.at(offset)
         return None if file is None else self._log.fault(file, offset - file.base, length)
 
-    def window(self, offset: int, length: int) -> Window:
+    def window(self, offset: int, length: int) -> codec.Window:
         """Bytes of the log from an offset on, at most up to the end of their file.
 
         Raises:
@@ -297,6 +295,10 @@ class LogReader:
         Without ``look_ahead`` the end of the chain gives a LogEnd, regardless of the bytes after
         it.
         """
+
+        def broken(kind: str, reason: str) -> tuple[Event, int]:
+            return self._broken(position, kind, reason, look_ahead=look_ahead)
+
         file = self.files.at(position)
         if file is not None and self._is_expired(file):
             after = file.base + self.files.file_size
@@ -305,8 +307,8 @@ class LogReader:
             kind, reason = self._missing_reason(file)
             if file is None or not file.size:
                 reason = self._link_reason(position) or reason
-            return self._broken(position, (kind, reason), look_ahead=look_ahead)
-        at = position - file.base
+            return broken(kind, reason)
+        at, path = position - file.base, self.layout.filesystem.full_path(file.path)
         rows = codec.empty_rows(self._rows_hint)
         end = self.files.file_size
         stop = min(end, at + self.batch_bytes)
@@ -320,8 +322,7 @@ class LogReader:
         if count == 0 and code == NEED_MORE:
             window, code = self._log.whole_frame(file, at)
             if code == NEED_MORE:
-                why = (DamageKind.TRUNCATED.label, "the file ends early")
-                return self._broken(position, why, look_ahead=look_ahead)
+                return broken(DamageKind.TRUNCATED.label, "the file ends early")
             shift = window.base - file.base
             count, after, code = codec.walk(
                 window, at - shift, stop - shift, rows, check_crc=self.check_crc
@@ -331,18 +332,14 @@ class LogReader:
             count = int(np.searchsorted(ends, fault.offset, "right"))
             after = int(ends[count - 1]) - shift if count else after
             if not count:
-                why = (DamageKind.UNREADABLE.label, fault.words)
-                return self._broken(position, why, look_ahead=look_ahead)
+                return broken(UNREADABLE, fault.words)
         if count:
             # Frames of a log are of similar size: make room for a quarter more than last time.
             self._rows_hint = max(_LEAST_ROWS, count * 2 if code == TABLE_FULL else count * 5 // 4)
-            path = self.layout.filesystem.full_path(file.path)
             run = Run(window, rows[:count], path, self._log.map_of(file), file.base)
             return run, window.base + after
         if code == BLANK:
-            length = end - at
-            path = self.layout.filesystem.full_path(file.path)
-            return BlankSpan(position, length, path), file.base + end
+            return BlankSpan(position, end - at, path), file.base + end
         if code in (REACHED_STOP, TABLE_FULL):
             # An entry of DLedger begins before its frame: the limit may lie between the two.
             is_limit = limit is not None and stop == limit - file.base
@@ -351,10 +348,9 @@ class LogReader:
         if damage is DamageKind.TRUNCATED and end - at == 0:
             return None, file.base + end
         if (fault := self._log.frame_fault(file, at)) is not None:
-            why = (DamageKind.UNREADABLE.label, fault.words)
-            return self._broken(position, why, look_ahead=look_ahead)
+            return broken(UNREADABLE, fault.words)
         reason = codec.damage_reason(window, at - shift, check_crc=self.check_crc)
-        return self._broken(position, (damage.label, reason), look_ahead=look_ahead)
+        return broken(damage.label, reason)
 
     def _is_expired(self, file: StoreFile) -> bool:
         """Whether a file and all files before it were deleted: retention deletes from the start."""
@@ -381,24 +377,21 @@ class LogReader:
         return f"its file is a link to {target}, which does not exist: mount that disk"
 
     def _broken(
-        self, position: int, why: tuple[str, str], *, look_ahead: bool = True
+        self, position: int, kind: str, reason: str, *, look_ahead: bool
     ) -> tuple[Event, int]:
         """Decide whether the broken chain at ``position`` is the log's end or damage within it."""
-        if not look_ahead:
+        if not look_ahead or (self.bound is not None and position >= self.bound):
             return LogEnd(position), position
-        if self.bound is not None and position >= self.bound:
-            return LogEnd(position), position
-        kind, reason = why
         path = self._log.path_at(position)
         # RocketMQ's recovery cuts the log at a frame that it can read.
-        is_cut = kind != DamageKind.UNREADABLE.label and not self._is_sure
+        is_cut = kind != UNREADABLE and not self._is_sure
         if self.bound is not None and is_cut and not self._goes_on(position):
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         found = self._next_sound(position + 1)
         # An unreadable frame does not heal: a later read may find whole bytes in the page cache,
         # but the disk still fails.
-        may_heal = self.live and kind != DamageKind.UNREADABLE.label
+        may_heal = self.live and kind != UNREADABLE
         if may_heal and found is not None and self._is_whole(position):
             # The writer had not finished the frame at the first read, and has written more since.
             event, after = self._step(position, None)
@@ -430,7 +423,7 @@ class LogReader:
             if event is not None:
                 return event, after
         last = min(self._log.data_end(position), here)
-        if kind == DamageKind.UNREADABLE.label:
+        if kind == UNREADABLE:
             return DamagedSpan(position, last - position, kind, reason, path), last
         if kind == DamageKind.ZEROED.label:
             reason = "zeros, and then bytes that are not a frame"

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UnreadableFile
 from logquarry.format import batch, java
-from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import FileSequence, StoreFile
@@ -135,7 +134,7 @@ class Spans:
 class BatchQueue(FileQueue):
     """A batch queue in its files; see :class:`FileQueue` for the arguments."""
 
-    entry_size = ENTRY_SIZE
+    entry_size = batch.ENTRY_SIZE
     # A queue offset does not determine the file, so a ``get`` does not end at the end of a file.
     units_per_file = 1 << 62
     is_batch = True
@@ -213,7 +212,7 @@ class BatchQueue(FileQueue):
         """The written entries from position ``start`` to ``stop``, counted in entries."""
         found = [np.empty(0, BATCH_DTYPE)]
         for file, entries in self.batches():
-            base = file.base // ENTRY_SIZE
+            base = file.base // batch.ENTRY_SIZE
             if base < stop and base + len(entries) > start:
                 found.append(entries[max(0, start - base) : stop - base])
         return np.concatenate(found)
@@ -296,9 +295,9 @@ class BatchQueue(FileQueue):
         file = self.files[index]
         room = self._room_of(index)
         if most is not None:
-            room = min(room, most * ENTRY_SIZE)
+            room = min(room, most * batch.ENTRY_SIZE)
         data = self._reader.read(file.path, 0, room)
-        return np.frombuffer(data, BATCH_DTYPE, len(data) // ENTRY_SIZE)
+        return np.frombuffer(data, BATCH_DTYPE, len(data) // batch.ENTRY_SIZE)
 
 
 def all_queues(

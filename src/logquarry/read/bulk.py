@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from logquarry import arguments
-from logquarry.arguments import optional
 from logquarry.log import batches, schema
 from logquarry.log.batches import DamageLog, OnDamage
 from logquarry.log.columns import Decoding
@@ -47,10 +46,10 @@ def message_filter(
     """
     since_ms, until_ms = arguments.time_range(since, until)
     return MessageFilter(
-        topics=names(optional(arguments.names, topics, "topics"), "topics"),
+        topics=names(arguments.optional(arguments.names, topics, "topics"), "topics"),
         queue_ids=None if queue_id is None else frozenset({arguments.int32(queue_id, "queue_id")}),
-        tags=tag_expression(optional(arguments.text, tags, "tags")),
-        keys=names(optional(arguments.names, keys, "keys"), "keys"),
+        tags=tag_expression(arguments.optional(arguments.text, tags, "tags")),
+        keys=names(arguments.optional(arguments.names, keys, "keys"), "keys"),
         since_ms=since_ms,
         until_ms=until_ms,
     )
@@ -139,10 +138,6 @@ def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter
     A topic is known if it has queues, or the configuration names it. If the topics of any store
     cannot be listed, there is no warning. An unknown topic is not an error, because messages that
     are not yet in a queue can have any topic.
-
-    Args:
-        layouts: the stores' files.
-        wanted: the filter of the read.
     """
     if wanted.topics is None and wanted.topic_pattern is None:
         return

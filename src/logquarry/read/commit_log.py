@@ -32,7 +32,6 @@ class CommitLog:
     """The log of a store (``CommitLog``). All offsets are physical offsets.
 
     Args:
-        layout: the store's files.
         files: reads them (default: a new :class:`OpenFiles`).
         last_entries: returns the last entry of each queue, the one furthest in the log first
             (:func:`logquarry.read.log_end.last_entries`). Called only to find the log's end.

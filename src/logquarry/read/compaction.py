@@ -49,13 +49,7 @@ def compacted_topics(layout: StoreLayout) -> frozenset[str]:
 
 
 class CompactedLog(CommitLog):
-    """The compacted log of one queue.
-
-    Args:
-        layout: the store's files.
-        key: topic and queue id.
-        files: reads the files.
-    """
+    """The compacted log of one queue."""
 
     def __init__(self, layout: StoreLayout, key: QueueKey, files: OpenFiles) -> None:
         super().__init__(layout, files=files)
@@ -83,7 +77,6 @@ class CompactedGets:
     """Answers the gets of compaction topics.
 
     Args:
-        layout: the store's files.
         limits: maximum number of messages and bytes of one answer.
         read: makes a message, as :func:`~logquarry.read.messages.read_message` does.
 

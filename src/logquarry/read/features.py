@@ -21,7 +21,6 @@ from typing import Any, Final, Literal
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
 from logquarry.format import broker_config, fastjson, property_crc, sys_flag
-from logquarry.format.broker_config import FOLDER_V2, FOLDERS_V1
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
@@ -37,7 +36,7 @@ from logquarry.read.index import ROCKSDB_STORE as INDEX_TAGS_SINCE
 from logquarry.read.index import find_tag_entries
 from logquarry.read.queue import ConsumeQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
-from logquarry.text import listed
+from logquarry.text import document, listed
 
 QueueKind = Literal["simple", "batch", "rocksdb"]
 
@@ -86,7 +85,7 @@ _KNOWN_CONFIG: Final = frozenset(
         *("consumerFilter.json", "consumerOrderInfo.json", "messageRequestMode.json"),
         *("topicQueueMapping.json", "lmqConsumerOffset.json", "transactionMetrics"),
         *("timermetrics", "timercheck", "tieredStoreMetadata.json"),
-        *(*FOLDERS_V1.values(), FOLDER_V2),
+        *(*broker_config.FOLDERS_V1.values(), broker_config.FOLDER_V2),
     }
 )
 
@@ -104,10 +103,6 @@ class Feature:
     name: str
     evidence: tuple[str, ...]
     detail: str
-
-    def to_json(self) -> dict[str, Any]:
-        """As an object of ``info --json``."""
-        return {"name": self.name, "evidence": list(self.evidence), "detail": self.detail}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +130,6 @@ class Writer:
         if self.before is None:
             return f"{self.at_least} or later"
         return f"{self.at_least} or later, before {self.before}"
-
-    def to_json(self) -> dict[str, Any]:
-        """As an object of ``info --json``."""
-        return {
-            "at_least": self.at_least,
-            "before": self.before,
-            "evidence": list(self.evidence),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +163,9 @@ class StoreFeatures:
     def to_json(self) -> dict[str, Any]:
         """As an object of ``info --json``."""
         return {
-            "found": [feature.to_json() for feature in self.features],
+            "found": [document(feature) for feature in self.features],
             "queue_kinds": dict(sorted(self.queue_kinds.items())),
-            "writer": self.writer.to_json(),
+            "writer": document(self.writer),
             "unknown": list(self.unknown),
         }
 
@@ -209,7 +196,7 @@ def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool
 def rocksdb_config(layout: StoreLayout) -> Feature | None:
     """The feature of a configuration in RocksDB, None if the store has none. Reads names only."""
     there = {entry.name for entry in layout.filesystem.list(CONFIG) if entry.is_dir}
-    folders = (*FOLDERS_V1.values(), FOLDER_V2)
+    folders = (*broker_config.FOLDERS_V1.values(), broker_config.FOLDER_V2)
     evidence = tuple(f"{CONFIG}/{name}/" for name in folders if name in there)
     if not evidence:
         return None
@@ -219,8 +206,8 @@ def rocksdb_config(layout: StoreLayout) -> Feature | None:
 def topic_attributes(layout: StoreLayout) -> Mapping[str, Mapping[str, Any]]:
     """Topic -> attributes, from ``config/topics.json`` or RocksDB; empty if unreadable."""
     try:
-        document = read_config(layout.filesystem, broker_config.TOPICS_FILE)
-        table = fastjson.decode(document)["topicConfigTable"]
+        stored = read_config(layout.filesystem, broker_config.TOPICS_FILE)
+        table = fastjson.decode(stored)["topicConfigTable"]
         return {
             str(name): found if isinstance(found := topic.get("attributes"), dict) else {}
             for name, topic in table.items()
@@ -249,7 +236,7 @@ class _Finder:
             self._index()
         self._log_places()
         self._timers()
-        self._compaction()
+        self._add_topics(COMPACTION, COMPACTION_FOLDER, CLEANUP, COMPACTION_POLICY)
         self._frames()
         self._others()
         unknown = self._unknown()
@@ -287,22 +274,23 @@ class _Finder:
             kinds.update({topic: "rocksdb" for topic in self._topics if topic not in kinds})
         elif setting(self._config, "storeType") == "defaultRocksDB":
             self._add(ROCKSDB_QUEUES, ("storeType",), "the queues are in RocksDB")
-        folders = {entry.name for entry in self._list(BATCH_FOLDER) if entry.is_dir}
-        stated = {
-            topic
-            for topic, attributes in self._topics.items()
-            if attributes.get(broker_config.QUEUE_TYPE) == broker_config.BATCH_TYPE
-        }
-        if folders or stated:
-            evidence: tuple[str, ...] = (f"{BATCH_FOLDER}/",) if folders else ()
-            evidence += (f"{CONFIG}/{broker_config.TOPICS_FILE}",) if stated else ()
-            kinds.update(dict.fromkeys(folders | stated, "batch"))
-            self._add(BATCH_QUEUES, evidence, f"topics: {_names(folders | stated)}")
-        ext = EXT_FOLDER
-        if self._list(ext) or is_on(self._config, "enableConsumeQueueExt"):
-            evidence = (f"{ext}/",) if self._list(ext) else ("enableConsumeQueueExt",)
+        batch_type = broker_config.QUEUE_TYPE, broker_config.BATCH_TYPE
+        batch_topics = self._add_topics(BATCH_QUEUES, BATCH_FOLDER, *batch_type)
+        kinds.update(dict.fromkeys(batch_topics, "batch"))
+        if (there := self._list(EXT_FOLDER)) or is_on(self._config, "enableConsumeQueueExt"):
+            evidence = (f"{EXT_FOLDER}/",) if there else ("enableConsumeQueueExt",)
             self._add(QUEUE_EXT, evidence, "entries of queues point to extension units")
         return kinds
+
+    def _add_topics(self, name: str, folder: str, attribute: str, value: str) -> set[str]:
+        """Add a feature of some topics: those with a folder, and those with an attribute."""
+        there = {entry.name for entry in self._list(folder) if entry.is_dir}
+        stated = {topic for topic, found in self._topics.items() if found.get(attribute) == value}
+        if there or stated:
+            evidence: tuple[str, ...] = (f"{folder}/",) if there else ()
+            evidence += (f"{CONFIG}/{broker_config.TOPICS_FILE}",) if stated else ()
+            self._add(name, evidence, f"topics: {_names(there | stated)}")
+        return there | stated
 
     @cached_property
     def _topics(self) -> Mapping[str, Mapping[str, Any]]:
@@ -364,19 +352,6 @@ class _Finder:
         pending = timers.pending(self._layout)
         if pending:
             self._add(TIMERS, pending.evidence, pending.detail)
-
-    def _compaction(self) -> None:
-        folder = COMPACTION_FOLDER
-        there = {entry.name for entry in self._list(folder) if entry.is_dir}
-        stated = {
-            topic
-            for topic, attributes in self._topics.items()
-            if attributes.get(CLEANUP) == COMPACTION_POLICY
-        }
-        if there or stated:
-            evidence: tuple[str, ...] = (f"{folder}/",) if there else ()
-            evidence += (f"{CONFIG}/{broker_config.TOPICS_FILE}",) if stated else ()
-            self._add(COMPACTION, evidence, f"topics: {_names(there | stated)}")
 
     # -------------------------------------------------------------------------------- frames
     def _frames(self) -> None:

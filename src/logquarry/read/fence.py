@@ -19,13 +19,7 @@ from logquarry.errors import UnsupportedStore
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import CURRENT, is_installed, needs_package
 from logquarry.read import features as names
-from logquarry.read.features import (
-    Feature,
-    StoreFeatures,
-    find_features,
-    find_queue_kinds,
-    rocksdb_config,
-)
+from logquarry.read.features import Feature, StoreFeatures
 from logquarry.read.store_sizes import require_log
 
 
@@ -113,8 +107,6 @@ def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
     """Refuse an action on a store that has a feature which forbids it. Changes nothing.
 
     Args:
-        layout: the store's files.
-        action: the action of the caller.
         mode: ``rocketmq`` if the recovery is to be RocketMQ's own.
 
     Raises:
@@ -136,8 +128,6 @@ def refusal(
     """The error of :func:`require`, None if the store allows the action.
 
     Args:
-        layout: the store's files.
-        action: the action of the caller.
         mode: ``rocketmq`` if the recovery is to be RocketMQ's own.
         may_lack_log: whether the action is allowed if all files of the log are missing.
         found: the store's features, if the caller knows them.
@@ -157,7 +147,7 @@ def refusal(
         return error
     if found is None:
         # The index is not needed: whether it has tags is determined later, with the settings.
-        found = find_features(layout, index=False)
+        found = names.find_features(layout, index=False)
     for feature in _forbidding(found, layout.config, action):
         return _error(layout.root, feature, action)
     # Opening a store for writing recovers it if it was not shut down cleanly.
@@ -195,7 +185,7 @@ class OtherQueues:
 
 def other_queues(layout: StoreLayout) -> OtherQueues:
     """The queues of a store that are not in files of 20-byte entries, by names and topics.json."""
-    kinds, has_rocksdb = find_queue_kinds(layout)
+    kinds, has_rocksdb = names.find_queue_kinds(layout)
     return OtherQueues(
         frozenset(topic for topic, kind in kinds.items() if kind == "batch"), has_rocksdb
     )
@@ -203,11 +193,6 @@ def other_queues(layout: StoreLayout) -> OtherQueues:
 
 def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
     """Refuse to read a queue whose messages would be wrong or missing.
-
-    Args:
-        layout: the store's files.
-        others: see :func:`other_queues`.
-        topic: the queue's topic.
 
     Raises:
         UnsupportedStore: for a queue of multi-dispatch in RocksDB, if the configuration switches
@@ -225,8 +210,6 @@ def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterabl
     """Refuse to consume topics whose queues or offsets cannot be read.
 
     Args:
-        layout: the store's files.
-        others: see :func:`other_queues`.
         topics: the topics to consume.
 
     Raises:
@@ -237,7 +220,7 @@ def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterabl
     for topic in topics:
         require_queue(layout, others, topic)
     # Without these offsets, a group would begin at a wrong offset.
-    if rocksdb_config(layout) is not None and not is_installed():
+    if names.rocksdb_config(layout) is not None and not is_installed():
         raise needs_package(f"{layout.root}: the offsets of its consumer groups are")
 
 

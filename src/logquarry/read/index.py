@@ -40,7 +40,6 @@ class Index:
     """All index files of a store (``IndexService``).
 
     Args:
-        layout: the store's files.
         files: reads them (default: a new :class:`OpenFiles`).
     """
 
@@ -119,11 +118,6 @@ def with_index_tags(layout: StoreLayout) -> StoreLayout:
     return layout.with_config(replace(layout.config, index_tags=has_tags))
 
 
-def tag_hash(topic: str, tag: str) -> int:
-    """The hash in a tag's index entry (``IndexService.buildKey`` with an index type)."""
-    return java.positive_hash_code(index.tag_text(topic, tag))
-
-
 def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
     """Whether the index has entries for tags of its newest messages; None if these have no tags.
 
@@ -160,7 +154,8 @@ def _has_tag(log: CommitLog, offset: int, hashes: set[int]) -> bool | None:
     tag = props.decode_bytes(found.properties).get(props.TAGS)
     if not tag:
         return None
-    return tag_hash(found.topic.decode("utf-8", java.UTF8_ERRORS), tag) in hashes
+    text = index.tag_text(found.topic.decode("utf-8", java.UTF8_ERRORS), tag)
+    return java.positive_hash_code(text) in hashes
 
 
 _ROUNDS: Final = 3

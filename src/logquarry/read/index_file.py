@@ -27,15 +27,7 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreNotFound
 from logquarry.format import index, java
 from logquarry.format.frame import FIXED_SIZE_V1
-from logquarry.format.index import (
-    DEFAULT_SHAPE,
-    ENTRY,
-    HEADER,
-    SLOT,
-    IndexEntry,
-    IndexHeader,
-    IndexShape,
-)
+from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.format.rows import SIZE
 from logquarry.log.filesystem import FileView
@@ -53,7 +45,7 @@ _LARGEST_SEARCHED: Final = 512 << 20
 _ENOUGH: Final = 0.9
 """If no number of slots fits all entries, one that fits at least this share of them will do."""
 
-_ENTRIES_A_SLOT: Final = DEFAULT_SHAPE.entries // DEFAULT_SHAPE.slots
+_ENTRIES_A_SLOT: Final = index.DEFAULT_SHAPE.entries // index.DEFAULT_SHAPE.slots
 
 _ENTRY_DTYPE: Final = ENTRY.dtype()
 _SLOT_DTYPE: Final = np.dtype(">i4")
@@ -65,8 +57,8 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     A file of RocketMQ's default size has its default shape. An index without entries has no
     determined shape, and needs none.
     """
-    if view.size == DEFAULT_SHAPE.file_size:
-        return DEFAULT_SHAPE
+    if view.size == index.DEFAULT_SHAPE.file_size:
+        return index.DEFAULT_SHAPE
     room = view.size - HEADER.size
     if header.entry_count <= 1 or room < SLOT.size + ENTRY.size or view.size > _LARGEST_SEARCHED:
         return None
@@ -190,13 +182,7 @@ def _share_chained(
 
 
 class IndexFile:
-    """One index file (``IndexFile``).
-
-    Args:
-        path: below the store's root.
-        layout: the store's files.
-        files: reads them.
-    """
+    """One index file (``IndexFile``)."""
 
     def __init__(self, path: str, layout: StoreLayout, files: OpenFiles) -> None:
         self.path = path
@@ -293,7 +279,7 @@ class IndexFile:
             number, upper = entry.previous, number
         return found
 
-    def _chain(self, key_hash: int) -> Iterator[IndexEntry]:
+    def _chain(self, key_hash: int) -> Iterator[index.IndexEntry]:
         """The entries of the slot of a hash, newest first."""
         header = self.header
         # The shape is cached: it must not be inferred while the file is empty.
@@ -318,7 +304,7 @@ class IndexFile:
         data = self._reader.read(self.path, shape.slot_position(key_hash), SLOT.size)
         return int(SLOT.struct.unpack(data)[0]) if len(data) == SLOT.size else 0
 
-    def _entry(self, shape: IndexShape, number: int) -> IndexEntry | None:
+    def _entry(self, shape: IndexShape, number: int) -> index.IndexEntry | None:
         data = self._reader.read(self.path, shape.entry_position(number), ENTRY.size)
         return index.decode_entry(data, 0) if len(data) == ENTRY.size else None
 
@@ -332,7 +318,6 @@ def _hashes(topic: str, key: str) -> tuple[int, int]:
 Int64 = npt.NDArray[np.int64]
 LARGEST_MESSAGE: Final = 64 << 20
 """Maximum bytes of a message; a message that seems larger is damage."""
-_ENTRY: Final = ENTRY.dtype()
 _ENTRIES_AT_ONCE: Final = 1 << 20
 """Number of entries that are read at once."""
 _LEAST_APART: Final = 2
@@ -358,7 +343,6 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
     ``least``. A header that differs from its entries counts as damaged.
 
     Args:
-        layout: the store's files.
         least: physical offset up to which other files show messages.
 
     Returns:
@@ -387,8 +371,6 @@ def indexed_frames(layout: StoreLayout, least: int, spans: Sequence[Span]) -> tu
     """The messages that the index has from a physical offset on, in the order of the log.
 
     Args:
-        layout: the store's files.
-        least: the offset.
         spans: damaged parts of the log, in order; a message that starts in one ends in it too.
 
     Returns:
@@ -437,7 +419,7 @@ def _places(file: IndexFile, *, from_end: bool = False) -> Iterator[Int64]:
     for start in reversed(starts) if from_end else starts:
         wanted = min(_ENTRIES_AT_ONCE, count + 1 - start)
         data = file.read(shape.entry_position(start), wanted * ENTRY.size)
-        entries = np.frombuffer(data, _ENTRY, len(data) // ENTRY.size)
+        entries = np.frombuffer(data, _ENTRY_DTYPE, len(data) // ENTRY.size)
         if len(entries) < wanted and from_end:
             return
         yield entries["physical_offset"].astype(np.int64)

@@ -35,7 +35,6 @@ class LiveLog(CommitLog):
     """The commit log, read from the writer's files.
 
     Args:
-        files: the log's files.
         layout: lists the store's files.
     """
 
@@ -84,12 +83,10 @@ class _LogBytes(OpenFiles):
         self._queue = files
 
     def read(self, path: str, position: int, length: int) -> memoryview:
-        """See :meth:`OpenFiles.read`."""
         start, data = self.window(path, position, length)
         return data[position - start : position - start + length]
 
     def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
-        """See :meth:`OpenFiles.window`."""
         base = int(path.rpartition("/")[2])
         file = self._queue.find(base)
         if file is None:
@@ -97,7 +94,6 @@ class _LogBytes(OpenFiles):
         return file.select_around(position, length)
 
     def fault(self, path: str, position: int, length: int) -> Unreadable | None:
-        """See :meth:`OpenFiles.fault`."""
         file = self._queue.find(int(path.rpartition("/")[2]))
         return None if file is None else first_unreadable(file.unreadable, position, length)
 
@@ -106,24 +102,26 @@ class _LogBytes(OpenFiles):
         return True
 
 
-class LiveQueue(Queue):
-    """A consume queue, read from the writer's files.
-
-    Args:
-        topic: its topic.
-        queue_id: its number.
-        files: its files.
-        log: the log's files.
-    """
+class _LiveFiles(Queue):
+    """A queue, read from the writer's files. Any number of threads may read it."""
 
     def __init__(
         self, topic: str, queue_id: int, files: MappedFileQueue, log: MappedFileQueue
     ) -> None:
         self.topic = topic
         self.queue_id = queue_id
-        self.units_per_file = files.file_size // UNIT_SIZE
         self._files = files
         self._log = log
+
+
+class LiveQueue(_LiveFiles):
+    """A consume queue, read from the writer's files."""
+
+    def __init__(
+        self, topic: str, queue_id: int, files: MappedFileQueue, log: MappedFileQueue
+    ) -> None:
+        super().__init__(topic, queue_id, files, log)
+        self.units_per_file = files.file_size // UNIT_SIZE
         # (start of the queue's first file, start of the log), and the min offset valid for them.
         self._min: tuple[tuple[int, int], int] | None = None
         # The lists of the queue's files and of the log's files, and the min offset valid for them.
@@ -152,7 +150,6 @@ class LiveQueue(Queue):
 
     @property
     def min_offset(self) -> int:
-        """See :attr:`logquarry.read.queue.ConsumeQueue.min_offset`."""
         base, start = self._starts()
         if base < 0:
             return 0
@@ -207,15 +204,8 @@ class LiveQueue(Queue):
         return np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_SIZE)
 
 
-class LiveBatchQueue(Queue):
-    """A batch queue, read from the writer's files. Any number of threads may read it.
-
-    Args:
-        topic: its topic.
-        queue_id: its number.
-        files: its files.
-        log: the log's files.
-    """
+class LiveBatchQueue(_LiveFiles):
+    """A batch queue, read from the writer's files. Any number of threads may read it."""
 
     units_per_file = BatchQueue.units_per_file
     is_batch = True
@@ -223,10 +213,7 @@ class LiveBatchQueue(Queue):
     def __init__(
         self, topic: str, queue_id: int, files: MappedFileQueue, log: MappedFileQueue
     ) -> None:
-        self.topic = topic
-        self.queue_id = queue_id
-        self._files = files
-        self._log = log
+        super().__init__(topic, queue_id, files, log)
         self._change = threading.Lock()
         self._seen: tuple[_Files, BatchQueue] | None = None
 
@@ -239,36 +226,29 @@ class LiveBatchQueue(Queue):
             return self._seen[1]
 
     def bounds(self) -> tuple[int, int]:
-        """See :meth:`Queue.bounds`."""
         return self._now().bounds()
 
     @property
     def min_offset(self) -> int:
-        """See :attr:`BatchQueue.min_offset`."""
         return self._now().min_offset
 
     @property
     def max_offset(self) -> int:
-        """See :attr:`BatchQueue.max_offset`."""
         return self._now().max_offset
 
     @property
     def last_entry(self) -> QueueEntry | None:
-        """See :attr:`BatchQueue.last_entry`."""
         return self._now().last_entry
 
     def segments(self) -> Iterator[QueueSegment]:
-        """See :meth:`BatchQueue.segments`."""
         return self._now().segments()
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """See :meth:`BatchQueue.runs`."""
         return self._now().runs(start, stop)
 
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """See :meth:`BatchQueue.offset_by_time`."""
         return self._now().offset_by_time(timestamp, store_time, log_min_offset=log_min_offset)
 
 

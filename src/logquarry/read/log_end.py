@@ -39,7 +39,6 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from logquarry.format import frame
-from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
@@ -135,7 +134,7 @@ def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
         before is not None
         and log_end <= before.physical_offset
         and before.end <= last.physical_offset
-        and all(FIXED_SIZE_V1 <= one.size <= LARGEST_MESSAGE for one in (before, last))
+        and all(frame.FIXED_SIZE_V1 <= one.size <= LARGEST_MESSAGE for one in (before, last))
     )
 
 
@@ -147,7 +146,6 @@ def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | Non
     message in a later file, that file had messages.
 
     Args:
-        layout: the store's files.
         entries: the result of :func:`last_entries`.
     """
     log, durable, least = layout.commit_log, layout.durable_end, layout.commit_log.end
@@ -169,7 +167,6 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
     needs :func:`sound_bound`.
 
     Args:
-        layout: the store's files.
         queues: its queues (default: all that have files).
     """
     if layout.has_abort and layout.is_live():
@@ -190,7 +187,6 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
     the bound can end the log.
 
     Args:
-        layout: the store's files.
         bound: the result of :func:`log_bound`.
     """
     if layout.is_sure_of(bound):
@@ -233,7 +229,6 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
     The log must have no damage. This reads the last file that has a message, without bodies.
 
     Args:
-        layout: the store's files.
         stop: physical offset at which the log ends.
     """
     # The module imports pyarrow, which a reader of a few messages does not need.

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from logquarry.config import StoreConfig
 from logquarry.format import java, queue_entry, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.format.rows import SIZE
 from logquarry.log.frames import message_counts
 from logquarry.log.walk import Event, LogEnd, Run
@@ -64,7 +63,6 @@ def count_units(
     """Count the entries that point to a message between two physical offsets.
 
     Args:
-        units: the entries.
         min_offset: first physical offset.
         max_offset: physical offset after the last one.
         is_batch: whether neighbouring entries may point to one frame, whose bytes count once.
@@ -80,7 +78,7 @@ def count_units(
         sizes = part["size"].astype(np.int32)
         first, end = int(part["physical_offset"][0]), int(part["physical_offset"][-1])
         whole = min_offset <= first <= end < max_offset and int(sizes.min()) > 0
-        if not whole or int(sizes.max()) == FILLER_SIZE:
+        if not whole or int(sizes.max()) == queue_entry.FILLER_SIZE:
             offsets = part["physical_offset"]
             inside = has_message(part) & (offsets >= min_offset) & (offsets < max_offset)
             sizes = sizes[inside]
@@ -192,8 +190,6 @@ class LogQueue(Queue):
     """A queue made from the log.
 
     Args:
-        topic: its topic.
-        queue_id: its number.
         offsets: queue offsets, in ascending order; damage to the log leaves gaps.
         units: the entry at each offset.
         units_per_file: entries that a file of this queue would have.
@@ -220,9 +216,9 @@ class LogQueue(Queue):
         return int(self._offsets[-1]) + 1 if len(self._offsets) else 0
 
     @property
-    def last_entry(self) -> QueueEntry | None:
+    def last_entry(self) -> queue_entry.QueueEntry | None:
         """The entry of the last message."""
-        return QueueEntry(*self._units[-1].item()) if len(self._units) else None
+        return queue_entry.QueueEntry(*self._units[-1].item()) if len(self._units) else None
 
     def segments(self) -> Iterator[QueueSegment]:
         """The files that the queue would have."""

@@ -117,7 +117,6 @@ def lost_messages(
     are an estimate (:func:`logquarry.read.index_file.indexed_frames`).
 
     Args:
-        layout: the store's files.
         spans: the damaged parts, in the order of the log.
         log_end: physical offset of the log's end (default: count only messages in ``spans``).
     """

@@ -255,8 +255,6 @@ class FileQueue(Queue):
     files when their entries are needed.
 
     Args:
-        layout: the store's files.
-        topic: its topic, as the folder is named.
         queue_id: its number, as the folder is named.
         log_min_offset: physical offset of the log's first byte (default: as listed in the layout).
         files: reads them (default: a new :class:`OpenFiles`).

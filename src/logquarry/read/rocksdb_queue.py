@@ -182,10 +182,6 @@ def derived_queues(
     """The queues in RocksDB with the later messages of the log, and the log's end.
 
     Without RocksDB, this reads the whole log. The log's end is None if the log is empty.
-
-    Args:
-        layout: the store's files.
-        reader: reads the log.
     """
     database, start = open_queues(layout), None
     if database is not None and layout.commit_log.at(database.dispatched_end) is not None:
@@ -202,7 +198,6 @@ class RocksQueue(Queue):
 
     Args:
         database: the queues of the store.
-        key: topic and queue id.
         log_min_offset: physical offset of the log's first byte.
         tail: the messages after the dispatched end; None if there are none.
         is_strict: whether damage in RocksDB raises ``CorruptFile``; if not, entries are missing.

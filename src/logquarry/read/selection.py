@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import frame
-from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.log.places import runs_at
@@ -85,7 +84,7 @@ class PlaceList:
     @property
     def length(self) -> int:
         """Estimated bytes."""
-        return len(self.offsets) * FIXED_SIZE_V1
+        return len(self.offsets) * frame.FIXED_SIZE_V1
 
 
 Part = LogSplit | QueueSlice | PlaceList
@@ -124,8 +123,6 @@ def plan_read(
     """Plan the parts to read for a selection; each part can be read separately.
 
     Args:
-        layout: the store's files.
-        selection: the wanted messages.
         split_size: maximum bytes of messages in a part.
         min_parts: minimum number of parts, if there are enough messages.
         skip_damage: whether reading continues after damage. Then the plan reads the last file to
@@ -310,11 +307,11 @@ def _first_time(layout: StoreLayout, path: str, base: int) -> int | None:
         view = layout.open_file(path)
     except FileNotFoundError:
         return None
-    data = view.window(0, FIXED_SIZE_V1)
+    data = view.window(0, frame.FIXED_SIZE_V1)
     outcome = frame.decode_at(data, 0, base=base, check_crc=False) if len(data) else None
     if isinstance(outcome, frame.Damage) and len(data) < view.size:
         size, _ = frame.BLANK.struct.unpack_from(data, 0)
-        data = view.window(0, min(max(size, FIXED_SIZE_V1), view.size))
+        data = view.window(0, min(max(size, frame.FIXED_SIZE_V1), view.size))
         outcome = frame.decode_at(data, 0, base=base, check_crc=False)
     return outcome.store_timestamp if isinstance(outcome, frame.Frame) else None
 
@@ -424,10 +421,10 @@ class _QueuePlanner:
         files = [file for file in index.files if not file.is_empty]
         if not files or not index.is_usable:
             return None
-        assert self.selection.wanted.keys is not None
-        topics = [t for t in {q.topic for q in self.queues} if self._takes(t)]
+        wanted = self.selection.wanted
+        topics = [topic for topic in {q.topic for q in self.queues} if wanted.takes_topic(topic)]
         places: set[int] = set()
-        for file, topic, key in product(files, topics, self.selection.wanted.keys):
+        for file, topic, key in product(files, topics, wanted.keys or ()):
             found = file.all_offsets(topic, key)
             if found is None:
                 return None
@@ -448,9 +445,6 @@ class _QueuePlanner:
         ]
         return tuple(sorted(places)), unindexed
 
-    def _takes(self, topic: str) -> bool:
-        return self.selection.wanted.takes_topic(topic)
-
 
 def _is_whole(queue: ConsumeQueue) -> bool:
     """Whether the files of a queue have no gap."""
@@ -462,7 +456,7 @@ def _is_ordered(units: Units) -> bool:
     """Whether the entries of a queue are in the order of the log, and all are plausible."""
     offsets = units["physical_offset"].astype(np.int64)
     sizes = units["size"]
-    return bool((sizes >= FIXED_SIZE_V1).all()) and bool((np.diff(offsets) > 0).all())
+    return bool((sizes >= frame.FIXED_SIZE_V1).all()) and bool((np.diff(offsets) > 0).all())
 
 
 def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]:

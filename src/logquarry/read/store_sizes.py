@@ -16,7 +16,6 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from logquarry import text
@@ -25,7 +24,6 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UsageError
 from logquarry.format import batch, index, java, queue_entry, state_table
 from logquarry.format.frame import Frame
-from logquarry.format.index import IndexShape
 from logquarry.format.rows import REACHED_STOP
 from logquarry.log import codec
 from logquarry.log.kept_settings import levels_text
@@ -82,11 +80,11 @@ def _with_multi_dispatch(config: StoreConfig, layout: StoreLayout) -> StoreConfi
     is_on, has_lmq = config.enable_multi_dispatch, config.enable_lmq
     if is_on is not None and has_lmq is not None:
         return config
-    found = None if is_on is False else find_multi_dispatch(layout)
+    is_found, found_lmq = (False, None) if is_on is False else _find_multi_dispatch(layout)
     if is_on is None:
-        is_on = True if found is not None else layout.kept_settings.get("enable_multi_dispatch")
-    if has_lmq is None and found is not None:
-        has_lmq = found.has_lmq
+        is_on = is_found or layout.kept_settings.get("enable_multi_dispatch")
+    if has_lmq is None:
+        has_lmq = found_lmq
     if has_lmq is None and config.enable_multi_dispatch is None:
         # If nothing else shows LMQ, the queues' names decide later.
         has_lmq = layout.kept_settings.get("enable_lmq", True if is_on else None)
@@ -211,7 +209,7 @@ def _common_size(queues: list[FileSequence], entry_size: int) -> int:
     return max(sizes, key=lambda size: (sizes[size], size), default=0)
 
 
-def _shape_of(layout: StoreLayout) -> IndexShape | None:
+def _shape_of(layout: StoreLayout) -> index.IndexShape | None:
     found = Index(layout).files
     for file in found:
         if file.shape is not None:
@@ -349,26 +347,14 @@ def _known(layout: StoreLayout) -> str:
     return f"the queues point to {size:,} bytes ({text.plural(messages, 'message')})"
 
 
-@dataclass(frozen=True, slots=True)
-class MultiDispatchFound:
-    """Multi-dispatch and LMQ, as the queues of a store show them.
-
-    Attributes:
-        path: folder of a queue that multi-dispatch fills.
-        has_lmq: whether all queues named ``%LMQ%...`` have queue id 0; None if there are none.
-    """
-
-    path: str
-    has_lmq: bool | None
-
-
-def find_multi_dispatch(layout: StoreLayout) -> MultiDispatchFound | None:
-    """Find a queue that multi-dispatch fills; None if there is none.
+def _find_multi_dispatch(layout: StoreLayout) -> tuple[bool, bool | None]:
+    """Whether multi-dispatch fills any queue, and whether all queues named ``%LMQ%...`` have queue
+    id 0 (None if there are none).
 
     Reads the last entry of up to 256 queues, and the frame that it points to.
     """
     if layout.other_log is not None or not layout.commit_log.files:
-        return None
+        return False, None
     files = OpenFiles(layout)
     log = CommitLog(layout, files=files)
     topics = layout.read_topics()
@@ -377,11 +363,10 @@ def find_multi_dispatch(layout: StoreLayout) -> MultiDispatchFound | None:
         layout.queue_names,
         key=lambda key: (not key[0].startswith(LMQ_PREFIX), key[0] in topics),
     )
-    path: str | None = None
-    has_lmq: bool | None = None
+    is_on = False
     for topic, queue_id in names[:_MOST_QUEUES]:
         is_lmq = topic.startswith(LMQ_PREFIX)
-        if path is not None and not is_lmq:
+        if is_on and not is_lmq:
             break
         queue = ConsumeQueue(layout, topic, queue_id, files=files)
         entry = queue.last_entry
@@ -390,8 +375,7 @@ def find_multi_dispatch(layout: StoreLayout) -> MultiDispatchFound | None:
         frame = log.outcome_at(entry.physical_offset, check_crc=False)
         if not isinstance(frame, Frame) or not frame.is_copied_to(topic):
             continue
-        path = path or f"{CONSUME_QUEUE}/{topic}/{queue_id}"
+        is_on = True
         if is_lmq and (queue_id or frame.queue_id):
-            has_lmq = not queue_id
-            break
-    return None if path is None else MultiDispatchFound(path, has_lmq)
+            return True, not queue_id
+    return is_on, None

@@ -258,7 +258,6 @@ def find_timers(
         queue: queue 0 of ``rmq_sys_wheel_timer``, None if there is none.
         message: reads the message at a physical offset, given its size.
         runs: reads the frames of the log from a physical offset on, which may lie inside a frame.
-        known: the deliveries that are known.
     """
     found = Timers()
     if queue is None:
@@ -335,7 +334,6 @@ def timers_of(layout: StoreLayout, check: TimerCheck | None = None) -> Timers:
     """The timer messages that wait in a store.
 
     Args:
-        layout: the store's files.
         check: contents to use instead of the store's own ``timercheck``.
     """
     check = check_or_none(layout) if check is None else check

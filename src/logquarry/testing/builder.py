@@ -16,7 +16,6 @@ from typing import BinaryIO, Final, Self
 
 from logquarry.format import checkpoint, frame, java, message_id, queue_entry, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.java import crc32
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, NAME_DIGITS
 from logquarry.stored_message import StoredMessage
 
@@ -248,7 +247,10 @@ def fill(
                 offset, room, parts = offset + room, file_size, []
             time = _FILL_TIME + number // 50
             queue = builder.queue_units(names[topic], queue_id)
-            crc, queue_offset = java.body_crc(crc32(content)), len(queue) // queue_entry.UNIT_SIZE
+            crc, queue_offset = (
+                java.body_crc(java.crc32(content)),
+                len(queue) // queue_entry.UNIT_SIZE,
+            )
             parts += (
                 pack(
                     *(size, frame.MAGIC_V1, crc, queue_id, 0, queue_offset, offset, 0, time - 3),

@@ -225,7 +225,7 @@ class DiskState:
                 effects = change.effects
                 if change.is_rename and len(effects) > 1 and rng.random() < 0.25:
                     effects = effects[:1]
-                _apply(names, effects)
+                apply(names, effects)
         share = rng.choice(_SHARES)
         return _image(names, {key: _crashed(c, share, rng) for key, c in self.contents.items()})
 
@@ -240,7 +240,8 @@ class DiskState:
         )
 
 
-def _apply(names: dict[int, dict[str, int]], effects: Sequence[Effect]) -> None:
+def apply(names: dict[int, dict[str, int]], effects: Iterable[Effect]) -> None:
+    """Change names."""
     for folder, name, node in effects:
         entries = names.setdefault(folder, {})
         if node is None:

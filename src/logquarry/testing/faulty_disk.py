@@ -17,26 +17,18 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.service import Health, abandon_in_children
-from logquarry.log.readable import WatchedMap
-from logquarry.testing.disk_state import (
-    PAGE,
-    ROOT_ID,
-    SYNCS,
-    Change,
-    Content,
-    CrashImage,
-    DiskState,
-    Effect,
-    Fault,
-    Faults,
-    Stopped,
-)
+from logquarry.testing import disk_state
+from logquarry.testing.disk_state import PAGE, ROOT_ID, Change, Content, DiskState, Effect, Stopped
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _MOST_VERSIONS: Final = 3
 _SITE_DEPTH: Final = 3
@@ -115,7 +107,18 @@ def _differing(one: bytes, other: bytes) -> Iterator[int]:
             yield at // PAGE
 
 
-class FaultyDisk(LocalDisk):
+def _observed(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A call that only passes through: the disk observes and counts it, and it may fail."""
+
+    @wraps(call)
+    def observed(disk: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with disk._call(call.__name__):
+            return call(disk, *args, **kwargs)
+
+    return observed
+
+
+class FaultyDisk(Disk):
     """A local disk with injected faults, for the files in one folder. Thread-safe.
 
     The content of the folder at the start is durable. Only this disk should create, rename or
@@ -136,7 +139,7 @@ class FaultyDisk(LocalDisk):
     def __init__(self, root: Path, *, observe: Callable[[str], None] | None = None) -> None:
         super().__init__()
         self.root = root.absolute()
-        self.faults = Faults()
+        self.faults = disk_state.Faults()
         self.observe = observe
         self.sites: dict[str, int] = {}
         self.ignored: set[str] = set()
@@ -167,7 +170,7 @@ class FaultyDisk(LocalDisk):
             error: the errno, or :data:`~logquarry.testing.disk_state.SHORT`.
             for_ever: whether all later calls fail too.
         """
-        self.faults.add(Fault(kind, nth, error, for_ever))
+        self.faults.add(disk_state.Fault(kind, nth, error, for_ever))
 
     def stop_at(self, number: int) -> None:
         """Let the process die before a call, counted from the disk's first call.
@@ -208,13 +211,12 @@ class FaultyDisk(LocalDisk):
         """
         return self.state().crash(rng).write(folder)
 
-    def image(self, rng: random.Random) -> CrashImage:
+    def image(self, rng: random.Random) -> disk_state.CrashImage:
         """Make a crash image of a power cut now, in memory."""
         return self.state().crash(rng)
 
     # ----------------------------------------------------------------------------- the port
     def open(self, path: Path, *, create: bool = False, exclusive: bool = False) -> int:
-        """See :meth:`Disk.open`."""
         with self._call("open"):
             descriptor = super().open(path, create=create, exclusive=exclusive)
             if self._covers(path):
@@ -233,13 +235,7 @@ class FaultyDisk(LocalDisk):
                 self._open.pop(descriptor, None)
                 super().close(descriptor)
 
-    def size(self, descriptor: int) -> int:
-        """See :meth:`Disk.size`."""
-        with self._call("size"):
-            return super().size(descriptor)
-
     def allocate(self, descriptor: int, size: int) -> None:
-        """See :meth:`Disk.allocate`."""
         before = os.fstat(descriptor).st_size
         try:
             with self._call("allocate") as is_half:
@@ -254,18 +250,11 @@ class FaultyDisk(LocalDisk):
                 os.ftruncate(descriptor, before + (size - before) // 2)
             raise
 
-    def map(self, descriptor: int, size: int) -> WatchedMap:
-        """See :meth:`Disk.map`."""
-        with self._call("map"):
-            return super().map(descriptor, size)
-
     def read(self, descriptor: int, count: int, position: int) -> bytes:
-        """See :meth:`Disk.read`."""
         with self._call("read") as is_half:
             return super().read(descriptor, -(-count // 2) if is_half else count, position)
 
     def write(self, descriptor: int, data: memoryview | bytes, position: int) -> int:
-        """See :meth:`Disk.write`."""
         with self._call("write") as is_half:
             if is_half:
                 data = data[: -(-len(data) // 2)]
@@ -275,15 +264,12 @@ class FaultyDisk(LocalDisk):
             return count
 
     def fdatasync(self, descriptor: int) -> None:
-        """See :meth:`Disk.fdatasync`."""
         self._sync_file("fdatasync", descriptor)
 
     def fsync(self, descriptor: int) -> None:
-        """See :meth:`Disk.fsync`."""
         self._sync_file("fsync", descriptor)
 
     def sync_folder(self, folder: Path) -> None:
-        """See :meth:`Disk.sync_folder`."""
         with self._call("sync_folder"):
             if not folder.is_dir():
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
@@ -291,7 +277,6 @@ class FaultyDisk(LocalDisk):
                 self._sync_names(self._number(folder))
 
     def make_folder(self, folder: Path) -> None:
-        """See :meth:`Disk.make_folder`."""
         with self._call("make_folder"):
             super().make_folder(folder)
             if self._covers(folder):
@@ -300,7 +285,6 @@ class FaultyDisk(LocalDisk):
                 self._change(self._effect(folder, number))
 
     def rename(self, path: Path, to: Path) -> None:
-        """See :meth:`Disk.rename`."""
         with self._call("rename"):
             super().rename(path, to)
             if self._covers(path) and self._covers(to):
@@ -308,38 +292,23 @@ class FaultyDisk(LocalDisk):
                 self._change(self._effect(to, node), self._effect(path, None), is_rename=True)
 
     def link(self, path: Path, to: Path) -> None:
-        """See :meth:`Disk.link`."""
         with self._call("link"):
             super().link(path, to)
             if self._covers(to):
                 self._change(self._effect(to, self._number(path)))
 
     def unlink(self, path: Path) -> None:
-        """See :meth:`Disk.unlink`."""
         with self._call("unlink"):
             super().unlink(path)
             if self._covers(path):
                 self._change(self._effect(path, None))
 
-    def list(self, folder: Path) -> list[str]:
-        """See :meth:`Disk.list`."""
-        with self._call("list"):
-            return super().list(folder)
-
-    def is_linked(self, descriptor: int) -> bool:
-        """See :meth:`Disk.is_linked`."""
-        with self._call("is_linked"):
-            return super().is_linked(descriptor)
-
-    def is_named(self, descriptor: int, path: Path) -> bool:
-        """See :meth:`Disk.is_named`."""
-        with self._call("is_named"):
-            return super().is_named(descriptor, path)
-
-    def next_data(self, descriptor: int, position: int) -> int | None:
-        """See :meth:`Disk.next_data`."""
-        with self._call("next_data"):
-            return super().next_data(descriptor, position)
+    size = _observed(Disk.size)
+    map = _observed(Disk.map)
+    list = _observed(Disk.list)
+    is_linked = _observed(Disk.is_linked)
+    is_named = _observed(Disk.is_named)
+    next_data = _observed(Disk.next_data)
 
     # ------------------------------------------------------------------------------- calls
     @contextmanager
@@ -409,11 +378,7 @@ class FaultyDisk(LocalDisk):
         return Effect(self._number(path.parent), path.name, node)
 
     def _change(self, *effects: Effect, is_rename: bool = False) -> None:
-        for folder, name, node in effects:
-            if node is None:
-                self._names[folder].pop(name, None)
-            else:
-                self._names[folder][name] = node
+        disk_state.apply(self._names, effects)
         self._pending.append(Change(list(effects), is_rename))
 
     def _sync_names(self, folder: int) -> None:
@@ -422,11 +387,7 @@ class FaultyDisk(LocalDisk):
             # file could lose both names.
             goes = change.is_rename and change.effects[-1].folder == folder
             done = [e for e in change.effects if e.folder == folder or goes]
-            for at, name, node in done:
-                if node is None:
-                    self._durable[at].pop(name, None)
-                else:
-                    self._durable[at][name] = node
+            disk_state.apply(self._durable, done)
             change.effects = [e for e in change.effects if e not in done]
         self._pending = [change for change in self._pending if change.effects]
 
@@ -456,7 +417,7 @@ class FaultyDisk(LocalDisk):
     # ------------------------------------------------------------------------------- sites
     def _is_ignored(self, kind: str, of: _File | Path) -> bool:
         """Record the place in the code that syncs, and return whether its syncs have no effect."""
-        assert kind in SYNCS
+        assert kind in disk_state.SYNCS
         site = f"{kind} {self._part(of)}: {_call_chain()}"
         self.sites[site] = self.sites.get(site, 0) + 1
         return site in self.ignored

@@ -191,4 +191,5 @@ def test_what_is_there_at_the_start_is_durable(tmp_path: Path) -> None:
 def test_all_calls_of_the_port_are_known(tmp_path: Path) -> None:
     from logquarry.disk.disk import Disk
 
-    assert Disk.__abstractmethods__ == CALLS
+    replaced = {name for name in vars(Disk).keys() & vars(FaultyDisk) if not name.startswith("_")}
+    assert replaced == CALLS

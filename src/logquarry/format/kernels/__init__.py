@@ -8,6 +8,9 @@ alive. They are safe on any bytes, and give the same verdicts as the reference.
 a kernel is needed, because importing numba takes half a second.
 """
 
+# ruff: noqa: F401
+# mypy: implicit-reexport
+
 from logquarry.format.kernels.columns import (
     HOST_TEXT_SIZE,
     copy_spans,
@@ -56,49 +59,3 @@ from logquarry.format.kernels.walk import (
     last_nonzero,
     walk,
 )
-
-__all__ = [
-    "DELAY",
-    "HOST_TEXT_SIZE",
-    "KEYS",
-    "TAGS",
-    "UNIQ_KEY",
-    "bad_utf8",
-    "batch_frames",
-    "check_chains",
-    "check_frame",
-    "check_places",
-    "copy_spans",
-    "encode_frames",
-    "find_frame",
-    "first_nonzero",
-    "first_word_hashes",
-    "first_wrong_crc",
-    "follow",
-    "gather",
-    "get_frames",
-    "group_units",
-    "host_texts",
-    "index_keys",
-    "intern_numbers",
-    "intern_spans",
-    "intern_topics",
-    "last_nonzero",
-    "look_into",
-    "mark_named",
-    "mark_suspects",
-    "measure_inner",
-    "message_ids",
-    "number_frames",
-    "offsets_of",
-    "parse_properties",
-    "place_staged",
-    "property_strings",
-    "put_index_keys",
-    "same_staged",
-    "spans_of",
-    "tags_codes",
-    "topic_spans",
-    "unwrap_frames",
-    "walk",
-]
