@@ -6,6 +6,8 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+QUICK = 40
+
 
 def load() -> None:
     """Register the profiles and load the one that the environment names."""
@@ -13,7 +15,13 @@ def load() -> None:
     common = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
     # The same examples in each run: a run takes the same time, and has the same result. The other
     # profiles draw other examples in each run.
-    settings.register_profile("quick", common, max_examples=40, derandomize=True)
+    settings.register_profile("quick", common, max_examples=QUICK, derandomize=True)
     settings.register_profile("thorough", common, max_examples=5_000)
     settings.register_profile("more", common, max_examples=1_000)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def costly() -> settings:
+    """Half of the quick profile's examples, for tests that take 50 ms or more for each example."""
+    usual = settings.get_current_profile_name() == "quick"
+    return settings(max_examples=QUICK // 2 if usual else settings.default.max_examples)
