@@ -24,4 +24,4 @@ def load() -> None:
 def costly() -> settings:
     """Half of the quick profile's examples, for tests that take 50 ms or more for each example."""
     usual = settings.get_current_profile_name() == "quick"
-    return settings(max_examples=QUICK // 2 if usual else settings.default.max_examples)
+    return settings(max_examples=QUICK // 2 if usual else settings().max_examples)

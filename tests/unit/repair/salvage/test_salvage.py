@@ -29,7 +29,7 @@ from tests.helpers.small_store import config, facts, opened
 from tests.helpers.store_maker import FIRST_TIME, StoreMaker
 
 COMMIT, ROLLBACK, PREPARED = 8, 12, 4
-SMALL_INDEX = {"max_hash_slot_num": 16, "max_index_num": 50}
+SMALL_INDEX: dict[str, Any] = {"max_hash_slot_num": 16, "max_index_num": 50}
 """For a store without an index: an index file of 420 MB would take a second to check."""
 
 
