@@ -10,8 +10,16 @@ import pytest
 
 import logquarry as lq
 from logquarry.bench import scan
+from logquarry.bench import store as bench_store
 from tests.helpers.command import run
 from tests.helpers.small_store import SMALL
+
+
+@pytest.fixture
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the benchmarks make small files: those of production size take a second in each pass."""
+    for module in (scan, bench_store):
+        monkeypatch.setattr(module, "StoreConfig", partial(lq.StoreConfig, **SMALL))
 
 
 def test_bench_scan(tmp_path: Path) -> None:
@@ -40,7 +48,9 @@ def test_bench_scan(tmp_path: Path) -> None:
         ("consume", ["--batch", 100]),
     ],
 )
-def test_bench_of_a_store(tmp_path: Path, kind: str, options: list[object]) -> None:
+def test_bench_of_a_store(
+    tmp_path: Path, kind: str, options: list[object], small_files: None
+) -> None:
     shared = ["--dir", tmp_path, "--n", 200, "--body", 20, "--warmup", 64]
     found = json.loads(run("bench", kind, *shared, *options, "--json").stdout)
     assert found["bench"] == kind and found["n"] in (192, 200)
@@ -49,11 +59,7 @@ def test_bench_of_a_store(tmp_path: Path, kind: str, options: list[object]) -> N
 
 
 @pytest.mark.parametrize(("kind", "modes"), [("recover", 2), ("rebuild", 1)])
-def test_bench_of_a_recovery(
-    tmp_path: Path, kind: str, modes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Making files of a production size takes seconds in each pass.
-    monkeypatch.setattr(scan, "StoreConfig", partial(lq.StoreConfig, **SMALL))
+def test_bench_of_a_recovery(tmp_path: Path, kind: str, modes: int, small_files: None) -> None:
     shared = ["--dir", tmp_path, "--n", 200, "--body", 20]
     found = json.loads(run("bench", kind, *shared, "--json").stdout)
     assert found["bench"] == kind and found["recovery"] == "safe" and found["n"] == 200
@@ -64,12 +70,13 @@ def test_bench_of_a_recovery(
 
 
 def test_bench_for_people(tmp_path: Path) -> None:
+    # With files of production size, unlike the other tests.
     shown = run("bench", "put", "--dir", tmp_path, "--n", 10, "--warmup", 0).stdout
     assert "seconds until dispatched" in shown
 
 
 @pytest.mark.parametrize("kind", ["put", "put-batch"])
-def test_bench_beside_another_store(tmp_path: Path, kind: str) -> None:
+def test_bench_beside_another_store(tmp_path: Path, kind: str, small_files: None) -> None:
     options = ["--dir", tmp_path, "--n", 50, "--warmup", 10, "--beside", "sqlite3"]
     found = json.loads(run("bench", kind, *options, "--json").stdout)
     assert found["ratio_to_sqlite3"] == pytest.approx(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from hypothesis import reject
+
 from logquarry.config import StoreConfig
+from logquarry.errors import MisnamedFile
 from logquarry.log.filesystem import Entry, FileSystem, FileView
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import BlankSpan, DamagedSpan, Event, Run
@@ -81,9 +84,17 @@ def layout_of(
     least: int | None = None,
     page: int = 4096,
 ) -> StoreLayout:
-    """The layout of a store in memory."""
+    """The layout of a store in memory; for Hypothesis, damage that makes a name wrong is no case.
+
+    A copy of a file's beginning, some bytes later in the file, looks like a file of another offset.
+    """
     config = StoreConfig(mapped_file_size_commit_log=file_size)
-    return StoreLayout(MemoryFileSystem(files, least=least, page=page), config)
+    layout = StoreLayout(MemoryFileSystem(files, least=least, page=page), config)
+    try:
+        layout.require_right_names()
+    except MisnamedFile:
+        reject()
+    return layout
 
 
 def told(events: Iterable[Event]) -> list[Told]:

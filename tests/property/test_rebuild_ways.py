@@ -20,6 +20,7 @@ from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.spark import rebuilding
 from tests.conformance.golden_facts import SOUND, WITH_LOG, Scenario
 from tests.helpers.damage import damaged
+from tests.helpers.hypothesis_profiles import costly
 from tests.helpers.store_maker import StoreMaker
 
 T = TypeVar("T")
@@ -118,6 +119,7 @@ STORES = {(restarts, rolls): store(restarts, rolls) for restarts in (0, 1) for r
 """The index files of 49 messages with two keys are just full."""
 
 
+@costly()
 @given(st.sampled_from(sorted(STORES)).flatmap(lambda which: damaged(STORES[which], most=2)))
 def test_stores_with_damage(files: dict[str, bytes]) -> None:
     with TemporaryDirectory() as folder:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from logquarry.errors import CorruptFrame
 from logquarry.spark.tasks import plan_tasks, read_batches
 from tests.helpers.damage import damaged
+from tests.helpers.hypothesis_profiles import costly
 from tests.helpers.store_maker import StoreMaker
 from tests.helpers.stream import Stream
 
@@ -48,6 +49,7 @@ def _stream(stream: Stream) -> Places | tuple[str, int]:
     return stream.places
 
 
+@costly()
 @given(
     st.data(),
     st.booleans(),

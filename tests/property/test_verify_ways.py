@@ -21,6 +21,7 @@ from logquarry.repair.audit.runs import FrameFacts, SoundParts, SoundReader, run
 from logquarry.repair.verify import verify, verify_store
 from logquarry.repair.verify.findings import VerifyReport
 from tests.helpers.damage import damaged
+from tests.helpers.hypothesis_profiles import costly
 from tests.helpers.store_maker import StoreMaker
 from tests.helpers.twins import both
 
@@ -55,7 +56,7 @@ def sound_parts(layout: StoreLayout, size: int) -> SoundParts:
     )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(costly(), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damaged(made(), most=2), st.booleans(), st.sampled_from([64, 700, 5_000]))
 def test_both_ways_find_the_same(
     tmp_path: Path, files: dict[str, bytes], crashed: bool, size: int

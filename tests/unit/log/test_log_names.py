@@ -18,6 +18,7 @@ from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store
 from tests.helpers.command import run
 from tests.helpers.failing_disk import StoppedDisk
+from tests.helpers.hypothesis_profiles import costly
 from tests.helpers.small_store import bodies, config, opened
 
 SIZE = 16_384
@@ -179,6 +180,7 @@ def test_mode_rocketmq_refuses(store: Path, case: str) -> None:
     assert log_of(store) == before and not (store / "abort").exists()
 
 
+@costly()
 @given(st.data())
 def test_any_permutation(
     prepared: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -29,6 +29,8 @@ from tests.helpers.small_store import config, facts, opened
 from tests.helpers.store_maker import FIRST_TIME, StoreMaker
 
 COMMIT, ROLLBACK, PREPARED = 8, 12, 4
+SMALL_INDEX: dict[str, Any] = {"max_hash_slot_num": 16, "max_index_num": 50}
+"""For a store without an index: an index file of 420 MB would take a second to check."""
 
 
 def saved(root: Path, into: Path | None, *, include_stale: bool = False, **sizes: Any) -> Salvaged:
@@ -280,7 +282,7 @@ def test_a_topic_that_was_made_anew_keeps_both_lives(tmp_path: Path) -> None:
         maker.put(queue_offset=offset)
     maker.units["orders", 0] = {}
     root = maker.write(tmp_path / "store")
-    saved(root, tmp_path / "new")
+    saved(root, tmp_path / "new", **SMALL_INDEX)
     assert [m.queue_offset for m in messages(tmp_path / "new")] == [5, 6, 7, 0, 1]
     with lq.MessageStore.open(tmp_path / "new") as store:
         assert store.queue_offsets("orders", 0) == (0, 2)
@@ -297,7 +299,7 @@ def test_a_rotten_queue_offset_is_set_right(tmp_path: Path, which: int, bit: int
     shutil.rmtree(root / "consumequeue")
     place = maker.frames[which].physical_offset + 20 + (63 - bit) // 8
     flip(root / "commitlog" / "0".zfill(20), place, 1 << bit % 8)
-    found = saved(root, tmp_path / "new")
+    found = saved(root, tmp_path / "new", **SMALL_INDEX)
     assert found.plan.rotten_offsets == 1
     assert [m.queue_offset for m in messages(tmp_path / "new")] == list(range(10))
 
