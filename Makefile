@@ -40,13 +40,11 @@ check: .venv/.installed-dev ## lint, format and types: exactly what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 
-# Both at once: half of the time, the tests with Spark wait. Spark gives a Python process ten seconds
-# to start, so its tests get the cores first.
-test: .venv/.compiled ## every quick test: those with Spark beside those without it
-	@$(MAKE) --no-print-directory -j 2 test-plain test-spark
+# One after the other: Spark gives a Python process ten seconds to start, also beside busy cores.
+test: test-plain test-spark ## every quick test
 
 test-plain: .venv/.compiled ## the quick tests without Spark
-	nice -n 5 $(PARALLEL) -m "$(QUICK) and not spark" $(ARGS) $(OR_NONE)
+	$(PARALLEL) -m "$(QUICK) and not spark" $(ARGS) $(OR_NONE)
 
 test-spark: .venv/.compiled ## the quick tests with Spark
 	$(PYTEST) -m "$(QUICK) and spark" $(SPARK_FILES) $(ARGS) $(OR_NONE)

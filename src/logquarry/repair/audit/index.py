@@ -219,7 +219,7 @@ class IndexAudit:
         """Whether a nonzero byte follows the header."""
         for start in range(HEADER.size, size, _CHUNK):
             data = self._files.read(file.path, start, min(_CHUNK, size - start))
-            if data.tobytes().strip(b"\0"):
+            if np.frombuffer(data, np.uint8).any():
                 return True
         return False
 
