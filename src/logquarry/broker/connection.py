@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, cast
 from logquarry.broker.acl import Account
 from logquarry.broker.sparing import SparingLog, line_of
 from logquarry.errors import LogquarryError, ProtocolViolation
-from logquarry.format import message_id
+from logquarry.format import fastjson, message_id
 from logquarry.protocol.remoting import (
     Flag,
     RemotingCommand,
@@ -75,6 +75,11 @@ class Request:
             self.command,
             self.command.answer(code, remark=remark, fields=fields or {}, body=body),
         )
+
+    def reply_json(self, document: Mapping[str, Any], *, quote_keys: bool = False) -> None:
+        """Answer the request with a document, encoded as Java does: half a surrogate pair is ?."""
+        text = fastjson.compact(document, quote_keys=quote_keys)
+        self.reply(body=text.encode("utf-8", "replace"))
 
     def fail(self, error: BaseException) -> None:
         """Answer the request with the code and the text of an exception."""

@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from logquarry.broker.clients import Clients
+from logquarry.broker.connection import Handler
 from logquarry.broker.lanes import Lane
 from logquarry.broker.options import BrokerOptions
 from logquarry.broker.tables import READ, Tables
 from logquarry.format.broker_config import TopicConfig
-from logquarry.protocol.remoting_codes import Refused, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.units import Clock
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 BUSY: Final = "[REJECTREQUEST]system busy, start flow control for a while"
 _FAQ: Final = "see docs/broker.md"
@@ -195,3 +197,28 @@ class Core:
     def queue_key(self, topic: str, queue_id: int) -> dict[str, Any]:
         """A ``MessageQueue`` of this broker, as a document."""
         return {"brokerName": self.options.name, "queueId": queue_id, "topic": topic}
+
+
+def answers(*codes: RequestCode) -> Callable[[_Method], _Method]:
+    """Mark a method of a :class:`Part` as the handler of requests."""
+
+    def mark(method: _Method) -> _Method:
+        vars(method)["codes"] = codes
+        return method
+
+    return mark
+
+
+class Part:
+    """A part of the broker; its methods that :func:`answers` marks answer requests."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def handlers(self) -> dict[int, Handler]:
+        """The handlers of the requests that this part answers."""
+        return {
+            code: getattr(self, name)
+            for name, method in vars(type(self)).items()
+            for code in getattr(method, "codes", ())
+        }

@@ -20,8 +20,8 @@ from math import ceil
 from typing import Any, Final, TypeVar
 
 from logquarry.broker.clients import BROADCASTING, parse_expression
-from logquarry.broker.connection import Connection, Handler, Request
-from logquarry.broker.core import BUSY, Core
+from logquarry.broker.connection import Connection, Request
+from logquarry.broker.core import BUSY, Core, Part, answers
 from logquarry.broker.lanes import Mailbox
 from logquarry.broker.tables import READ
 from logquarry.format import java
@@ -121,15 +121,11 @@ class Pull:
         self.deadline = min(self.deadline, now + _EXCLUDED_SECONDS)
 
 
-class Pulling:
-    """Answers pulls.
-
-    Args:
-        core: the broker's parts.
-    """
+class Pulling(Part):
+    """Answers pulls."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        super().__init__(core)
         self._ends: dict[QueueKey, tuple[int, int]] = {}
         """First and next known queue offset of each queue."""
         self._held: dict[QueueKey, set[Pull]] = {}
@@ -147,18 +143,12 @@ class Pulling:
         if core.writer is not None:
             core.writer.add_arrival_listener(self._arrivals.post)
 
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {
-            RequestCode.PULL_MESSAGE: self.pull,
-            RequestCode.LITE_PULL_MESSAGE: self.pull,
-        }
-
     @property
     def held_queues(self) -> list[QueueKey]:
         """The queues for which pulls are held."""
         return list(self._held)
 
+    @answers(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def pull(self, request: Request) -> None:
         """Answer a pull, or hold it.
 

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from logquarry.broker.acl import HIDDEN
-from logquarry.broker.connection import Handler, Request
-from logquarry.broker.core import BUSY, Core
+from logquarry.broker.connection import Request
+from logquarry.broker.core import BUSY, Core, Part, answers
 from logquarry.broker.lanes import Mailbox
 from logquarry.broker.tables import INHERIT, WRITE
 from logquarry.errors import LogquarryError, MessageRejected, StoreUnavailable
@@ -61,15 +61,11 @@ Put = Callable[[Message], PutFuture]
 _Put = tuple[Request, Message, Put]
 
 
-class Sending:
-    """Puts messages of clients.
-
-    Args:
-        core: the broker's parts.
-    """
+class Sending(Part):
+    """Puts messages of clients."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        super().__init__(core)
         self._waiting = 0
         self._waiting_bytes = 0
         self._new: list[_Put] = []
@@ -80,14 +76,7 @@ class Sending:
         self._cluster = f"{props.PROPERTY_SEPARATOR}{_CLUSTER}{props.NAME_VALUE_SEPARATOR}{name}"
         self._extra = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {
-            RequestCode.SEND_MESSAGE: self.send,
-            RequestCode.SEND_MESSAGE_V2: self.send,
-            RequestCode.SEND_BATCH_MESSAGE: self.send,
-        }
-
+    @answers(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     def send(self, request: Request) -> None:
         """Put the message or batch of a request.
 

@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
 from logquarry.broker.acl import SUB
-from logquarry.broker.connection import Handler, Request
-from logquarry.broker.core import BUSY, Core
+from logquarry.broker.connection import Request
+from logquarry.broker.core import BUSY, Core, Part, answers
 from logquarry.broker.send import most_retries, refusal_of
 from logquarry.errors import CorruptStore, LogquarryError, MessageNotFound
 from logquarry.format import properties as props
@@ -20,20 +19,10 @@ from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.consumer.subscription import sent_back
 
 
-class Retrying:
-    """Puts messages that were sent back.
+class Retrying(Part):
+    """Puts messages that were sent back."""
 
-    Args:
-        core: the broker's parts.
-    """
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
-
+    @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
     async def send_back(self, request: Request) -> None:
         """Put the message at a physical offset into the group's retry topic, delayed.
 
@@ -78,24 +67,14 @@ _TO_CLIENT: Final = "REPLY_TO_CLIENT"
 _PATIENCE_SECONDS: Final = 3.0
 
 
-class Replies:
-    """Forwards replies.
-
-    Args:
-        core: the broker's parts.
-    """
+class Replies(Part):
+    """Forwards replies."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        super().__init__(core)
         self._waiting_bytes = 0
 
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {
-            RequestCode.SEND_REPLY_MESSAGE: self.reply,
-            RequestCode.SEND_REPLY_MESSAGE_V2: self.reply,
-        }
-
+    @answers(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     async def reply(self, request: Request) -> None:
         """Forward a reply to the producer that sent the request, and wait until it has the reply.
 

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from logquarry import __version__
 from logquarry.broker.acl import TRACE_TOPIC
-from logquarry.broker.connection import Handler, Request
-from logquarry.broker.core import Core
+from logquarry.broker.connection import Request
+from logquarry.broker.core import Core, Part, answers
 from logquarry.format import fastjson
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.stats import StoreStats
@@ -76,11 +76,10 @@ class _Window:
         return grown, max(_LEAST_SECONDS, now - began)
 
 
-class Statistics:
+class Statistics(Part):
     """Samples the broker's counts. Only the event loop uses it.
 
     Args:
-        core: the broker's parts.
 
     Attributes:
         mornings: number of put messages, and of messages sent to consumers, up to last midnight.
@@ -88,15 +87,11 @@ class Statistics:
     """
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        super().__init__(core)
         now = time.monotonic()
         self._windows = {name: _Window(*size, now) for name, size in _WINDOWS.items()}
         self._day = self._today()
         self.mornings = self.mornings_before = (0, 0)
-
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {RequestCode.VIEW_BROKER_STATS_DATA: self.view}
 
     def _today(self) -> tuple[int, ...]:
         return tuple(time.localtime(self._core.clock() / 1_000)[:3])
@@ -135,6 +130,7 @@ class Statistics:
         grown, seconds = self._windows["statsMinute"].growth(name, key, total, time.monotonic())
         return grown / seconds
 
+    @answers(RequestCode.VIEW_BROKER_STATS_DATA)
     def view(self, request: Request) -> None:
         """One count over the last minute, hour and day (``BrokerStatsData``).
 
@@ -160,7 +156,7 @@ class Statistics:
                 "sum": grown,
                 "tps": grown / seconds,
             }
-        request.reply(body=fastjson.compact(document).encode())
+        request.reply_json(document)
 
 
 def _key(name: str, text: str) -> Hashable:
@@ -184,33 +180,26 @@ _TIMER: Final = (
 """Numbers that RocketMQ 5's mqadmin clusterList parses. This broker has no counts for them."""
 
 
-class Runtime:
+class Runtime(Part):
     """Answers the requests for the broker's numbers and settings.
 
     Args:
-        core: the broker's parts.
         statistics: the broker's counts.
     """
 
     def __init__(self, core: Core, statistics: Statistics) -> None:
-        self._core = core
+        super().__init__(core)
         self._statistics = statistics
         self._began = core.clock()
         self._began_s = time.monotonic()
 
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {
-            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
-            RequestCode.GET_BROKER_CONFIG: self.broker_config,
-        }
-
+    @answers(RequestCode.GET_BROKER_RUNTIME_INFO)
     async def runtime_info(self, request: Request) -> None:
         """The numbers of the broker: name -> value as text."""
         core = self._core
         found, disk = await core.slow(partial(_read, core))
         table = self._of_store(found) | self._of_clients() | disk
-        request.reply(body=fastjson.compact({"table": table}).encode())
+        request.reply_json({"table": table})
 
     def _of_store(self, found: StoreStats) -> dict[str, str]:
         state = found.state
@@ -275,6 +264,7 @@ class Runtime:
             numbers[f"{name}ThreadPoolQueueSize"] = waiting
         return {name: str(value) for name, value in numbers.items()} | dict.fromkeys(_TIMER, "0")
 
+    @answers(RequestCode.GET_BROKER_CONFIG)
     def broker_config(self, request: Request) -> None:
         """The broker's settings as a properties file.
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
 from logquarry.broker.acl import PUB
-from logquarry.broker.connection import Handler, Request
-from logquarry.broker.core import Core
+from logquarry.broker.connection import Request
+from logquarry.broker.core import Core, Part, answers
 from logquarry.broker.lanes import Mailbox
 from logquarry.broker.send import refusal_of
 from logquarry.broker.sparing import SparingLog
@@ -30,23 +29,16 @@ _STATES: Final = {8: "commit", 12: "rollback"}
 """Values of ``MessageSysFlag``. All other values leave the transaction open."""
 
 
-class Transactions:
-    """Ends and checks the transactions of producers.
-
-    Args:
-        core: the broker's parts.
-    """
+class Transactions(Part):
+    """Ends and checks the transactions of producers."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        super().__init__(core)
         self._checks: Mailbox[OpenTransaction] = Mailbox(core.loop, self._ask)
         if core.writer is not None:
             core.writer.start_transaction_checks(self.check)
 
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {RequestCode.END_TRANSACTION: self.end}
-
+    @answers(RequestCode.END_TRANSACTION)
     async def end(self, request: Request) -> None:
         """Commit or roll back a transaction, or leave it open."""
         core, fields = self._core, request.fields
