@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import click
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 KINDS: Final = ("delta", "iceberg")
 
 _STDOUT: Final = "-"
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option(
@@ -92,7 +89,7 @@ _OPTIONS = (
 
 
 class TableFlags(NamedTuple):
-    """The unparsed values of the options of :func:`table_flags`."""
+    """The unparsed values of the options of tables."""
 
     follow: bool = False
     interval: float | None = None
@@ -123,19 +120,6 @@ class TableFlags(NamedTuple):
                 raise UsageError(f"{option} is for --format {takers}, not {kind}")
 
 
-def table_flags(command: _Command) -> Callable[..., Any]:
-    """Add the options of tables to a command, as its argument ``flags``."""
-
-    @functools.wraps(command)
-    def bundled(**arguments: Any) -> Any:
-        own = TableFlags(**{name: arguments.pop(name) for name in TableFlags._fields})
-        return command(flags=own, **arguments)
-
-    for option in reversed(_OPTIONS):
-        bundled = option(bundled)
-    return bundled
-
-
 def prepared(
     kind: str,
     stores: Sequence[str],
@@ -157,11 +141,8 @@ def prepared(
         iceberg_export,
     )
 
-    if flags.max_bytes is not None:
-        try:
-            read = replace(read, max_bytes=text.byte_count(flags.max_bytes))
-        except UsageError as error:
-            raise UsageError(f"--max-bytes {error}") from None
+    most = options.parsed("--max-bytes", flags.max_bytes, text.byte_count)
+    read = replace(read, max_bytes=most or read.max_bytes)
     if flags.interval is not None and not flags.follow:
         raise UsageError("--interval needs --follow")
     common: dict[str, Any] = {
@@ -262,7 +243,7 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
     metavar="topic,body",
     help="Parquet and tables: only these columns, in this order.  [default: all columns]",
 )
-@table_flags
+@options.bundle("flags", TableFlags, _OPTIONS)
 @options.filters
 @options.on_damage
 @options.decompress
@@ -280,7 +261,7 @@ def export(
     on_damage: str | None,
     decompress: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Export messages to Parquet, JSON lines or a table.
 
@@ -292,7 +273,6 @@ def export(
 
     Example: logquarry export /data/store --to parquet-folder --topic orders
     """
-    out = Output(quiet=quiet)
     if kind not in KINDS:
         flags.refuse(kind)
     if kind == "jsonl":
@@ -430,7 +410,7 @@ def compact(
     table: str | None,
     catalog: tuple[str, ...],
     spark_master: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Merge the small files of an export.
 
@@ -442,11 +422,7 @@ def compact(
     """
     from logquarry.spark.compaction import compact as merge
 
-    out = Output(quiet=quiet)
-    try:
-        size = None if target_size is None else text.byte_count(target_size)
-    except UsageError as error:
-        raise UsageError(f"--target-size {error}") from None
+    size = options.parsed("--target-size", target_size, text.byte_count)
     given: dict[str, Any] = {"table": table, "catalog": named_values(catalog)}
     if spark_master is None:
         done = merge(dest, target_size=size, **given)

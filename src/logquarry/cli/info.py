@@ -65,7 +65,7 @@ def info(
     timers: bool,
     as_json: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Show log, topics, queues, index and state of a store.
 
@@ -73,7 +73,6 @@ def info(
 
     Example: logquarry info /data/store
     """
-    out = Output(quiet=quiet)
     from logquarry.log.filesystem import LocalFileSystem
     from logquarry.store.overview import overview
 
@@ -367,14 +366,13 @@ def _show_transactions(out: Output, halves: dict[str, Any]) -> None:
 )
 @options.config
 @options.quiet
-def report(store: str, target: str, config: str | None, quiet: bool) -> None:
+def report(store: str, target: str, config: str | None, out: Output) -> None:
     """Write one HTML page with charts, queues and findings.
 
     The page needs no network. The command needs the packages of logquarry[report].
 
     Example: logquarry report /data/store --html report.html
     """
-    out = Output(quiet=quiet)
     from logquarry.report.page import store_report
 
     found: list[VerifyReport] = []

@@ -56,7 +56,7 @@ def messages(
     redact: str | None,
     jsonl: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Print messages in the order of the log.
 
@@ -66,7 +66,6 @@ def messages(
 
     Example: logquarry messages /data/store --topic orders --limit 5
     """
-    out = Output(quiet=quiet)
     from logquarry.log import json_lines
     from logquarry.read.bulk import warn_of_unknown_topics
     from logquarry.store.message_store import MessageStore

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import click
 
 from logquarry import text
+from logquarry.cli.output import Output
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_Value = TypeVar("_Value")
 
 _LEAST_PLAUSIBLE_MS: Final = 10**11
 """A lower time is before 1973: probably the user passed seconds, not milliseconds."""
@@ -50,7 +53,15 @@ spark_master = click.option(
     metavar="URL",
     help="Run in parallel on Spark: local[*], or a cluster's URL.  [default: run in this process]",
 )
-quiet = click.option("--quiet", "-q", is_flag=True, help="Print no notes and no progress (stderr).")
+quiet = click.option(
+    "--quiet",
+    "-q",
+    "out",
+    is_flag=True,
+    callback=lambda ctx, parameter, value: Output(quiet=value),
+    help="Print no notes and no progress (stderr).",
+)
+"""Makes the argument ``out`` of a command."""
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 on_damage = click.option(
     "--on-damage",
@@ -146,8 +157,8 @@ class Filters(NamedTuple):
         from logquarry.log import filters as scan_filters
 
         queues = scan_filters.names(_parts(self.queue), "--queue")
-        since = None if self.since is None else time_ms("--since", self.since)
-        until = None if self.until is None else time_ms("--until", self.until)
+        since = _time_ms("--since", self.since)
+        until = _time_ms("--until", self.until)
         if since is not None and until is not None and since > until:
             raise UsageError(f"--since {self.since} is later than --until {self.until}")
         return scan_filters.MessageFilter(
@@ -164,17 +175,34 @@ class Filters(NamedTuple):
         )
 
 
-def filters(command: _Command) -> Callable[..., Any]:
-    """Add the options that filter messages to a command, as its argument ``filters``."""
+def bundle(
+    argument: str, kind: Any, added: Sequence[Callable[[Any], Any]]
+) -> Callable[[_Command], Callable[..., Any]]:
+    """Make a decorator that adds options to a command, all as one argument of the given kind."""
 
-    @functools.wraps(command)
-    def bundled(**arguments: Any) -> Any:
-        own = Filters(**{name: arguments.pop(name) for name in Filters._fields})
-        return command(filters=own, **arguments)
+    def decorate(command: _Command) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def bundled(**arguments: Any) -> Any:
+            own = kind(**{name: arguments.pop(name) for name in kind._fields})
+            return command(**{argument: own}, **arguments)
 
-    for option in reversed(_FILTERS):
-        bundled = option(bundled)
-    return bundled
+        for option in reversed(added):
+            bundled = option(bundled)
+        return bundled
+
+    return decorate
+
+
+filters = bundle("filters", Filters, _FILTERS)
+"""Adds the options that filter messages to a command, as its argument ``filters``."""
+
+
+def parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _Value | None:
+    """Parse the value of an option; None if it was not given. An error begins with the option."""
+    try:
+        return None if word is None else parse(word)
+    except UsageError as error:
+        raise UsageError(f"{option} {error}") from None
 
 
 def command_line(*words: str, config: str | None = None) -> str:
@@ -228,17 +256,10 @@ def offset_range(word: str) -> tuple[int, int]:
     return first, stop
 
 
-def time_ms(option: str, word: str) -> int:
-    """Parse a time in milliseconds or as ISO 8601; warn if it is probably in seconds.
-
-    Raises:
-        UsageError: if the text is not a time.
-    """
-    try:
-        found = text.time_ms(word)
-    except UsageError as error:
-        raise UsageError(f"{option} {error}") from None
-    if word.isdigit() and 0 < found < _LEAST_PLAUSIBLE_MS:
+def _time_ms(option: str, word: str | None) -> int | None:
+    """Parse a time in milliseconds or as ISO 8601; warn if it is probably in seconds."""
+    found = parsed(option, word, text.time_ms)
+    if found and word and word.isdigit() and found < _LEAST_PLAUSIBLE_MS:
         year = datetime.fromtimestamp(found / 1000, UTC).year
         logger.warning("%s %s is a time in %d: the unit is milliseconds", option, word, year)
     return found

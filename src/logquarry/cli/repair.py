@@ -59,7 +59,7 @@ def recover(
     accept_loss: int | None,
     as_json: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Show the repairs that a store needs after a crash, or do them.
 
@@ -73,7 +73,6 @@ def recover(
 
     Example: logquarry recover /data/store --apply
     """
-    out = Output(quiet=quiet)
     settings = options.store_config(config)
     from logquarry.repair.recover.recover import recover as recover_store
 
@@ -199,7 +198,7 @@ def rebuild(
     spark_master: str | None,
     as_json: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Rebuild consume queues and index from the log.
 
@@ -213,7 +212,6 @@ def rebuild(
         raise UsageError("pass --into DIR, or --in-place with --apply, not both")
     if apply and not in_place:
         raise UsageError("--apply replaces the store's files: pass --in-place too, or --into DIR")
-    out = Output(quiet=quiet)
     settings = options.store_config(config)
     both = queues == index
     wanted: dict[str, Any] = {

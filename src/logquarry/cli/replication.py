@@ -192,7 +192,7 @@ def replicate(
     tls_key: str | None,
     tls_name: str | None,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Follow a master's log into a store, until Ctrl-C.
 
@@ -204,7 +204,6 @@ def replicate(
 
     Example: logquarry replicate 10.0.0.7:10912 --into /data/slave
     """
-    out = Output(quiet=quiet)
     host, port = host_port(master, option="MASTER")
     broker = None
     if sync_config is not None:
@@ -374,7 +373,7 @@ def serve_master(
     tls_key: str | None,
     tls_ca: str | None,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Send a store's log to slaves, until Ctrl-C.
 
@@ -383,7 +382,6 @@ def serve_master(
 
     Example: logquarry serve-master /data/store --listen 10.0.0.7:10912
     """
-    out = Output(quiet=quiet)
     host, port = host_port(listen, option="--listen")
     asked_at = None
     if listen_config is not None:

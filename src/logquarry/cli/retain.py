@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from logquarry.store.retention.rules import RetentionRules
 
 _MOST_LISTED = 20
-
-_Value = TypeVar("_Value")
 
 
 @click.command()
@@ -61,7 +58,7 @@ def retain(
     apply: bool,
     as_json: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Show which files have expired; with --apply, delete them.
 
@@ -73,7 +70,6 @@ def retain(
 
     Example: logquarry retain /data/store --older-than 72h
     """
-    out = Output(quiet=quiet)
     rules = _rules(older_than, max_disk_ratio, keep_bytes, max_files)
     settings = options.store_config(config)
     from logquarry.store.retention.retain import retain as retain_store
@@ -107,17 +103,10 @@ def _rules(
     given = (older_than, max_disk_ratio, keep_bytes)
     if given == (None, None, None):
         raise UsageError("pass a rule: --older-than, --max-disk-ratio or --keep-bytes")
-    age = _parsed("--older-than", older_than, duration_ms)
-    ratio = _parsed("--max-disk-ratio", max_disk_ratio, disk_ratio)
-    keep = _parsed("--keep-bytes", keep_bytes, text.byte_count)
+    age = options.parsed("--older-than", older_than, duration_ms)
+    ratio = options.parsed("--max-disk-ratio", max_disk_ratio, disk_ratio)
+    keep = options.parsed("--keep-bytes", keep_bytes, text.byte_count)
     return RetentionRules(older_than_ms=age, max_disk_ratio=ratio, keep_bytes=keep, most_files=most)
-
-
-def _parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _Value | None:
-    try:
-        return None if word is None else parse(word)
-    except UsageError as error:
-        raise UsageError(f"{option} {error}") from None
 
 
 def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @options.as_json
 @options.config
 @options.quiet
-def stats(store: str, prometheus: bool, as_json: bool, config: str | None, quiet: bool) -> None:
+def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: Output) -> None:
     """Show a store's numbers for monitoring.
 
     These are offsets, bytes per topic, consumer lag and disk use. A broker may have the store open.
@@ -36,8 +36,6 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, quiet
     """
     if prometheus and as_json:
         raise UsageError("--json and --prometheus are two output formats; pass one of them")
-    out = Output(quiet=quiet)
-
     from logquarry.read.pops import Pops, unacknowledged_pops
 
     def read(opened: MessageStore) -> tuple[StoreState, str, str, str, Pops]:
