@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,7 @@ def export_parquet(
             spark,
             f"export to {folder.location}",
             tasks,
-            _Write(folder, commit.staging, partition_by),
+            partial(write_task, folder=folder, staging=commit.staging, partition_by=partition_by),
             weight=attrgetter("length"),
             progress=progress,
         )
@@ -201,18 +202,6 @@ def _cores(spark: SparkSession | None) -> int:
         return 1
     with held():
         return context_of(spark).defaultParallelism
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """The function that writes a task's files in a worker."""
-
-    folder: OutputFolder
-    staging: str
-    partition_by: tuple[str, ...]
-
-    def __call__(self, number: int, task: ReadTask) -> TaskResult:
-        return write_task(number, task, self.folder, self.staging, self.partition_by)
 
 
 def _tally(number: int, task: ReadTask) -> TaskResult:

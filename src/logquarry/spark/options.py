@@ -379,7 +379,7 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -
         decompress=given.parsed("decompress", _boolean) or False,
         config=given.parsed("config", _config) or StoreConfig(),
         storage_options=given.parsed("storageOptions", _json_object),
-        remarks=tuple(given.remarks(is_stream=is_stream)),
+        remarks=tuple(given.remarks(is_batch_read=not is_stream)),
     )
     found = _with_table(found, given)
     found = _with_damage(found, given)

@@ -257,10 +257,7 @@ class ExportCommit:
                 f"{self._folder.location}: holds Parquet files that no export wrote "
                 f"({listed(foreign, _MOST_NAMED)}): give a folder without them"
             )
-        for name, is_folder in names.items():
-            if is_folder and name.startswith(TEMPORARY):
-                # An export that crashed left it: a running one would hold the lock.
-                self._folder.remove_folder(name)
+        remove_temporary(self._folder)
         self._folder.make(self._staging)
 
     def commit(self, files: Sequence[tuple[str, str]], manifest: Mapping[str, Any]) -> None:
@@ -305,11 +302,7 @@ class ExportCommit:
         for path in sorted(unwanted):
             folder.remove(path)
         _remove_empty(folder, unwanted)
-        document = {"written_by": WRITTEN_BY, **manifest}
-        folder.write_json(MANIFEST, document, by_way_of=draft)
-        with folder.create(SUCCESS):
-            pass
-        folder.remove(INTENT)
+        _complete(folder, {"written_by": WRITTEN_BY, **manifest}, draft)
 
     def _ours(self) -> frozenset[str]:
         """Return the files that earlier exports put here or intended to put here."""
@@ -331,6 +324,21 @@ class ExportCommit:
                 path = entry.get("path") if isinstance(entry, dict) else entry
                 found.add(written_path(self._folder, name, path))
         return frozenset(found)
+
+
+def remove_temporary(folder: OutputFolder) -> None:
+    """Remove what a crashed export or compaction left: a running one would hold the lock."""
+    for name, is_folder in folder.names():
+        if is_folder and name.startswith(TEMPORARY):
+            folder.remove_folder(name)
+
+
+def _complete(folder: OutputFolder, manifest: Mapping[str, Any], draft: str) -> None:
+    """Write the manifest and _SUCCESS, and end the commit."""
+    folder.write_json(MANIFEST, manifest, by_way_of=draft)
+    with folder.create(SUCCESS):
+        pass
+    folder.remove(INTENT)
 
 
 def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
@@ -429,10 +437,7 @@ def finish_compaction(folder: OutputFolder) -> bool:
     for path in removed:
         folder.remove(path)
     folder.make(staging)
-    folder.write_json(MANIFEST, manifest, by_way_of=f"{staging}/{MANIFEST}")
-    with folder.create(SUCCESS):
-        pass
-    folder.remove(INTENT)
+    _complete(folder, manifest, f"{staging}/{MANIFEST}")
     folder.remove_folder(staging)
     return True
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -266,7 +267,7 @@ class _SparkBuild:
             self._spark,
             "rebuild: look",
             parts_of_log,
-            _Find(self._store),
+            partial(_find, self._store),
             weight=_length,
             progress=self._stage(0),
             pause=self._pause,
@@ -308,8 +309,8 @@ class _SparkBuild:
             self._spark,
             "rebuild: queues",
             _grouped([piece for piece in pieces if isinstance(piece, FoundRun)], self._split_size),
-            _WriteUnits(self._store, self._job.folder / CONSUME_QUEUE, odd),
-            weight=_length_of_all,
+            partial(_write_entries, self._store, self._job.folder / CONSUME_QUEUE, odd),
+            weight=lambda spans: sum(map(_length, spans)),
             progress=self._stage(1),
             pause=self._pause,
         )
@@ -361,8 +362,8 @@ class _SparkBuild:
             self._spark,
             "rebuild: index",
             files,
-            _WriteIndex(self._store),
-            weight=_keys_of_file,
+            partial(_write_index, self._store),
+            weight=lambda file: sum(source.take for source in file.sources),
             progress=self._stage(2),
             pause=self._pause,
         )
@@ -387,10 +388,6 @@ def _length(part: tuple[int, int]) -> int:
     return part[1] - part[0]
 
 
-def _length_of_all(spans: list[tuple[int, int]]) -> int:
-    return sum(map(_length, spans))
-
-
 @dataclass(frozen=True, slots=True)
 class _IndexFile:
     """An index file to write."""
@@ -398,10 +395,6 @@ class _IndexFile:
     path: Path
     sources: tuple[KeySource, ...]
     is_first: bool
-
-
-def _keys_of_file(file: _IndexFile) -> int:
-    return sum(source.take for source in file.sources)
 
 
 # -------------------------------------------------------------------------------- in the worker
@@ -416,40 +409,21 @@ class _Store:
         return StoreLayout.open(self.location, self.config)
 
 
-@dataclass(frozen=True, slots=True)
-class _Find:
-    store: _Store
-
-    def __call__(self, _: int, part: tuple[int, int]) -> list[FoundRun]:
-        return parts.find_runs(self.store.open(), self.store.config, *part)
+def _find(store: _Store, _: int, part: tuple[int, int]) -> list[FoundRun]:
+    return parts.find_runs(store.open(), store.config, *part)
 
 
-@dataclass(frozen=True, slots=True)
-class _WriteUnits:
-    store: _Store
-    folder: Path
-    odd: frozenset[QueueKey]
-
-    def __call__(self, _: int, spans: list[tuple[int, int]]) -> None:
-        parts.write_entries(
-            self.store.open(), self.store.config, spans, LocalDisk(), self.folder, self.odd
-        )
+def _write_entries(
+    store: _Store, folder: Path, odd: frozenset[QueueKey], _: int, spans: list[tuple[int, int]]
+) -> None:
+    parts.write_entries(store.open(), store.config, spans, LocalDisk(), folder, odd)
 
 
-@dataclass(frozen=True, slots=True)
-class _WriteIndex:
-    store: _Store
-
-    def __call__(self, _: int, file: _IndexFile) -> None:
-        shape = self.store.config.index_shape
-        assert shape is not None
-        # Remove the unfinished file of an earlier attempt.
-        file.path.unlink(missing_ok=True)
-        parts.write_index_file(
-            self.store.open(),
-            file.sources,
-            LocalDisk(),
-            file.path,
-            shape,
-            is_first=file.is_first,
-        )
+def _write_index(store: _Store, _: int, file: _IndexFile) -> None:
+    shape = store.config.index_shape
+    assert shape is not None
+    # Remove the unfinished file of an earlier attempt.
+    file.path.unlink(missing_ok=True)
+    parts.write_index_file(
+        store.open(), file.sources, LocalDisk(), file.path, shape, is_first=file.is_first
+    )

@@ -343,7 +343,15 @@ def _version(executable: Path) -> tuple[int | None, str]:
     if not executable.is_file():
         return None, "does not exist"
     try:
-        answer = _run(executable, "-version")
+        answer = subprocess.run(
+            [executable, "-version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_START_TIMEOUT_S,
+            check=False,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return None, f"does not run: {error}"
     output = answer.stderr + answer.stdout
@@ -355,18 +363,6 @@ def _version(executable: Path) -> tuple[int | None, str]:
     if match is None:
         return None, "does not print its version"
     return int(match[1]), ""
-
-
-def _run(executable: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [executable, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_START_TIMEOUT_S,
-        check=False,
-    )
 
 
 def _install(script: bytes, target: Path) -> None:

@@ -35,7 +35,7 @@ from logquarry.spark.option_names import FORMAT
 from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.stream.planner import Limits, StreamPlanner, UnlimitedPlanner
 from logquarry.spark.tasks import ReadTask, open_stores, plan_tasks
-from logquarry.spark.worker import Packaged, ignore_hang_ups, without_traceback
+from logquarry.spark.worker import Packaged, without_traceback
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -183,7 +183,6 @@ class RocketMQDataSource(DataSource):
             UsageError: if an option has an invalid value.
             StoreNotFound: if there is no store.
         """
-        ignore_hang_ups()
         with without_traceback():
             options = parse_read_options(self.options)
             open_stores(options)
@@ -196,7 +195,6 @@ class RocketMQDataSource(DataSource):
         Raises:
             UsageError: if the table has no such column, or its type differs.
         """
-        ignore_hang_ups()
         with without_traceback():
             options = parse_read_options(self.options)
             for remark in options.remarks:
@@ -205,7 +203,6 @@ class RocketMQDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Make a stream reader of the columns of `schema`: all or some, in any order."""
-        ignore_hang_ups()
         kind = RocketMQStreamReader if has_admission() else RocketMQUnlimitedReader
         return kind(self.options, schema)
 
@@ -217,7 +214,6 @@ class RocketMQDataSource(DataSource):
         """
         from logquarry.spark.sink import batch_writer
 
-        ignore_hang_ups()
         with without_traceback():
             return batch_writer(self.options, schema, overwrite)
 
@@ -232,7 +228,6 @@ class RocketMQDataSource(DataSource):
         """
         from logquarry.spark.sink import stream_writer
 
-        ignore_hang_ups()
         with without_traceback():
             return stream_writer(self.options, schema, overwrite)
 

@@ -120,17 +120,13 @@ def struct_of(text: str) -> pa.StructType:
     return found
 
 
-def check_struct(found: pa.StructType) -> None:
+def check_struct(kind: pa.DataType, path: str = "value") -> None:
     """Check that every kind of table can hold the struct.
 
     Raises:
         UsageError: if a struct has no fields, if the name of a field is invalid, or if two names
             differ only in case.
     """
-    _check(found, "value")
-
-
-def _check(kind: pa.DataType, path: str) -> None:
     if pa.types.is_struct(kind):
         if not kind.num_fields:
             raise UsageError(f"schema: {path} has no fields: tables need at least one")
@@ -141,11 +137,11 @@ def _check(kind: pa.DataType, path: str) -> None:
             if child.name.lower() in seen:
                 raise UsageError(f"schema: {path} has {child.name} twice (names ignore case)")
             seen.add(child.name.lower())
-            _check(child.type, f"{path}.{child.name}")
+            check_struct(child.type, f"{path}.{child.name}")
     elif pa.types.is_list(kind):
-        _check(kind.value_type, f"{path}[]")
+        check_struct(kind.value_type, f"{path}[]")
     elif pa.types.is_map(kind):
-        _check(kind.item_type, f"{path}{{}}")
+        check_struct(kind.item_type, f"{path}{{}}")
 
 
 def is_column_name(name: str) -> bool:

@@ -142,7 +142,9 @@ class _Types:
                 return self._record(schema, name, path, space)
         if kind == "array":
             item, convert = self.of(schema["items"], f"{path}[]", space)
-            return pa.list_(item), None if convert is None else _each(convert)
+            return pa.list_(item), None if convert is None else lambda values: [
+                convert(v) for v in values
+            ]
         if kind == "map":
             item, convert = self.of(schema["values"], f"{path}{{}}", space)
             return pa.map_(pa.string(), item), _pairs(convert)

@@ -80,15 +80,11 @@ def _type(schema: Any, root: Mapping[str, Any], path: str, depth: int) -> pa.Dat
 
 def _object(schema: Mapping[str, Any], root: Mapping[str, Any], path: str, depth: int) -> Any:
     properties = schema.get("properties")
-    if properties:
-        return pa.struct(
-            [
-                (name, _type(own, root, f"{path}.{name}", depth + 1))
-                for name, own in properties.items()
-            ]
-        )
-    return pa.map_(
-        pa.string(), _type(schema.get("additionalProperties", True), root, path, depth + 1)
+    if not properties:
+        items = schema.get("additionalProperties", True)
+        return pa.map_(pa.string(), _type(items, root, path, depth + 1))
+    return pa.struct(
+        [(name, _type(own, root, f"{path}.{name}", depth + 1)) for name, own in properties.items()]
     )
 
 

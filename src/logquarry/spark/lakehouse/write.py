@@ -353,13 +353,10 @@ class Run:
         """Write the note of the next commit; call it before the first file is written."""
         self.name = uuid.uuid4().hex[:12]
         self._folder.make(CONTROL)
-        self._tell(marks, is_on_its_way=False)
+        self.tell(marks, is_on_its_way=False)
 
-    def tell(self, marks: Marks) -> None:
+    def tell(self, marks: Marks, *, is_on_its_way: bool = True) -> None:
         """Update the note with the final marks; call it just before the commit."""
-        self._tell(marks, is_on_its_way=True)
-
-    def _tell(self, marks: Marks, *, is_on_its_way: bool) -> None:
         path = self._note(self.name)
         document = {"marks": dict(marks), _ON_ITS_WAY: is_on_its_way}
         self._folder.write_json(path, document, by_way_of=f"{path}.tmp")

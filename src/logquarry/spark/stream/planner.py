@@ -223,8 +223,6 @@ class StreamPlanner:
             return log.start
         if start >= end:
             return end
-        if start == layout.commit_log.start:
-            return start
         found = LogReader(layout).find(start, end)
         return end if found is None else found
 
