@@ -151,12 +151,6 @@ MODES: Final = {"recover": ("normal", "abnormal"), "rebuild": ("rebuild",), "ver
 def bench_recovery(kind: str, folder: Path, load: Load, recovery: str) -> dict[str, Any]:
     """Measure one kind on a new store, and delete the store.
 
-    Args:
-        kind: ``recover``, ``rebuild`` or ``verify``.
-        folder: folder in which to make the store.
-        load: the messages to put.
-        recovery: ``safe`` or ``rocketmq``.
-
     Returns:
         For each mode the seconds of each pass, and messages and bytes a second of the last pass.
     """

@@ -101,12 +101,7 @@ class Load:
 
 
 class Bench:
-    """Puts a load into a store, and measures it.
-
-    Args:
-        store: the store, open for writing.
-        load: the messages to put.
-    """
+    """Puts a load into a store, and measures it."""
 
     def __init__(self, store: StoreWriter, load: Load) -> None:
         self._store = store

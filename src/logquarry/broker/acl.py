@@ -173,11 +173,7 @@ class AccessControl:
         return cls(*accounts)
 
     def authenticate(self, command: RemotingCommand) -> Account:
-        """The account that signed a request.
-
-        Raises:
-            Refused: if the signature is missing or wrong.
-        """
+        """The account that signed a request."""
         fields = command.ext_fields
         account = self._accounts.get(fields.get(_ACCESS_KEY, ""))
         signature = fields.get(_SIGNATURE, "")
@@ -196,11 +192,7 @@ class AccessControl:
         return account
 
     def admit(self, command: RemotingCommand, fields: Mapping[str, Any]) -> Account | None:
-        """Check a request, and return its account; None for a request that needs no account.
-
-        Raises:
-            Refused: if the signature is wrong, or the account may not make the request.
-        """
+        """Check a request, and return its account; None for a request that needs no account."""
         code = command.code
         if code in _OPEN and _ACCESS_KEY not in command.ext_fields:
             return None

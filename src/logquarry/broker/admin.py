@@ -24,11 +24,7 @@ _MOST_QUEUES: Final = 1_024
 
 
 class Admin(Part):
-    """Answers the requests of mqadmin.
-
-    Args:
-        pulling: answers pulls; it forgets the queues of deleted topics.
-    """
+    """Answers the requests of mqadmin."""
 
     def __init__(self, core: Core, pulling: Pulling) -> None:
         super().__init__(core)

@@ -238,11 +238,7 @@ class Broker:
     # --------------------------------------------------------------------------------------- state
     @property
     def core(self) -> Core:
-        """The broker's parts.
-
-        Raises:
-            UsageError: if it is not running.
-        """
+        """The broker's parts, while it is running."""
         if self._core is None:
             raise UsageError("the broker is not running")
         return self._core

@@ -63,11 +63,7 @@ class TopicFilter:
 
 
 def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | None]:
-    """Parse a subscription: its tag expression, or its SQL92 filter.
-
-    Raises:
-        Refused: if it is invalid.
-    """
+    """Parse a subscription: its tag expression, or its SQL92 filter."""
     if len(text) > _LONGEST_FILTER:
         raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, _TOO_LONG)
     if kind == SQL92:

@@ -393,10 +393,6 @@ class Handshake(asyncio.Protocol):
 
     The broker limits the number of handshakes. Therefore it starts them itself: if asyncio did, the
     broker would learn of a client only after the handshake.
-
-    Args:
-        server: the server that accepted the connection.
-        context: the settings of TLS.
     """
 
     def __init__(self, server: Server, context: ssl.SSLContext) -> None:

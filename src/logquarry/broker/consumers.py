@@ -197,11 +197,7 @@ QueueStats = list[tuple[dict[str, Any], dict[str, int]]]
 
 
 class Progress(Part):
-    """Answers the requests for the progress of groups.
-
-    Args:
-        statistics: the broker's counts.
-    """
+    """Answers the requests for the progress of groups."""
 
     def __init__(self, core: Core, statistics: Statistics) -> None:
         super().__init__(core)

@@ -38,11 +38,6 @@ def log_failure(_: Any, error: BaseException | None) -> None:
 class Lanes:
     """The threads that use the store.
 
-    Args:
-        loop: the event loop.
-        is_writer: whether the store is open for writing; only one thread may use a reader.
-        capacity: maximum number of jobs of a lane.
-
     Attributes:
         puts: appends messages, in the order of the requests.
         gets: reads messages for consumers.
@@ -170,11 +165,7 @@ class Core:
         return found
 
     def create_topic(self, name: str, queues: int) -> None:
-        """Create a topic for a client at once; the file is written soon after.
-
-        Raises:
-            Refused: if the broker does not create it.
-        """
+        """Create a topic for a client at once; the file is written soon after."""
         self.tables.create_topic(name, queues)
         self.save_soon()
 

@@ -26,11 +26,7 @@ _READS_STANDARD_JSON: Final = 401
 
 
 class Names(Part):
-    """Answers the requests to the name server.
-
-    Args:
-        port: gives the port of the name server.
-    """
+    """Answers the requests to the name server."""
 
     def __init__(self, core: Core, port: Callable[[], int]) -> None:
         super().__init__(core)
@@ -172,11 +168,7 @@ class KeyValues(Part):
 
     @answers(RequestCode.PUT_KV_CONFIG)
     async def put(self, request: Request) -> None:
-        """Keep a value.
-
-        Raises:
-            Refused: if the store is read-only, or has too many values.
-        """
+        """Keep a value."""
         self._core.tables.require_writer()
         fields, namespaces = request.fields, await self._namespaces()
         size = sum(
@@ -208,11 +200,7 @@ class KeyValues(Part):
 
     @answers(RequestCode.GET_KV_CONFIG)
     async def get(self, request: Request) -> None:
-        """One value.
-
-        Raises:
-            Refused: if there is none.
-        """
+        """One value."""
         name, key = request.fields["namespace"], request.fields["key"]
         value = (await self._namespaces()).get(name, {}).get(key)
         if value is None:
@@ -224,11 +212,7 @@ class KeyValues(Part):
 
     @answers(RequestCode.GET_KVLIST_BY_NAMESPACE)
     async def of_namespace(self, request: Request) -> None:
-        """The values of a namespace.
-
-        Raises:
-            Refused: if there are none.
-        """
+        """The values of a namespace."""
         name = request.fields["namespace"]
         found = (await self._namespaces()).get(name)
         if not found:

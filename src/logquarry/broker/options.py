@@ -116,11 +116,7 @@ class BrokerOptions:
             )
 
     def advertised(self) -> str:
-        """The host that the name server gives to clients.
-
-        Raises:
-            UsageError: if there is none that a client can connect to.
-        """
+        """The host that the name server gives to clients."""
         host = self.advertise or self.host
         if not is_wildcard(host):
             return host
@@ -190,14 +186,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen_error(error: OSError, host: str, port: int, option: str) -> UsageError:
-    """The error for an address on which the broker cannot listen.
-
-    Args:
-        error: the error of the system.
-        host: the host of the address.
-        port: the port of the address.
-        option: the option of ``logquarry broker`` that sets the address.
-    """
+    """The error for an address on which the broker cannot listen."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if isinstance(error, socket.gaierror):
         reason = f"the host {host} is unknown; give an address of this machine ({option})"

@@ -150,11 +150,7 @@ class Pulling(Part):
 
     @answers(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def pull(self, request: Request) -> None:
-        """Answer a pull, or hold it.
-
-        Raises:
-            Refused: if group, topic, queue or filter does not allow it.
-        """
+        """Answer a pull, or hold it."""
         core, fields = self._core, request.fields
         group, name, queue_id = fields["consumerGroup"], fields["topic"], fields["queueId"]
         flags = fields["sysFlag"]

@@ -84,11 +84,7 @@ class Queries(Part):
 
     @answers(RequestCode.QUERY_CONSUME_QUEUE)
     async def queue_entries(self, request: Request) -> None:
-        """Entries of a queue, and whether the subscription of a group selects their tags.
-
-        Raises:
-            Refused: if there is no such queue or entry.
-        """
+        """Entries of a queue, and whether the subscription of a group selects their tags."""
         core, fields = self._core, request.fields
         topic, queue_id = fields["topic"], fields["queueId"]
         first, end, entries = await core.slow(

@@ -78,11 +78,7 @@ class Sending(Part):
 
     @answers(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     def send(self, request: Request) -> None:
-        """Put the message or batch of a request.
-
-        Raises:
-            Refused: if the topic, the queue or the store does not allow it.
-        """
+        """Put the message or batch of a request."""
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()
         is_batch = _is_batch(request)
@@ -105,11 +101,7 @@ class Sending(Part):
             self.append(request, message, writer.put_async)
 
     def append(self, request: Request, message: Message, put: Put) -> None:
-        """Run a put in the thread for puts, and answer the request with its result.
-
-        Raises:
-            Refused: if too many sends wait.
-        """
+        """Run a put in the thread for puts, and answer the request with its result."""
         core = self._core
         size = len(request.command.body)
         if (

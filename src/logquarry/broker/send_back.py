@@ -24,12 +24,7 @@ class Retrying(Part):
 
     @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
     async def send_back(self, request: Request) -> None:
-        """Put the message at a physical offset into the group's retry topic, delayed.
-
-        Raises:
-            Refused: if the group or the message does not exist, the account has no permission for
-                the message's topic, or the store is read-only.
-        """
+        """Put the message at a physical offset into the group's retry topic, delayed."""
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()
         group = fields["group"]

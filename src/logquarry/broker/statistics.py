@@ -79,8 +79,6 @@ class _Window:
 class Statistics(Part):
     """Samples the broker's counts. Only the event loop uses it.
 
-    Args:
-
     Attributes:
         mornings: number of put messages, and of messages sent to consumers, up to last midnight.
         mornings_before: the same two numbers, up to the midnight before that.
@@ -135,9 +133,6 @@ class Statistics(Part):
         """One count over the last minute, hour and day (``BrokerStatsData``).
 
         The average of a size is in bytes per message.
-
-        Raises:
-            Refused: if there is no such count, or it is 0.
         """
         name, text = request.fields["statsName"], request.fields["statsKey"]
         counts, key = self._counts(), _key(name, text)
@@ -181,11 +176,7 @@ _TIMER: Final = (
 
 
 class Runtime(Part):
-    """Answers the requests for the broker's numbers and settings.
-
-    Args:
-        statistics: the broker's counts.
-    """
+    """Answers the requests for the broker's numbers and settings."""
 
     def __init__(self, core: Core, statistics: Statistics) -> None:
         super().__init__(core)

@@ -44,12 +44,7 @@ _COUNTERS: Final = {"counter": 0}
 
 
 class Tables:
-    """Topics, groups and offsets.
-
-    Args:
-        store: the store.
-        options: the broker's options.
-    """
+    """Topics, groups and offsets."""
 
     def __init__(self, store: MessageStore, options: BrokerOptions) -> None:
         self._options = options
@@ -205,14 +200,7 @@ class Tables:
         return self.set_group({"groupName": name})
 
     def set_group(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Add or change a group in memory; :meth:`save` writes it.
-
-        Returns:
-            All settings of the group.
-
-        Raises:
-            Refused: if the name or a setting is illegal.
-        """
+        """Add or change a group in memory, and return its settings; :meth:`save` writes it."""
         try:
             # Python parses NaN and 1e999. With such a number in the file, later saves would fail.
             json.dumps(settings, allow_nan=False)
@@ -282,11 +270,7 @@ class Tables:
             self.offsets.save()
 
     def require_writer(self) -> StoreWriter:
-        """The store, for writing.
-
-        Raises:
-            Refused: if it is open for reading.
-        """
+        """The store, for writing; refuses a request if it is open for reading."""
         if self._writer is None:
             raise Refused(
                 ResponseCode.NO_PERMISSION, "the broker serves this store read-only: no writes"

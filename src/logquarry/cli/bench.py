@@ -278,11 +278,7 @@ def scan(
 
 
 def parse_range(word: str) -> tuple[int, int]:
-    """Parse ``256-1024`` or ``256`` into the smallest and the largest body size.
-
-    Raises:
-        UsageError: if the text is not a range, or exceeds 4 MiB.
-    """
+    """Parse ``256-1024`` or ``256`` into the smallest and the largest body size."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", word, re.ASCII)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if not least <= most < 1 << 22:

@@ -104,15 +104,7 @@ class TableFlags(NamedTuple):
     moved: bool = False
 
     def refuse(self, kind: str, *names: str) -> None:
-        """Refuse options that do not apply to a format.
-
-        Args:
-            kind: the format.
-            names: the fields to refuse; all if none are given.
-
-        Raises:
-            UsageError: if one of the options was passed.
-        """
+        """Refuse options that do not apply to a format."""
         for name in names or self._fields:
             if getattr(self, name):
                 takers = "iceberg" if names else " and ".join(KINDS)
@@ -128,11 +120,7 @@ def prepared(
     partition_by: Sequence[str],
     flags: TableFlags,
 ) -> TableExport:
-    """Make the export that the options describe, and check it before Spark starts.
-
-    Raises:
-        UsageError: if an option is invalid, or a package is missing.
-    """
+    """Make the export that the options describe, and check it before Spark starts."""
     from logquarry.spark.decode import parse_decode_options
     from logquarry.spark.lakehouse.export import (
         DEFAULT_INTERVAL,

@@ -123,11 +123,7 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path as the user gave it.
-
-        Raises:
-            UsageError: if the value is a URL.
-        """
+        """Return the path as the user gave it."""
         from logquarry.log.location import local_folder, path_or_url
 
         local_folder(value)
@@ -148,11 +144,7 @@ class Filters(NamedTuple):
     limit: int | None = None
 
     def message_filter(self) -> MessageFilter:
-        """Parse all values but ``limit``.
-
-        Raises:
-            UsageError: if a value is invalid.
-        """
+        """Parse all values but ``limit``."""
         from logquarry.format.properties import TAG_SEPARATOR
         from logquarry.log import filters as scan_filters
 
@@ -237,11 +229,7 @@ def _queue_id(word: str) -> int:
 
 
 def offset_range(word: str) -> tuple[int, int]:
-    """Parse ``A:B``, ``A:``, ``:B`` or ``A`` as a half-open range of queue offsets.
-
-    Raises:
-        UsageError: if the text is not a range.
-    """
+    """Parse ``A:B``, ``A:``, ``:B`` or ``A`` as a half-open range of queue offsets."""
     from logquarry.format import java
 
     match = re.fullmatch(r"(\d*)(:?)(\d*)", word, re.ASCII)

@@ -41,10 +41,6 @@ MOST_LISTED = 40
 def check_target(target: str | Path, stores: Iterable[str]) -> Path:
     """Check that a command may write a file, and return its path with links resolved.
 
-    Args:
-        target: the file.
-        stores: stores that the command reads; the file must not lie in one of them.
-
     Raises:
         UsageError: if the target is a folder or a URL, or lies in one of the stores.
     """
@@ -71,9 +67,6 @@ def staged(target: Path) -> Iterator[BinaryIO]:
     """Write a file under a temporary name, and rename it at the end of the block.
 
     If the block raises, the target does not change. An existing pipe or device is written directly.
-
-    Raises:
-        UsageError: if ``target`` is a folder.
     """
     _refuse_folder(target, target)
     target = target.resolve()
@@ -205,11 +198,7 @@ class Output:
 
 
 class StatusLine:
-    """A line on stderr that changes while a command runs.
-
-    Args:
-        is_shown: whether there is a terminal to show it on.
-    """
+    """A line on stderr that changes while a command runs."""
 
     def __init__(self, is_shown: bool) -> None:
         self._status: status.Status | None = None

@@ -31,15 +31,7 @@ _TRIES: Final = 5
 
 # ------------------------------------------------------------------------- addresses, TLS, status
 def host_port(text: str, *, option: str) -> tuple[str, int]:
-    """Split ``127.0.0.1:10912`` or ``[::1]:10912`` into host and port.
-
-    Args:
-        text: the address.
-        option: the option's name, for the error.
-
-    Raises:
-        UsageError: if the text is not such an address.
-    """
+    """Split ``127.0.0.1:10912`` or ``[::1]:10912`` into host and port."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (colon and _is_host(host) and port.isascii() and port.isdigit()) or int(port) > 0xFFFF:
@@ -56,11 +48,7 @@ def _is_host(name: str) -> bool:
 
 
 def ha_times(settings: StoreConfig) -> HaTimes:
-    """The heartbeat and housekeeping intervals of a configuration.
-
-    Raises:
-        UsageError: if the intervals are invalid.
-    """
+    """The heartbeat and housekeeping intervals of a configuration."""
     from logquarry.protocol.ha.messages import HaTimes
 
     return HaTimes(
@@ -72,11 +60,7 @@ def ha_times(settings: StoreConfig) -> HaTimes:
 def server_tls(
     certificate: str | None, key: str | None, authority: str | None
 ) -> ssl.SSLContext | None:
-    """The TLS settings of a master; None without a certificate.
-
-    Raises:
-        UsageError: if a file is unusable.
-    """
+    """The TLS settings of a master; None without a certificate."""
     if certificate is None:
         if key is not None or authority is not None:
             raise UsageError("--tls-key and --tls-ca need --tls-cert")
@@ -94,11 +78,7 @@ def server_tls(
 def client_tls(
     is_wanted: bool, authority: str | None, certificate: str | None, key: str | None
 ) -> ssl.SSLContext | None:
-    """The TLS settings of a slave; None without ``--tls``.
-
-    Raises:
-        UsageError: if a file is unusable.
-    """
+    """The TLS settings of a slave; None without ``--tls``."""
     if not is_wanted:
         if authority or certificate or key:
             raise UsageError("--tls-ca, --tls-cert and --tls-key need --tls")
@@ -113,13 +93,7 @@ def client_tls(
 
 
 def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> None:
-    """Show a status line until ``line`` returns None or an interrupt arrives.
-
-    Args:
-        out: the command's output.
-        waiting: holds interrupts back; its ``check`` raises them.
-        line: returns the current line; None to end.
-    """
+    """Show a status line until ``line`` returns None or an interrupt arrives."""
     with out.status_line() as shown:
         while (words := line()) is not None:
             shown.show(words)
@@ -253,11 +227,7 @@ def replicate(
 
 
 def _fetch_last(out: Output, sync: ConfigSync) -> None:
-    """Copy config/ once more, now that the log is complete.
-
-    Raises:
-        ReplicationError: if a file is missing or invalid.
-    """
+    """Copy config/ once more, now that the log is complete."""
     try:
         synced = sync.sync()
     except OSError as error:

@@ -27,9 +27,6 @@ class SparkTrouble(LogquarryError):
 def session(master: str) -> Iterator[SparkSession]:
     """Yield a Spark session. Stop it at the end of the block, unless Spark ran before.
 
-    Args:
-        master: the Spark master's URL, for example ``local[*]``.
-
     Raises:
         SparkTrouble: if PySpark is not installed, or Spark fails in the block.
     """

@@ -68,12 +68,7 @@ class Imported:
 
 
 def read_source(source: Source, progress: Progress | None = None) -> Iterator[Rows]:
-    """Yield all rows of a source, in order.
-
-    Raises:
-        BadRow: if a row cannot be imported.
-        SourceNotReadable: if a file cannot be read.
-    """
+    """Yield all rows of a source, in order."""
     before = 0
     for file in source.files:
         read = read_parquet if file.is_parquet else read_lines

@@ -232,11 +232,7 @@ def commit_load(
 
 
 def discard_load(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged]) -> None:
-    """Remove the staged files of a load that is cancelled, unless the load is decided.
-
-    Raises:
-        StoreUnavailable: if another load holds the lock for more than 30 seconds.
-    """
+    """Remove the staged files of a load that is cancelled, unless the load is decided."""
     disk = LocalDisk()
     if not plan.loads.is_dir():
         return
@@ -397,11 +393,7 @@ class _Decision:
 
 @contextmanager
 def _locked(disk: Disk, folder: Path) -> Iterator[None]:
-    """Hold the lock of the loads; wait for other loads at most 30 seconds.
-
-    Raises:
-        StoreUnavailable: if another load holds it longer.
-    """
+    """Hold the lock of the loads; wait for other loads at most 30 seconds."""
     lock = _patiently(lambda: StoreLock(disk, folder), lambda: True)
     try:
         yield

@@ -46,11 +46,7 @@ Document = dict[str, Any]
 
 
 def read_lines(file: SourceFile) -> Iterator[Rows]:
-    """Yield the messages of a file in batches; empty lines are skipped.
-
-    Raises:
-        BadRow: for the first line that is not an exported message.
-    """
+    """Yield the messages of a file in batches; empty lines are skipped."""
     with open(file.path, "rb") as source:  # noqa: PTH123
         first = 1
         while lines := source.readlines(LINES_BYTES):

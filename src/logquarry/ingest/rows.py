@@ -189,11 +189,7 @@ class Rows:
 
 
 def as_stored(rows: Rows) -> pa.RecordBatch:
-    """Return the batch for ``put_stored``, with hosts as bytes; bodies are checked by their CRC.
-
-    Raises:
-        BadRow: if a topic, body or host is missing or invalid.
-    """
+    """Return the batch for ``put_stored``, with hosts as bytes; bodies are checked by their CRC."""
     batch = rows.batch
     for name in ("topic", "body"):
         column = batch.column(name)

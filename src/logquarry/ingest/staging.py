@@ -65,9 +65,6 @@ def place_rows(
 
     Returns:
         (batch with all queue ids, number of the broker for each row).
-
-    Raises:
-        UsageError: if a queue id does not fit into 64 bits.
     """
     count = batch.num_rows
     column = batch["queue_id"] if "queue_id" in batch.schema.names else pa.nulls(count, pa.int32())
@@ -399,11 +396,7 @@ class Stager:
 
 
 def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Check that the columns describe messages; return the rows with lower-case column names.
-
-    Raises:
-        UsageError: if the columns do not describe messages.
-    """
+    """Check that the columns describe messages; return the rows with lower-case column names."""
     # Spark ignores case: `TOPIC` is the column `topic`.
     names = [name.lower() for name in batch.schema.names]
     for name in _NEEDED:

@@ -269,11 +269,7 @@ _PARSED: Final = {int(code): tuple(map(tuple, code.fields)) for code in RequestC
 
 
 def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
-    """Parse the header fields of a request; unknown fields are ignored.
-
-    Raises:
-        Refused: if a field is missing or invalid.
-    """
+    """Parse the header fields of a request; unknown fields are ignored."""
     try:
         return parse_fields(_PARSED.get(code, ()), ext_fields)
     except ValueError as error:
@@ -281,11 +277,7 @@ def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
-    """Parse the body of a request, a JSON object.
-
-    Raises:
-        Refused: if it is not a JSON object, or has more than 2 MiB.
-    """
+    """Parse the body of a request, a JSON object."""
     if len(body) > _LARGEST_BODY:
         raise Refused(
             ResponseCode.SYSTEM_ERROR,

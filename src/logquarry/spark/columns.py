@@ -117,11 +117,7 @@ def has_sources() -> bool:
 
 
 def require_sources() -> None:
-    """Check that this PySpark has data sources in Python.
-
-    Raises:
-        UsageError: if it has none.
-    """
+    """Check that this PySpark has data sources in Python."""
     if not has_sources():
         raise UsageError(
             f"PySpark {pyspark.__version__} has no data sources in Python (PySpark 4.0 has): read "
@@ -251,11 +247,7 @@ def _type(text: str) -> types.DataType:
 
 
 def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
-    """Return the columns of a schema in logquarry's spelling; the user may have written the schema.
-
-    Raises:
-        UsageError: if the table has no such column, or its type differs.
-    """
+    """Return the columns of a schema, perhaps the user's, in logquarry's spelling."""
     given = struct.fieldNames()
     if not given:
         raise UsageError("schema: it has no columns")

@@ -185,11 +185,6 @@ class _File:
 def compact_folder(folder: OutputFolder, target_size: int, run: RunMerges) -> Compaction:
     """Merge the small Parquet files of an export.
 
-    Args:
-        folder: destination of the export.
-        target_size: approximate bytes of a merged file.
-        run: runs the merges.
-
     Raises:
         StoreNotFound: if there is no export.
         StoreUnavailable: if an export is running there, or was interrupted.
@@ -242,12 +237,7 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
 def _check_unchanged(
     folder: OutputFolder, manifest: Mapping[str, Any], made: Sequence[str], staging: str
 ) -> None:
-    """Check that the folder did not change during the merge; object stores have no locks.
-
-    Raises:
-        StoreUnavailable: if it changed.
-        UsageError: if a merged file would replace a file that no export wrote.
-    """
+    """Check that the folder did not change during the merge; object stores have no locks."""
     there = set(folder.files())
     if _manifest(folder) != manifest or not there.issuperset(made):
         raise StoreUnavailable(
@@ -356,10 +346,6 @@ _WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")
 def compact_delta(delta: Delta, target_size: int | None) -> Compaction:
     """Merge the small files of a Delta table with `deltalake`.
 
-    Args:
-        delta: the table.
-        target_size: approximate bytes of a merged file; None for the table's setting.
-
     Raises:
         StoreNotFound: if there is no Delta table.
         UsageError: if no export made the table, or a package is missing.
@@ -394,11 +380,6 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
 
     The snapshot's operation is ``overwrite``: `pyiceberg` does not offer ``replace``, which would
     state that the rows stay the same.
-
-    Args:
-        table: the table.
-        target_size: approximate bytes of a merged file.
-        run: runs the merges.
 
     Raises:
         StoreNotFound: if there is no such table.

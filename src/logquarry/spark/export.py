@@ -181,9 +181,6 @@ def read_options(
         options: as the user gave them.
         is_stream: whether each export continues the previous one.
         takes_kafka: whether the columns of Spark's Kafka source are allowed.
-
-    Raises:
-        UsageError: if an option has an invalid value or no effect.
     """
     paths = as_paths(stores)
     if isinstance(options, ReadOptions):
@@ -230,11 +227,7 @@ def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> l
 
 
 def check_apart(dest: str, locations: Iterable[str]) -> None:
-    """Check that destination and stores do not overlap.
-
-    Raises:
-        UsageError: if the destination contains a store, or a store contains the destination.
-    """
+    """Check that destination and stores do not overlap."""
     for location in set(locations):
         if f"{dest}/".startswith(f"{location}/") or f"{location}/".startswith(f"{dest}/"):
             raise UsageError(

@@ -36,11 +36,7 @@ R = TypeVar("R")
 
 
 def context_of(spark: SparkSession) -> SparkContext:
-    """Return the context of a session, which runs the tasks of our jobs.
-
-    Raises:
-        UsageError: if `spark` is a session of Spark Connect, which has no context.
-    """
+    """Return the context of a session, which runs the tasks of our jobs."""
     try:
         return spark.sparkContext
     except (AttributeError, NotImplementedError) as error:

@@ -134,11 +134,7 @@ def merge_here(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
 
 
 def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
-    """Merge files into one, or into several if the metadata of one would be too large.
-
-    Raises:
-        CorruptFile: if a source has other rows or columns than it should have.
-    """
+    """Merge files into one, or into several if the metadata of one would be too large."""
     attempt = uuid.uuid4().hex[:12]
     stem = f"{task.stem}-{attempt}"
     if task.staging is not None:

@@ -58,11 +58,7 @@ class Given:
         return self._values.get(name.lower())
 
     def parsed(self, name: str, parse: Callable[[str], T]) -> T | None:
-        """Return the parsed value of an option; None if the user did not give it.
-
-        Raises:
-            UsageError: if the value is invalid; the text begins with the option's name.
-        """
+        """Return the parsed value of an option; None if the user did not give it."""
         text = self.text(name)
         if text is None:
             return None
@@ -72,11 +68,7 @@ class Given:
             raise UsageError(f"{self._spelling[name.lower()]}: {error}") from error
 
     def refuse_ends(self) -> None:
-        """Reject the options that set the end of a read: a stream has no end.
-
-        Raises:
-            UsageError: if the user gave one of them.
-        """
+        """Reject the options that set the end of a read: a stream has no end."""
         for name in _NO_STREAM:
             if name.lower() in self._values:
                 raise UsageError(

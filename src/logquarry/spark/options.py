@@ -317,11 +317,7 @@ class ReadOptions:
         return self.schema == "kafka"
 
     def check_names(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return `names` as a tuple if all of them are columns of the table.
-
-        Raises:
-            UsageError: if there is no name, a name is not a column, or a name appears twice.
-        """
+        """Return `names` as a tuple if all of them are columns of the table."""
         if self.is_kafka:
             return kafka.check_names(names, headers=self.include_headers)
         return schema.check_names(names)
@@ -333,9 +329,6 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -
     Args:
         options: by name, in any case.
         is_stream: whether they are options of ``readStream``.
-
-    Raises:
-        UsageError: if an option has an invalid value, or the path is missing.
     """
     given = Given(options)
     given.refuse_unknown()

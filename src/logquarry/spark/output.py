@@ -170,11 +170,7 @@ class OutputFolder:
         return True
 
     def read_json(self, path: str) -> Any:
-        """Read a JSON document; None if the file does not exist.
-
-        Raises:
-            ValueError: if the file is not JSON.
-        """
+        """Read a JSON document; None if the file does not exist."""
         try:
             with self._fs.open_input_stream(self._full(path)) as source:
                 return json.loads(source.read())
@@ -204,11 +200,7 @@ _COMPACTION: Final = "compaction"
 
 
 class ExportCommit:
-    """The commit of one export: :meth:`begin`, then :meth:`commit` or :meth:`abort`.
-
-    Args:
-        folder: the destination.
-    """
+    """The commit of one export: :meth:`begin`, then :meth:`commit` or :meth:`abort`."""
 
     def __init__(self, folder: OutputFolder) -> None:
         self._folder = folder
@@ -353,9 +345,6 @@ def written_path(folder: OutputFolder, name: str, path: Any) -> str:
     """Return a path in a manifest or intent, if an export can have written that file.
 
     The commit removes such files. This check prevents a forged document from removing other files.
-
-    Raises:
-        UsageError: if an export cannot have written the path.
     """
     parts = path.split("/") if isinstance(path, str) else []
     plain = all(part not in ("", ".", "..") and "\0" not in part for part in parts)

@@ -103,11 +103,7 @@ class TaskResult:
 
 
 def check_partition_columns(names: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """Return `names` as a tuple if an export of `columns` can be partitioned by them.
-
-    Raises:
-        UsageError: if it cannot.
-    """
+    """Return `names` as a tuple if an export of `columns` can be partitioned by them."""
     for name in names:
         if name not in PARTITION_COLUMNS:
             known = ", ".join(PARTITION_COLUMNS)
@@ -123,11 +119,7 @@ def check_partition_columns(names: Sequence[str], columns: Sequence[str]) -> tup
 def write_task(
     number: int, task: ReadTask, folder: OutputFolder, staging: str, partition_by: Sequence[str]
 ) -> TaskResult:
-    """Write the messages of a task below `staging`, in a folder for this attempt.
-
-    Raises:
-        CorruptFrame: on damage, depending on the task's options.
-    """
+    """Write the messages of a task below `staging`, in a folder for this attempt."""
     # A second attempt at the task can run at the same time (speculation).
     attempt = f"{staging}/{number:06d}-{uuid.uuid4().hex[:12]}"
     files = PartedFiles(

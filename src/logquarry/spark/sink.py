@@ -85,10 +85,6 @@ def parse_write_options(options: Mapping[str, str], *, is_stream: bool) -> Write
     Args:
         options: as the user gave them; names are case-insensitive.
         is_stream: whether they are options of ``writeStream``, whose batches have numbers.
-
-    Raises:
-        UsageError: if an option has an invalid value, or the path is missing. The text begins with
-            the option's name.
     """
     given = Given(options, {name.lower(): name for name in _OURS})
     given.refuse_unknown()
@@ -176,11 +172,7 @@ class StagedMessage(WriterCommitMessage):
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceArrowWriter:
-    """Make the writer of `df.write`.
-
-    Raises:
-        UsageError: if an option has an invalid value, or `schema` does not describe messages.
-    """
+    """Make the writer of `df.write`."""
     found = _checked(options, schema, overwrite, is_stream=False)
     return RocketMQWriter(plan_load(found.plan), load_id(found.app, found.version))
 
@@ -188,11 +180,7 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """Make the writer of `df.writeStream`. Spark calls this again for each commit.
-
-    Raises:
-        UsageError: if an option has an invalid value, or `schema` does not describe messages.
-    """
+    """Make the writer of `df.writeStream`. Spark calls this again for each commit."""
     found = _checked(options, schema, overwrite, is_stream=True)
     return RocketMQStreamWriter(plan_load(found.plan), found.app)
 
@@ -217,11 +205,7 @@ def _checked(
 
 
 def check_schema(schema: StructType) -> None:
-    """Check that rows of `schema` can be messages.
-
-    Raises:
-        UsageError: if they cannot.
-    """
+    """Check that rows of `schema` can be messages."""
     check_rows(pa.RecordBatch.from_pylist([], arrow_schema(schema)))
 
 
@@ -252,12 +236,7 @@ def _task() -> Iterator[TaskContext]:
 
 
 class RocketMQWriter(Packaged, DataSourceArrowWriter):
-    """Writes a DataFrame.
-
-    Args:
-        plan: where the rows go.
-        load: identity of the load.
-    """
+    """Writes a DataFrame."""
 
     def __init__(self, plan: LoadPlan, load: LoadId) -> None:
         self._plan = plan

@@ -119,11 +119,7 @@ def open_stores(options: ReadOptions) -> list[tuple[str, str, StoreLayout]]:
 
 
 def check_brokers(options: ReadOptions, brokers: Sequence[str]) -> None:
-    """Check that the options have only known brokers.
-
-    Raises:
-        UsageError: if an option has an unknown broker.
-    """
+    """Check that the options have only known brokers."""
     for name, limit in (("startingOffsets", options.start), ("endingOffsets", options.stop)):
         for broker in limit.brokers:
             if broker not in brokers:
@@ -270,11 +266,7 @@ def for_workers(options: ReadOptions) -> ReadOptions:
 
 
 def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> None:
-    """Check that retention has not deleted the wanted start (Kafka's failOnDataLoss).
-
-    Raises:
-        MessageNotFound: if the start was deleted and `fail` is true; otherwise this is logged.
-    """
+    """Check that retention has not deleted the wanted start (Kafka's failOnDataLoss)."""
     start, oldest = selection.start_offset, layout.commit_log.start
     if start is not None and layout.commit_log.files and start < oldest:
         lost(
@@ -300,11 +292,7 @@ def _oldest_in_queue(layout: StoreLayout, topic: str, queue_id: int) -> int | No
 
 
 def lost(text: str, *, fail: bool) -> None:
-    """Report that wanted messages were deleted: log it, or raise if `fail` is true.
-
-    Raises:
-        MessageNotFound: if `fail` is true.
-    """
+    """Report that wanted messages were deleted: log it, or raise if `fail` is true."""
     if fail:
         raise MessageNotFound(f"{text} (give failOnDataLoss=false to read the rest)")
     logger.warning("%s", text)

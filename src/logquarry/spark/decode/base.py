@@ -27,11 +27,7 @@ class BodyDecoder(ABC):
 
     @abstractmethod
     def value(self, body: bytes) -> Any:
-        """Decode one body into a value for :func:`pyarrow.array`.
-
-        Raises:
-            Exception: any, if the body does not match the schema.
-        """
+        """Decode one body into a value for :func:`pyarrow.array`."""
 
     def field(self, name: str) -> pa.Field:
         """Return the Arrow field of a column with this name."""
@@ -105,11 +101,7 @@ _DEEPEST: Final = 50
 
 
 def struct_of(text: str) -> pa.StructType:
-    """Parse a DDL: ``id bigint, tags array<string>``, or ``struct<...>``.
-
-    Raises:
-        UsageError: if it is invalid.
-    """
+    """Parse a DDL: ``id bigint, tags array<string>``, or ``struct<...>``."""
     parser = _Parser(text)
     if re.match(r"\s*struct\s*<", text, re.IGNORECASE):
         found = parser.type()

@@ -44,9 +44,6 @@ Convert = Callable[[Any], Any]
 class AvroDecoder(BodyDecoder):
     """Decodes Avro datums.
 
-    Args:
-        schema: schema of a record, as JSON.
-
     Raises:
         UsageError: if columns cannot hold the schema, or the package fastavro is missing.
     """

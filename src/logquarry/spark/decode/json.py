@@ -33,11 +33,7 @@ _DEEPEST: Final = 50
 
 # ------------------------------------------------------------------------------------- JSON Schema
 def struct_of_schema(document: Mapping[str, Any]) -> pa.StructType:
-    """Return the struct of a JSON Schema for objects.
-
-    Raises:
-        UsageError: if the schema is not for objects, or columns cannot hold it.
-    """
+    """Return the struct of a JSON Schema for objects."""
     found = _type(document, document, "value", 0)
     if not pa.types.is_struct(found):
         raise UsageError("JSON Schema: needs an object with properties")
@@ -114,11 +110,7 @@ Convert = Callable[[Any], Any]
 
 
 class JsonDecoder(BodyDecoder):
-    """Decodes JSON objects.
-
-    Args:
-        arrow_type: struct of the values.
-    """
+    """Decodes JSON objects."""
 
     def __init__(self, arrow_type: pa.DataType) -> None:
         self.arrow_type = arrow_type
@@ -136,12 +128,7 @@ class JsonDecoder(BodyDecoder):
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """Parse a body as a JSON object.
-
-    Raises:
-        ValueError: if it is not a JSON object.
-        RecursionError: if it is nested too deeply.
-    """
+    """Parse a body as a JSON object."""
     # json.loads on bytes would also accept UTF-16 and UTF-32.
     found = json.loads(body.decode("utf-8"), parse_float=_Number, parse_constant=_no_constant)
     if not isinstance(found, dict):

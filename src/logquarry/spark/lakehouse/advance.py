@@ -92,18 +92,7 @@ class Done:
 
 
 class Advance:
-    """The export into one table.
-
-    Args:
-        target: what to export, and where.
-        run: the lock and the notes of this export; it has begun.
-        run_tasks: runs the tasks.
-
-    Raises:
-        UsageError: if the table belongs to another export, or a store's name or path has changed.
-        StoreNotFound: as :class:`StreamPlanner`.
-        MessageNotFound: as :class:`StreamPlanner`.
-    """
+    """The export into one table."""
 
     def __init__(self, target: Target, run: Run, run_tasks: RunTasks) -> None:
         self._target = target

@@ -39,12 +39,7 @@ _DAY: Final = "day"
 
 
 class Delta:
-    """A Delta table; implements :class:`~logquarry.spark.lakehouse.table.Table`.
-
-    Args:
-        folder: folder of the table.
-        options: options of `deltalake` for a URL.
-    """
+    """A Delta table; implements :class:`~logquarry.spark.lakehouse.table.Table`."""
 
     partitions_in_files = False
 

@@ -65,11 +65,7 @@ def document(own: Mapping[str, Any], start: Mapping[str, Any], dead_letters: str
 
 
 def parsed(name: str, text: str) -> dict[str, Any]:
-    """Parse a table's document.
-
-    Raises:
-        UsageError: if it is invalid, or of another version.
-    """
+    """Parse a table's document."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -80,11 +76,7 @@ def parsed(name: str, text: str) -> dict[str, Any]:
 
 
 def check_same(name: str, own: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Check that an export has the same identity as the table.
-
-    Raises:
-        UsageError: if it differs; the text gives the difference.
-    """
+    """Check that an export has the same identity as the table."""
     for key, value in own.items():
         if json.loads(json.dumps(value)) != found.get(key):
             raise UsageError(
@@ -205,11 +197,7 @@ class TableState(Protocol):
 
 
 def check_unmoved(name: str, found: Marks, before: Marks) -> None:
-    """Check that marks have their expected values.
-
-    Raises:
-        StoreUnavailable: if one differs.
-    """
+    """Check that marks have their expected values."""
     if dict(found) != dict(before):
         raise StoreUnavailable(
             f"{name}: another export has committed meanwhile: nothing was added: run again"
@@ -225,9 +213,6 @@ def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
         folder: folder of the table.
         package: the package that writes the table's metadata.
         marks: characters that end the path of a URL.
-
-    Raises:
-        UsageError: if the path would be misread.
     """
     path = folder.location
     if not folder.is_local or (unquote(path) == path and not set(marks) & set(path)):

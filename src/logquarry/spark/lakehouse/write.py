@@ -105,11 +105,7 @@ class TableWriter:
     dead_from: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, number: int, task: ReadTask) -> TableResult:
-        """Write the messages of a task.
-
-        Raises:
-            CorruptFrame: on damage, depending on the task's options.
-        """
+        """Write the messages of a task."""
         wanted = table_schema(self.columns, is_kafka=self.is_kafka)
         if self.decoder is not None:
             wanted = wanted.append(pa.field(VALUE, self.decoder.arrow_type))
@@ -316,12 +312,7 @@ _ON_ITS_WAY: Final = "on_its_way"
 
 
 class Run:
-    """A running export; on a local disk it locks the destination.
-
-    Args:
-        folder: the destination.
-        tables: its tables, in the reverse order of their commits.
-    """
+    """A running export; on a local disk it locks the destination."""
 
     def __init__(self, folder: OutputFolder, tables: Sequence[Table]) -> None:
         self._folder = folder

@@ -67,11 +67,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StreamOffset:
-        """Parse the JSON form.
-
-        Raises:
-            UsageError: if it is invalid, for example from the checkpoint of another source.
-        """
+        """Parse the JSON form."""
         try:
             start = document.get(START, {})
             time, first = start.get(_TIME), start.get(_FIRST)

@@ -50,12 +50,7 @@ class Limits:
 
 
 class StreamPlanner:
-    """Plans the batches of one query.
-
-    Args:
-        options: what to read.
-        columns: columns to read, in order.
-    """
+    """Plans the batches of one query."""
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         self._options = options
@@ -304,12 +299,7 @@ _SAME_START = "this Spark cannot keep a start across a restart; give the origina
 
 
 class UnlimitedPlanner(StreamPlanner):
-    """Plans batches that take everything there is.
-
-    Args:
-        options: what to read.
-        columns: columns to read, in order.
-    """
+    """Plans batches that take everything there is."""
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
@@ -330,13 +320,7 @@ class UnlimitedPlanner(StreamPlanner):
         return start
 
     def newest_end(self) -> dict[str, Any]:
-        """Return the offset at which a batch of all messages ends.
-
-        Raises:
-            StoreNotFound: if there is no store.
-            MessageNotFound: if a store lost messages that were read already, unless
-                failOnDataLoss=false.
-        """
+        """Return the offset at which a batch of all messages ends."""
         if self._reached is not None:
             return self.latest(self._reached, Limits())
         layouts = self._layouts()
