@@ -55,9 +55,7 @@ class Admin(Part):
                 for one in entries
             ]
         except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, "a topic of the list lacks a field, or one is invalid"
-            ) from error
+            raise Refused("a topic of the list lacks a field, or one is invalid") from error
         await self._set_topics(topics)
         request.reply()
 
@@ -75,7 +73,7 @@ class Admin(Part):
         """Remove a topic from the table. Its messages stay until their files expire."""
         core, name = self._core, request.fields["topic"]
         if name in core.tables.system_topics:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"{name[:200]} is a system topic")
+            raise Refused(f"{name[:200]} is a system topic")
         core.tables.remove_topic(name)
         self._pulling.forget(name)
         await core.slow(core.tables.save)
@@ -132,7 +130,7 @@ class Admin(Part):
         """Create or change the groups of a list (``SubscriptionGroupList``)."""
         found = parse_body(request.command.body).get("groupConfigList")
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-            raise Refused(ResponseCode.SYSTEM_ERROR, "the body has no list of groups")
+            raise Refused("the body has no list of groups")
         await self._set_groups(found)
         request.reply()
 
@@ -177,7 +175,7 @@ class Admin(Part):
         group = self._core.clients.consumers.get(name)
         if group is None:
             raise Refused(
-                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name[:200]}] not online"
+                f"the consumer group[{name[:200]}] not online", ResponseCode.CONSUMER_NOT_ONLINE
             )
         document = {
             "connectionSet": [client.document() for client in group.clients.values()],
@@ -196,7 +194,7 @@ class Admin(Part):
         name = request.fields["producerGroup"]
         members = self._core.clients.producers.get(name)
         if members is None:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name[:200]}] not exist")
+            raise Refused(f"the producer group[{name[:200]}] not exist")
         request.reply_json({"connectionSet": [client.document() for client in members.values()]})
 
     @answers(RequestCode.GET_ALL_PRODUCER_INFO)
@@ -229,8 +227,8 @@ class Admin(Part):
         online = core.clients.consumers.get(group)
         if online is None:
             raise Refused(
-                ResponseCode.CONSUMER_NOT_ONLINE,
                 "Consumer not online, so can not reset the offset of its clients",
+                ResponseCode.CONSUMER_NOT_ONLINE,
             )
         current = core.tables.offsets.of(name, group)
         job = partial(_offsets_at, core, topic, fields["timestamp"])
@@ -248,8 +246,8 @@ class Admin(Part):
                     await client.connection.until_writable()
         except TimeoutError:
             raise Refused(
-                ResponseCode.CONSUME_MSG_TIMEOUT,
                 f"a consumer of <{group}> does not read what it gets; no offset is reset",
+                ResponseCode.CONSUME_MSG_TIMEOUT,
             ) from None
         for client in clients:
             client.connection.tell(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
@@ -262,9 +260,7 @@ class Admin(Part):
         group, client_id = fields["consumerGroup"], fields["clientId"]
         client = self._core.clients.consumer(group, client_id)
         if client is None:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online"
-            )
+            raise Refused(f"The Consumer <{group}> <{client_id}> not online")
         given = request.command.ext_fields
         header = {name: value for name, value in given.items() if name not in CREDENTIALS}
         body = request.command.body
@@ -280,8 +276,8 @@ class Admin(Part):
             )
         except (TimeoutError, ConnectionError) as error:
             raise Refused(
-                ResponseCode.CONSUME_MSG_TIMEOUT,
                 f"consumer <{group}> <{client_id}> does not answer: {error}",
+                ResponseCode.CONSUME_MSG_TIMEOUT,
             ) from error
         request.reply(answer.code, answer.remark, fields=answer.ext_fields, body=answer.body)
 
@@ -289,9 +285,7 @@ class Admin(Part):
 def _topic_of(fields: Mapping[str, Any]) -> TopicConfig:
     counts = fields["readQueueNums"], fields["writeQueueNums"]
     if not all(1 <= count <= _MOST_QUEUES for count in counts):
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR, f"a topic has 1 to {_MOST_QUEUES} queues, not {counts}"
-        )
+        raise Refused(f"a topic has 1 to {_MOST_QUEUES} queues, not {counts}")
     return TopicConfig(
         fields["topic"], *counts, fields["perm"] & 7, fields["topicSysFlag"], fields["order"]
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 from logquarry.broker.acl import Account
+from logquarry.broker.options import address_text
 from logquarry.broker.sparing import SparingLog, line_of
 from logquarry.errors import LogquarryError, ProtocolViolation
 from logquarry.format import fastjson, message_id
@@ -46,9 +47,6 @@ class Request:
     """A request of a client.
 
     Attributes:
-        command: the request as received.
-        fields: its parsed header fields.
-        connection: the connection that it came from.
         account: the client's account; None if the broker has no accounts.
     """
 
@@ -151,8 +149,7 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(_WRITE_LIMIT)
         name = transport.get_extra_info("peername")
         if name:
-            host, port = name[0], name[1]
-            self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self.address = address_text(*name[:2])
             self.host = message_id.host_bytes(self.address)
         self.heard = time.monotonic()
         self.is_open = True

@@ -41,9 +41,7 @@ class Consuming(Part):
     def heartbeat(self, request: Request) -> None:
         """Register a client, and create its groups and their retry topics.
 
-        Raises:
-            Refused: if the broker does not create a group (the client joins its other groups), or
-                if a client of another account has the id.
+        If the broker does not create a group, the client still joins its other groups.
         """
         core, document = self._core, parse_body(request.command.body)
         client_id = str(document.get("clientID") or "")
@@ -98,7 +96,7 @@ class Consuming(Part):
         group = request.fields["consumerGroup"]
         ids = self._core.clients.consumer_ids(group)
         if not ids:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group[:200]}")
+            raise Refused(f"no consumer for this group, {group[:200]}")
         request.reply_json({"consumerIdList": ids})
 
     # ------------------------------------------------------------------------------------- offsets
@@ -112,7 +110,7 @@ class Consuming(Part):
             offset = await core.slow(partial(self._start_of, topic, queue_id))
         if offset is None:
             raise Refused(
-                ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first"
+                "Not found, maybe this group consumer boot first", ResponseCode.QUERY_NOT_FOUND
             )
         request.reply(fields={"offset": str(offset)})
 
@@ -135,11 +133,7 @@ class Consuming(Part):
 
     @answers(RequestCode.UPDATE_CONSUMER_OFFSET)
     def update_offset(self, request: Request) -> None:
-        """Commit the offset of a group in a queue, in memory.
-
-        Raises:
-            Refused: if there is no such queue, or no such group and the broker may not create it.
-        """
+        """Commit the offset of a group in a queue, in memory."""
         core, fields = self._core, request.fields
         group, queue_id = fields["consumerGroup"], fields["queueId"]
         core.require_group(group)

@@ -85,18 +85,12 @@ class Core:
     """The shared state of a broker's parts.
 
     Attributes:
-        loop: the event loop.
-        options: the settings.
-        store: the store.
         writer: the same store if it is open for writing; else None.
-        lanes: the threads that use the store.
         tables: topics, groups and offsets.
-        clients: the connected clients.
         clock: time in milliseconds.
         spawn: runs a coroutine until the broker ends.
         address: host:port that clients get from the name server.
         host: the same address, in the bytes that a frame has for a host.
-        counts: the broker's counts since its start.
         is_saving: whether a write of the tables is planned.
     """
 
@@ -115,50 +109,35 @@ class Core:
     is_saving: bool = False
 
     def require_topic(self, name: str, permission: int) -> TopicConfig:
-        """A topic that a client uses.
-
-        Raises:
-            Refused: if there is no such topic, or its settings do not permit the use.
-        """
+        """A topic that a client uses."""
         topic = self.tables.topic(name)
         if topic is None:
             raise Refused(
-                ResponseCode.TOPIC_NOT_EXIST,
                 f"topic[{name[:200]}] not exist, apply first please! {_FAQ}",
+                ResponseCode.TOPIC_NOT_EXIST,
             )
         if not topic.perm & permission:
-            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] is forbidden")
+            raise Refused(f"the topic[{name}] is forbidden", ResponseCode.NO_PERMISSION)
         return topic
 
     def require_queue(self, name: str, queue_id: int, permission: int) -> TopicConfig:
-        """The topic of a queue that a client uses.
-
-        Raises:
-            Refused: if there is no such queue, or the topic's settings do not permit the use.
-        """
+        """The topic of a queue that a client uses."""
         topic = self.require_topic(name, permission)
         # Queues that are no longer written to can still have messages, and offsets.
         count = topic.read_queues if permission == READ else max(topic[1:3])
         if not 0 <= queue_id < count:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"queueId[{queue_id}] is illegal, topic:[{name}] has {count} queues",
-            )
+            raise Refused(f"queueId[{queue_id}] is illegal, topic:[{name}] has {count} queues")
         return topic
 
     def require_group(self, name: str) -> dict[str, Any]:
-        """The settings of a subscription group; created if the broker may create it.
-
-        Raises:
-            Refused: if there is no such group, and the broker does not create it.
-        """
-        found = self.tables.group(name)
+        """The settings of a subscription group; created if the broker may create it."""
+        found = self.tables.groups.get(name)
         if found is None:
             # A read-only broker serves every group.
             if self.writer is not None and not self.options.create_groups:
                 raise Refused(
-                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                     f"subscription group [{name[:200]}] does not exist",
+                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 )
             found = self.tables.create_group(name)
             self.save_soon()

@@ -49,8 +49,8 @@ class Names(Part):
         topic = self._core.tables.topic(name)
         if topic is None:
             raise Refused(
-                ResponseCode.TOPIC_NOT_EXIST,
                 f"No topic route info in name server for the topic: {name[:200]}",
+                ResponseCode.TOPIC_NOT_EXIST,
             )
         is_strict = (
             request.fields["acceptStandardJsonOnly"]
@@ -177,8 +177,7 @@ class KeyValues(Part):
         )
         if size + sum(map(len, fields.values())) > _MOST_CHARACTERS:
             raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"the name server keeps at most {_MOST_CHARACTERS} characters; delete a setting",
+                f"the name server keeps at most {_MOST_CHARACTERS} characters; delete a setting"
             )
         namespaces.setdefault(fields["namespace"], {})[fields["key"]] = fields["value"]
         await self._save()
@@ -205,8 +204,8 @@ class KeyValues(Part):
         value = (await self._namespaces()).get(name, {}).get(key)
         if value is None:
             raise Refused(
-                ResponseCode.QUERY_NOT_FOUND,
                 f"No config item, Namespace: {name[:200]} Key: {key[:200]}",
+                ResponseCode.QUERY_NOT_FOUND,
             )
         request.reply(fields={"value": value})
 
@@ -216,5 +215,5 @@ class KeyValues(Part):
         name = request.fields["namespace"]
         found = (await self._namespaces()).get(name)
         if not found:
-            raise Refused(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {name[:200]}")
+            raise Refused(f"No config item, Namespace: {name[:200]}", ResponseCode.QUERY_NOT_FOUND)
         request.reply_json({"table": found})

@@ -26,8 +26,6 @@ class Port:
 
     Attributes:
         port: its number; 0 if the broker does not listen there.
-        connections: the open connections.
-        handshakes: the unfinished TLS handshakes.
     """
 
     def __init__(

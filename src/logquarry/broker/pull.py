@@ -70,15 +70,11 @@ class Pull:
     """A pull that is answered now or later.
 
     Attributes:
-        request: the request.
-        key: topic and queue.
         offset: queue offset of the first message.
         count: largest number of messages.
         tags: the tag expression, None for all.
         sql: the filter, None for none.
         deadline: time until which it may be held, by the loop's clock; 0 if it may not be held.
-        group: the consumer group.
-        was_held: whether it was held before.
         has_moved: whether ``offset`` is after messages that the filter excludes.
         awaited: the noted end of the queue that the last read did not reach.
     """
@@ -156,7 +152,7 @@ class Pulling(Part):
         flags = fields["sysFlag"]
         settings = core.require_group(group)
         if not settings.get("consumeEnable", True):
-            raise Refused(_C.NO_PERMISSION, f"subscription group no permission, {group}")
+            raise Refused(f"subscription group no permission, {group}", _C.NO_PERMISSION)
         core.require_queue(name, queue_id, READ)
         tags, sql = self._filter(fields, group, name, settings)
         if flags & _COMMITS and fields["commitOffset"] > 0:
@@ -187,15 +183,15 @@ class Pulling(Part):
         known = None if consumers is None else consumers.filters.get(topic)
         if consumers is None or known is None:
             raise Refused(
-                _C.SUBSCRIPTION_NOT_EXIST,
                 f"the consumer's subscription not exist: {group}, {topic}",
+                _C.SUBSCRIPTION_NOT_EXIST,
             )
         if consumers.model == BROADCASTING and not settings.get("consumeBroadcastEnable", True):
             raise Refused(
-                _C.NO_PERMISSION, f"the consumer group[{group}] can not consume by broadcast way"
+                f"the consumer group[{group}] can not consume by broadcast way", _C.NO_PERMISSION
             )
         if known.version < fields["subVersion"]:
-            raise Refused(_C.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+            raise Refused("the consumer's subscription not latest", _C.SUBSCRIPTION_NOT_LATEST)
         if topic.startswith(RETRY_PREFIX):
             return None, None
         return known.expression

@@ -36,7 +36,7 @@ class Queries(Part):
         found = await self._core.slow(job) if count > 0 else ()
         if not found:
             raise Refused(
-                ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct"
+                "can not find message, maybe time range not correct", ResponseCode.QUERY_NOT_FOUND
             )
         request.reply(
             fields={
@@ -53,9 +53,7 @@ class Queries(Part):
         try:
             message = await self._core.slow(partial(self._core.store.message_at, offset))
         except MessageNotFound as error:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}"
-            ) from error
+            raise Refused(f"can not find message by the offset, {offset}") from error
         request.require(message.topic, SUB)
         request.reply(body=frames_of((message,)))
 
@@ -121,14 +119,12 @@ def _entries(
     """First and next queue offset of a queue, and entries from an offset on."""
     queue = core.store.queue(topic, queue_id)
     if queue is None:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic[:200]} is not exist!")
+        raise Refused(f"{queue_id}@{topic[:200]} is not exist!")
     index = max(index, queue.min_offset)
     entries = queue.entries(index, index + min(max(1, count), _MOST_ENTRIES))
     found = [entry for _, entry in entries]
     if not found:
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR, f"Index {index} of {queue_id}@{topic[:200]} is not exist!"
-        )
+        raise Refused(f"Index {index} of {queue_id}@{topic[:200]} is not exist!")
     return queue.min_offset, queue.max_offset, found
 
 

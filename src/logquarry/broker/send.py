@@ -1,4 +1,4 @@
-"""Sends: single messages, batches, one-way, and half messages (``SendMessageProcessor``).
+"""Sends: single messages, batches, one-way, half messages and the ends of their transactions.
 
 The loop checks a request and makes the message. A thread appends the messages in the order of the
 requests. The broker answers when flush wait and replica wait have ended. If too many sends wait for
@@ -7,20 +7,23 @@ the disk, the client gets SYSTEM_BUSY.
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import random
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from logquarry.broker.acl import HIDDEN
+from logquarry.broker.acl import HIDDEN, PUB
 from logquarry.broker.connection import Request
 from logquarry.broker.core import BUSY, Core, Part, answers
 from logquarry.broker.lanes import Mailbox
+from logquarry.broker.sparing import SparingLog
 from logquarry.broker.tables import INHERIT, WRITE
 from logquarry.errors import LogquarryError, MessageRejected, StoreUnavailable
+from logquarry.format import frame, sys_flag
 from logquarry.format import properties as props
-from logquarry.format import sys_flag
 from logquarry.format.broker_config import TopicConfig
 from logquarry.message import Message
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
@@ -30,6 +33,7 @@ from logquarry.store.consumer.subscription import (
     RETRY_PREFIX,
     dead_topic,
 )
+from logquarry.store.transaction.checks import OpenTransaction
 from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult, PutStatus
 
@@ -62,7 +66,7 @@ _Put = tuple[Request, Message, Put]
 
 
 class Sending(Part):
-    """Puts messages of clients."""
+    """Puts messages of clients (``SendMessageProcessor``)."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -109,7 +113,7 @@ class Sending(Part):
             or self._waiting_bytes + size > core.options.most_waiting_bytes
         ):
             core.counts.refused += 1
-            raise Refused(ResponseCode.SYSTEM_BUSY, BUSY)
+            raise Refused(BUSY, ResponseCode.SYSTEM_BUSY)
         self._waiting += 1
         self._waiting_bytes += size
         if not self._new:
@@ -173,16 +177,12 @@ class Sending(Part):
 
     # --------------------------------------------------------------------------------- the message
     def topic_of(self, fields: Mapping[str, Any]) -> TopicConfig:
-        """The topic of a send. It is created if it is new and the broker may create topics.
-
-        Raises:
-            Refused: if there is no such topic, or clients cannot send to it.
-        """
+        """The topic of a send. It is created if it is new and the broker may create topics."""
         core = self._core
         name: str = fields["topic"]
         if name in HIDDEN:
             raise Refused(
-                ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
+                f"Sending message to topic[{name}] is forbidden.", ResponseCode.NO_PERMISSION
             )
         topic = core.tables.topic(name)
         if topic is None:
@@ -278,10 +278,7 @@ def _queue_id(topic: TopicConfig, queue_id: int) -> int:
     if queue_id < 0:
         return random.randrange(max(1, topic.write_queues))
     if queue_id >= count:
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR,
-            f"request queueId[{queue_id}] is illegal, {topic.name} has {count} queues",
-        )
+        raise Refused(f"request queueId[{queue_id}] is illegal, {topic.name} has {count} queues")
     return queue_id
 
 
@@ -301,9 +298,87 @@ def most_retries(request: Request, settings: Mapping[str, Any]) -> int:
 def refusal_of(error: BaseException) -> BaseException:
     """The answer for an exception of a put."""
     if isinstance(error, MessageRejected):
-        return Refused(ResponseCode.MESSAGE_ILLEGAL, str(error))
+        return Refused(str(error), ResponseCode.MESSAGE_ILLEGAL)
     if isinstance(error, StoreUnavailable):
         if error.status == "OS_PAGECACHE_BUSY":
-            return Refused(ResponseCode.SYSTEM_BUSY, f"[PC_SYNCHRONIZED]broker busy: {error}")
-        return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+            return Refused(f"[PC_SYNCHRONIZED]broker busy: {error}", ResponseCode.SYSTEM_BUSY)
+        return Refused(str(error), ResponseCode.SERVICE_NOT_AVAILABLE)
     return error
+
+
+# ----------------------------------------------------------------------------- transactions
+_lonely = SparingLog(logging.getLogger(__name__))
+
+_STATES: Final = {8: "commit", 12: "rollback"}
+"""Values of ``MessageSysFlag``. All other values leave the transaction open."""
+
+
+class Transactions(Part):
+    """Ends and checks the transactions of producers (``EndTransactionProcessor``).
+
+    A check sends the half message to a producer of its group; the producer answers with the end of
+    the transaction. As in RocketMQ, the store's check service decides when to check.
+    """
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._checks: Mailbox[OpenTransaction] = Mailbox(core.loop, self._ask)
+        if core.writer is not None:
+            core.writer.start_transaction_checks(self.check)
+
+    @answers(RequestCode.END_TRANSACTION)
+    async def end(self, request: Request) -> None:
+        """Commit or roll back a transaction, or leave it open."""
+        core, fields = self._core, request.fields
+        writer = core.tables.require_writer()
+        state = _STATES.get(fields["commitOrRollback"])
+        if request.account is not None:
+            half = await core.slow(partial(core.store.message_at, fields["commitLogOffset"]))
+            request.require(half.properties.get(props.REAL_TOPIC, ""), PUB)
+        if state is not None:
+            job = partial(
+                writer.end_transaction,
+                fields["commitLogOffset"],
+                state,
+                group=fields["producerGroup"],
+                queue_offset=fields["tranStateTableOffset"],
+            )
+            future = await core.lanes.puts.run(job)
+            if future is not None:
+                try:
+                    await future
+                except LogquarryError as error:
+                    raise refusal_of(error) from error
+        request.reply()
+
+    def check(self, transaction: OpenTransaction) -> str:
+        """Let a producer decide about a transaction; called by the thread of the checks."""
+        self._checks.post(transaction)
+        return "unknown"
+
+    def _ask(self, transaction: OpenTransaction) -> None:
+        message = transaction.message
+        group = message.properties.get(props.PRODUCER_GROUP, "")
+        producer = self._core.clients.producer_of(group, transaction.topic)
+        if producer is None:
+            _lonely.warning(
+                "no producer of group %s is connected to decide about the transaction at %d",
+                *(group, message.physical_offset),
+            )
+            return
+        # The producer gets the message as it will be after a commit.
+        shown = dataclasses.replace(
+            message.frame, topic=transaction.topic.encode(), queue_id=transaction.queue_id
+        )
+        unique = message.uniq_key or ""
+        producer.connection.tell(
+            RequestCode.CHECK_TRANSACTION_STATE,
+            {
+                "tranStateTableOffset": str(message.queue_offset),
+                "commitLogOffset": str(message.physical_offset),
+                "msgId": unique,
+                "transactionId": unique,
+                "offsetMsgId": message.message_id,
+            },
+            frame.encode(shown),
+        )

@@ -39,9 +39,7 @@ class Retrying(Part):
         except (MessageNotFound, CorruptStore) as error:
             # An offset without a message is the client's error: no path of the store in the answer.
             what = fields["offset"] if isinstance(error, MessageNotFound) else error
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {what}"
-            ) from error
+            raise Refused(f"look message by offset failed, {what}") from error
         # The message's own topic needs the permission: originTopic of the request may be false.
         request.require(message.topic, SUB)
         back = sent_back(message, group, fields["delayLevel"], most)
@@ -71,23 +69,15 @@ class Replies(Part):
 
     @answers(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     async def reply(self, request: Request) -> None:
-        """Forward a reply to the producer that sent the request, and wait until it has the reply.
-
-        Raises:
-            Refused: if that producer is not connected or does not accept the reply, or if too many
-                bytes of replies wait.
-        """
+        """Forward a reply to the producer of the request, and wait until it has the reply."""
         core, fields = self._core, request.fields
         size = len(request.command.body)
         if self._waiting_bytes + size > core.options.most_waiting_bytes:
-            raise Refused(ResponseCode.SYSTEM_BUSY, BUSY)
+            raise Refused(BUSY, ResponseCode.SYSTEM_BUSY)
         client_id = props.decode(fields["properties"]).get(_TO_CLIENT, "")
         client = core.clients.client(client_id)
         if client is None:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"push reply message fail, channel of <{client_id[:200]}> not found.",
-            )
+            raise Refused(f"push reply message fail, channel of <{client_id[:200]}> not found.")
         self._waiting_bytes += size
         try:
             answer = await client.connection.ask(
@@ -113,16 +103,12 @@ class Replies(Part):
             )
         except (TimeoutError, ConnectionError) as error:
             raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"push reply message to {client_id[:200]} fail: {str(error) or 'no answer'}",
+                f"push reply message to {client_id[:200]} fail: {str(error) or 'no answer'}"
             ) from error
         finally:
             self._waiting_bytes -= size
         if answer.code != ResponseCode.SUCCESS:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"push reply message to {client_id[:200]} fail: {answer.remark}",
-            )
+            raise Refused(f"push reply message to {client_id[:200]} fail: {answer.remark}")
         request.reply(
             fields={"msgId": "0", "queueId": str(max(0, fields["queueId"])), "queueOffset": "0"}
         )

@@ -22,7 +22,7 @@ from logquarry.broker.acl import TRACE_TOPIC
 from logquarry.broker.connection import Request
 from logquarry.broker.core import Core, Part, answers
 from logquarry.format import fastjson
-from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode
 from logquarry.store.stats import StoreStats
 from logquarry.text import size_text
 
@@ -138,9 +138,7 @@ class Statistics(Part):
         counts, key = self._counts(), _key(name, text)
         total = counts.get(name, {}).get(key, 0)
         if not total:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"The stats <{name[:80]}> <{text[:200]}> not exist"
-            )
+            raise Refused(f"The stats <{name[:80]}> <{text[:200]}> not exist")
         document = {}
         now, number_of = time.monotonic(), _SIZES.get(name, name)
         for window_name, window in self._windows.items():

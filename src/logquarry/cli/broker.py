@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ssl
 import sys
 import time
 from functools import partial
@@ -15,7 +16,7 @@ import click
 from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
-from logquarry.cli.replication import host_port, server_tls
+from logquarry.cli.replication import host_port, server_tls_options
 from logquarry.errors import UsageError
 from logquarry.systems import Held, held
 
@@ -97,17 +98,7 @@ _GARBAGE: Final = 100_000
     metavar="FILE",
     help="Accept only clients with an account of this TOML file (docs/broker.md).  [default: all]",
 )
-@click.option(
-    "--tls-cert", metavar="FILE", help="Serve TLS with this certificate (PEM).  [default: no TLS]"
-)
-@click.option(
-    "--tls-key", metavar="FILE", help="Key of the certificate (PEM).  [default: in --tls-cert]"
-)
-@click.option(
-    "--tls-ca",
-    metavar="FILE",
-    help="Accept only clients with a certificate of this authority (PEM).  [default: all]",
-)
+@server_tls_options("clients")
 @click.option(
     "--insecure",
     is_flag=True,
@@ -126,9 +117,7 @@ def broker(
     no_create_topics: bool,
     no_create_groups: bool,
     accounts: Path | None,
-    tls_cert: str | None,
-    tls_key: str | None,
-    tls_ca: str | None,
+    tls: ssl.SSLContext | None,
     metrics: str | None,
     config: str | None,
     out: Output,
@@ -166,7 +155,7 @@ def broker(
         port=port,
         create_topics=not no_create_topics,
         create_groups=not no_create_groups,
-        tls=server_tls(tls_cert, tls_key, tls_ca),
+        tls=tls,
         acl=None if accounts is None else AccessControl.from_file(accounts),
         **given,
     )

@@ -17,6 +17,7 @@ from logquarry.cli.output import Output, encoded
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
+    from logquarry.log.batches import OnDamage
     from logquarry.spark.lakehouse.advance import Done
     from logquarry.spark.lakehouse.export import TableExport, TableSummary
     from logquarry.spark.options import ReadOptions
@@ -26,6 +27,17 @@ KINDS: Final = ("delta", "iceberg")
 
 _STDOUT: Final = "-"
 
+_TABLE = click.option(
+    "--table",
+    metavar="NAMESPACE.TABLE",
+    help="Iceberg: name of the table in the catalog.  [default: logquarry.messages]",
+)
+_CATALOG = click.option(
+    "--catalog",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Iceberg: a property of the catalog.  [default: SQLite in DEST/catalog.db]",
+)
 _OPTIONS = (
     click.option(
         "--follow",
@@ -64,17 +76,8 @@ _OPTIONS = (
         metavar="DEST",
         help="With --decode: table for bodies that do not decode.  [default: beside the table]",
     ),
-    click.option(
-        "--table",
-        metavar="NAMESPACE.TABLE",
-        help="Iceberg: name of the table in the catalog.  [default: logquarry.messages]",
-    ),
-    click.option(
-        "--catalog",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Iceberg: a property of the catalog.  [default: SQLite in DEST/catalog.db]",
-    ),
+    _TABLE,
+    _CATALOG,
     click.option(
         "--schema",
         type=click.Choice(["native", "kafka"]),
@@ -246,7 +249,7 @@ def export(
     columns: str | None,
     flags: TableFlags,
     filters: options.Filters,
-    on_damage: str | None,
+    on_damage: OnDamage,
     decompress: bool,
     config: str | None,
     out: Output,
@@ -282,7 +285,7 @@ def export(
     read = ReadOptions(
         paths=(),
         wanted=filters.message_filter(),
-        on_damage=options.damage_policy(on_damage),
+        on_damage=on_damage,
         decompress=decompress,
         config=options.store_config(config) or StoreConfig(),
     )
@@ -314,7 +317,7 @@ def _jsonl(
     stores: Sequence[str],
     target: str,
     filters: options.Filters,
-    on_damage: str | None,
+    on_damage: OnDamage,
     config: str | None,
     *,
     decompress: bool,
@@ -323,7 +326,6 @@ def _jsonl(
     from logquarry.log.store_names import broker_names, find_stores
     from logquarry.read.bulk import warn_of_unknown_topics
 
-    policy = options.damage_policy(on_damage)
     wanted = filters.message_filter()
     settings = options.store_config(config)
     paths = find_stores(stores)
@@ -332,7 +334,7 @@ def _jsonl(
         messages.message_reader(
             StoreLayout.open(path, settings),
             wanted=wanted,
-            on_damage=policy,
+            on_damage=on_damage,
             broker=name,
             decompress=decompress,
         )
@@ -347,7 +349,7 @@ def _jsonl(
         with output.staged(path) as file:
             count, length = _write(out, readers, file, filters.limit)
     for reader in readers:
-        messages.report_damage(out, reader.damage.spans, policy)
+        messages.report_damage(out, reader.damage.spans, on_damage)
     what = f"{text.plural(count, 'message')}, {text.size_text(length)}"
     out.note(f"wrote {what}" + (f" to {text.printable(target)}" if target != _STDOUT else ""))
 
@@ -379,17 +381,8 @@ def _write(
     metavar="SIZE",
     help="Approximate size of a merged file: 256m.  [default: 256m; Delta: the table's setting]",
 )
-@click.option(
-    "--table",
-    metavar="NAMESPACE.TABLE",
-    help="Iceberg: name of the table in the catalog.  [default: logquarry.messages]",
-)
-@click.option(
-    "--catalog",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Iceberg: a property of the catalog.  [default: SQLite in DEST/catalog.db]",
-)
+@_TABLE
+@_CATALOG
 @options.spark_master
 @options.quiet
 def compact(

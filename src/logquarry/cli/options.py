@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import re
@@ -20,7 +21,6 @@ from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
-    from logquarry.log.batches import OnDamage
     from logquarry.log.filters import MessageFilter
 
 logger = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON d
 on_damage = click.option(
     "--on-damage",
     type=click.Choice(["stop", "skip", "fail"]),
+    callback=lambda ctx, parameter, value: value or "default",
     help="At damage: stop reading, skip it and report it, or fail.  [default: a torn tail ends the "
     "log, other damage fails]",
 )
@@ -168,14 +169,21 @@ class Filters(NamedTuple):
 
 
 def bundle(
-    argument: str, kind: Any, added: Sequence[Callable[[Any], Any]]
+    argument: str, kind: Callable[..., Any], added: Sequence[Callable[[Any], Any]]
 ) -> Callable[[_Command], Callable[..., Any]]:
-    """Make a decorator that adds options to a command, all as one argument of the given kind."""
+    """Make a decorator that adds options to a command, and makes one argument from them.
+
+    Args:
+        argument: name of the argument.
+        kind: makes the argument; its parameters have the names of the options.
+        added: the options.
+    """
+    names = inspect.signature(kind).parameters
 
     def decorate(command: _Command) -> Callable[..., Any]:
         @functools.wraps(command)
         def bundled(**arguments: Any) -> Any:
-            own = kind(**{name: arguments.pop(name) for name in kind._fields})
+            own = kind(**{name: arguments.pop(name) for name in names})
             return command(**{argument: own}, **arguments)
 
         for option in reversed(added):
@@ -208,13 +216,6 @@ def store_config(path: str | None) -> StoreConfig | None:
     from logquarry.config import StoreConfig
 
     return None if path is None else StoreConfig.from_file(path)
-
-
-def damage_policy(word: str | None) -> OnDamage:
-    """The policy of ``--on-damage``."""
-    from logquarry.log.batches import check_policy
-
-    return check_policy(word or "default")
 
 
 def _parts(values: tuple[str, ...]) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -136,16 +137,17 @@ def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> 
             ratio = plan.disk.without(plan.bytes).ratio
             after = f"; after the deletion about {ratio:.1%}"
         out.line(f"the disk {'was' if is_applied else 'is'} {plan.disk.ratio:.1%} full{after}")
-    _section(out, "log", plan.log)
-    _section(out, "queues", tuple(file for _, files in plan.queues for file in files))
-    _section(out, "index", plan.index)
-    _section(out, "transactions", plan.transactions)
+    out.section("log", _lines(plan.log), _MOST_LISTED)
+    queues = [file for _, files in plan.queues for file in files]
+    out.section("queues", _lines(queues), _MOST_LISTED)
+    out.section("index", _lines(plan.index), _MOST_LISTED)
+    out.section("transactions", _lines(plan.transactions), _MOST_LISTED)
     if plan.messages:
-        _title(out, "deleted messages" if is_applied else "messages to delete")
+        out.title("deleted messages" if is_applied else "messages to delete")
         rows = [[text.printable(t), f"{n:,}"] for t, n in sorted(plan.messages.items())]
         out.table(["topic", "messages"], rows, right="messages")
     if plan.unread:
-        _title(out, "not read yet by these consumer groups")
+        out.title("not read yet by these consumer groups")
         unread = [
             [
                 *(text.printable(one.group), text.printable(one.topic)),
@@ -159,17 +161,5 @@ def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> 
         out.warn(f"--apply is not possible now: {text.printable(plan.refused)}")
 
 
-def _title(out: Output, title: str) -> None:
-    out.line()
-    out.line(out.style(title, "bold"))
-
-
-def _section(out: Output, title: str, files: tuple[ExpiredFile, ...]) -> None:
-    if not files:
-        return
-    _title(out, title)
-    out.lines(
-        f"  {text.printable(file.path)}  {text.size_text(file.size)}: {text.printable(file.reason)}"
-        for file in files[:_MOST_LISTED]
-    )
-    out.more(len(files) - _MOST_LISTED, indent="  ")
+def _lines(files: Iterable[ExpiredFile]) -> list[str]:
+    return [f"{file.path}  {text.size_text(file.size)}: {file.reason}" for file in files]

@@ -18,17 +18,11 @@ import pyarrow.parquet as pq
 
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.log.location import local_folder
 from logquarry.store.load.ledger import LoadId, remove_staged
 
 REASON: Final = "reason"
 _STAGED: Final = "_logquarry"
 """Readers of Parquet ignore names that begin with an underscore."""
-
-
-def dead_letter_folder(path: str) -> Path:
-    """Return the local folder of a path."""
-    return local_folder(path, "dead letters need a folder on a mounted disk")
 
 
 class DeadLetters:
@@ -41,12 +35,7 @@ class DeadLetters:
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, rows: pa.RecordBatch, reasons: Sequence[str]) -> None:
-        """Add rows, with the reason for each.
-
-        Raises:
-            UsageError: if the rows have a column ``reason``.
-            StoreUnavailable: if they cannot be written.
-        """
+        """Add rows, with the reason for each."""
         if REASON in rows.schema.names:
             raise UsageError(
                 f"a rejected row has a column {REASON!r} already: rename the column of the rows"

@@ -240,13 +240,9 @@ class ResponseCode(IntEnum):
 
 
 class Refused(Exception):
-    """Raised to refuse a request: the answer then has a code other than SUCCESS.
+    """Raised to refuse a request: the answer then has a code other than SUCCESS."""
 
-    Attributes:
-        code: the response code.
-    """
-
-    def __init__(self, code: int, remark: str) -> None:
+    def __init__(self, remark: str, code: int = ResponseCode.SYSTEM_ERROR) -> None:
         super().__init__(remark)
         self.code = code
 
@@ -273,20 +269,17 @@ def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
     try:
         return parse_fields(_PARSED.get(code, ()), ext_fields)
     except ValueError as error:
-        raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        raise Refused(str(error)) from error
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
     """Parse the body of a request, a JSON object."""
     if len(body) > _LARGEST_BODY:
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR,
-            f"the body has {len(body)} bytes; a document has at most {_LARGEST_BODY}",
-        )
+        raise Refused(f"the body has {len(body)} bytes; a document has at most {_LARGEST_BODY}")
     try:
         found = fastjson.decode(body)
     except (ValueError, RecursionError) as error:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is not JSON: {error}") from error
+        raise Refused(f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise Refused(ResponseCode.SYSTEM_ERROR, "the body is not a JSON object")
+        raise Refused("the body is not a JSON object")
     return found

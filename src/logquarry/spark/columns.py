@@ -31,7 +31,6 @@ from logquarry.spark.tasks import ReadTask, read_batches
 from logquarry.spark.worker import settle, without_traceback
 
 if TYPE_CHECKING:
-    from pyspark.sql import types
     from pyspark.sql.datasource import (
         DataSource,
         DataSourceArrowWriter,
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
 
 try:
     import pyspark
+    from pyspark.sql import types
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "PySpark is not installed: pip install 'logquarry[spark]'", name=error.name
@@ -146,11 +146,7 @@ logger = logging.getLogger(__name__)
 
 
 def task_rows(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a task as batches of exactly the schema `struct`.
-
-    Raises:
-        CorruptFrame: on damage, unless onDamage=skip; then the worker logs it to stderr.
-    """
+    """Yield the messages of a task as batches of exactly the schema `struct`."""
     settle()
     # Spark closes the connection once it has all the rows that it needs (a limit, show()).
     with without_traceback():
@@ -202,8 +198,6 @@ def struct_of(options: ReadOptions) -> StructType:
     """
     if not options.is_kafka:
         return native_struct(options.names)
-    from pyspark.sql import types
-
     kinds = {column.name: column.spark for column in kafka.COLUMNS}
     return types.StructType([types.StructField(n, _type(kinds[n])) for n in options.names])
 
@@ -214,8 +208,6 @@ def native_struct(names: Sequence[str]) -> StructType:
     Columns that every message has are marked as not nullable, so Spark does not test each value for
     null. A DDL string could not mark the values of a map.
     """
-    from pyspark.sql import types
-
     columns = {column.name: column for column in schema.COLUMNS}
     return types.StructType(
         [types.StructField(n, _type(columns[n].spark), columns[n].optional) for n in names]
@@ -223,8 +215,6 @@ def native_struct(names: Sequence[str]) -> StructType:
 
 
 def _type(text: str) -> types.DataType:
-    from pyspark.sql import types
-
     kinds: dict[str, Callable[[], types.DataType]] = {
         "string": types.StringType,
         "int": types.IntegerType,

@@ -183,14 +183,7 @@ class _File:
 
 
 def compact_folder(folder: OutputFolder, target_size: int, run: RunMerges) -> Compaction:
-    """Merge the small Parquet files of an export.
-
-    Raises:
-        StoreNotFound: if there is no export.
-        StoreUnavailable: if an export is running there, or was interrupted.
-        UsageError: if no export wrote the manifest.
-        CorruptFile: if a file differs from the manifest; the folder is unchanged.
-    """
+    """Merge the small Parquet files of an export."""
     if not dict(folder.names()).keys() & {MANIFEST, INTENT}:
         raise StoreNotFound(f"{folder.location}: holds no export: give the folder of an export")
     lock = folder.lock()
@@ -344,13 +337,7 @@ _WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")
 
 
 def compact_delta(delta: Delta, target_size: int | None) -> Compaction:
-    """Merge the small files of a Delta table with `deltalake`.
-
-    Raises:
-        StoreNotFound: if there is no Delta table.
-        UsageError: if no export made the table, or a package is missing.
-        StoreUnavailable: if another process compacted the table meanwhile.
-    """
+    """Merge the small files of a Delta table with `deltalake`."""
     if delta.look() is None:
         raise StoreNotFound(f"{delta.name}: there is no Delta table")
     from deltalake.exceptions import CommitFailedError
@@ -380,12 +367,6 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
 
     The snapshot's operation is ``overwrite``: `pyiceberg` does not offer ``replace``, which would
     state that the rows stay the same.
-
-    Raises:
-        StoreNotFound: if there is no such table.
-        UsageError: if no export made the table, or a package is missing.
-        StoreUnavailable: if another process changed the files meanwhile.
-        CorruptFile: if a file differs from its description in the table.
     """
     if table.look() is None:
         raise StoreNotFound(f"{table.name}: there is no Iceberg table of this name")

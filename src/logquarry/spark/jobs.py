@@ -11,7 +11,8 @@ import re
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from logquarry import errors
 from logquarry.errors import CorruptStore, LogquarryError, UsageError
@@ -97,7 +98,7 @@ def run_tasks(
         def run() -> None:
             try:
                 context.setJobGroup(group, name, interruptOnCancel=True)
-                outcome.set_result(spread.map(_Work(work, done)).collect())
+                outcome.set_result(spread.map(partial(_worked, work, done)).collect())
             except BaseException as error:
                 outcome.set_exception(error)
 
@@ -126,20 +127,14 @@ def run_tasks(
     return outcome.result()
 
 
-class _Work(Generic[T, R]):
-    """The function that Spark calls in the worker."""
-
-    def __init__(self, work: Callable[[int, T], R], done: Accumulator[int]) -> None:
-        self._work = work
-        self._done = done
-
-    def __call__(self, piece: tuple[int, T, int]) -> R:
-        number, task, weight = piece
-        settle()
-        with without_traceback():
-            result = self._work(number, task)
-        self._done.add(weight)
-        return result
+def _worked(work: Callable[[int, T], R], done: Accumulator[int], piece: tuple[int, T, int]) -> R:
+    """Run a task; Spark calls this in the worker."""
+    number, task, weight = piece
+    settle()
+    with without_traceback():
+        result = work(number, task)
+    done.add(weight)
+    return result
 
 
 _OURS = re.compile(r"\blogquarry\.errors\.(\w+): (.*)")

@@ -80,9 +80,6 @@ class Given:
 
         Options of Kafka's client are allowed, so that a query written for Kafka runs, and so are
         the options that Spark itself adds.
-
-        Raises:
-            UsageError: if there are any; the text suggests the nearest known options.
         """
         found = []
         for name in sorted(self._spelling.values(), key=str.lower):

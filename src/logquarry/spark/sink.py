@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, UsageError
-from logquarry.ingest.dead_letters import dead_letter_folder
 from logquarry.ingest.load import (
     Appending,
     LoadSummary,
@@ -67,7 +66,6 @@ class WriteOptions:
     """Target and settings of a write.
 
     Attributes:
-        plan: the target stores; no store is opened yet.
         app: name of the application (txnAppId); None if the user gave none.
         version: number of this load of the application.
         remarks: warnings about options that have no effect.
@@ -93,7 +91,7 @@ def parse_write_options(options: Mapping[str, str], *, is_stream: bool) -> Write
     if not is_stream and (app is None) is not (version is None):
         raise UsageError("txnAppId: needs txnVersion too: give both or none")
     on_rejected = given.parsed("onRejected", _on_rejected) or "fail"
-    dead_letters = given.parsed("deadLetterPath", lambda text: str(dead_letter_folder(_some(text))))
+    dead_letters = given.parsed("deadLetterPath", _dead_letters)
     if on_rejected == "deadLetter" and dead_letters is None:
         raise UsageError("onRejected: deadLetter needs a folder: give deadLetterPath too")
     plan = LoadPlan(
@@ -146,6 +144,10 @@ def _on_rejected(text: str) -> OnRejected:
     if text.lower() == "deadletter":
         return "deadLetter"
     raise UsageError(f"takes fail or deadLetter, not {text!r}")
+
+
+def _dead_letters(text: str) -> str:
+    return str(local_folder(_some(text), "dead letters need a folder on a mounted disk"))
 
 
 def _config(text: str) -> StoreConfig:
@@ -259,12 +261,7 @@ class RocketMQWriter(Packaged, DataSourceArrowWriter):
 
 
 class RocketMQStreamWriter(Packaged, DataSourceStreamArrowWriter):
-    """Writes the batches of a stream; each batch is a load whose version is the batch's number.
-
-    Args:
-        plan: where the rows go.
-        app: name of the application (txnAppId); None for the id of the query.
-    """
+    """Writes the batches of a stream; each batch is a load whose version is the batch's number."""
 
     def __init__(self, plan: LoadPlan, app: str | None) -> None:
         self._plan = plan

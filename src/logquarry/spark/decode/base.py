@@ -17,11 +17,7 @@ _LONGEST_REASON: Final = 500
 
 
 class BodyDecoder(ABC):
-    """Decodes bodies into values of an Arrow struct. Picklable.
-
-    Attributes:
-        arrow_type: the struct.
-    """
+    """Decodes bodies into values of an Arrow struct. Picklable."""
 
     arrow_type: pa.DataType
 
@@ -113,12 +109,7 @@ def struct_of(text: str) -> pa.StructType:
 
 
 def check_struct(kind: pa.DataType, path: str = "value") -> None:
-    """Check that every kind of table can hold the struct.
-
-    Raises:
-        UsageError: if a struct has no fields, if the name of a field is invalid, or if two names
-            differ only in case.
-    """
+    """Check that every kind of table can hold the struct."""
     if pa.types.is_struct(kind):
         if not kind.num_fields:
             raise UsageError(f"schema: {path} has no fields: tables need at least one")

@@ -54,10 +54,7 @@ class Target:
     """Source and destination of an export.
 
     Attributes:
-        table: table of the messages.
         dead_letters: table of the bodies that cannot be decoded; None without decoding.
-        read: what to read, and how.
-        partition_by: columns that the table is partitioned by.
         decode: how to decode bodies; None to keep them as they are.
         moved: whether a store is allowed to have another path than at the last export.
     """
@@ -76,10 +73,7 @@ class Done:
 
     Attributes:
         summary: counts of the exported messages, and the damage.
-        files: number of files added to the table.
-        bytes: bytes of these files.
         dead_messages: number of bodies that were written to the dead letters.
-        commits: number of commits.
         is_stopped: whether damage has ended the export (on_damage="stop").
     """
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -128,7 +129,8 @@ class Iceberg:
                     f"{self.name}: no export created this Iceberg table: give another one"
                 )
             self._check_parts(table, document)
-            return _State(document, table.schema().as_arrow(), _marks(table))
+            marks = partial(_some, _marks(table))
+            return TableState(document, table.schema().as_arrow(), marks)
 
     def _check_parts(self, table: IcebergTable, document: str) -> None:
         """Check that the partitioning has not changed, because it determines the files."""
@@ -269,31 +271,13 @@ class Iceberg:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableDataFile:
-    """A file of the table.
-
-    Attributes:
-        path: path below the table's folder.
-        rows: number of rows.
-        bytes: size of the file.
-        values: values of the partition fields, by field name.
-        file: `pyiceberg`'s entry of the file.
-    """
+    """A file of the table."""
 
     path: str
     rows: int
     bytes: int
     values: Mapping[str, Any]
     file: DataFile
-
-
-@dataclass(frozen=True)
-class _State:
-    document: str
-    schema: pa.Schema
-    found: Marks
-
-    def marks(self, names: Iterable[str]) -> dict[str, int]:
-        return _some(self.found, names)
 
 
 def _some(found: Marks, names: Iterable[str]) -> dict[str, int]:

@@ -8,7 +8,7 @@ property, and an export with another document is rejected.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import unquote
@@ -107,8 +107,6 @@ class TableFile:
 
     Attributes:
         path: path below the table's folder.
-        rows: number of rows.
-        bytes: size of the file.
         values: values of the partition columns, by column.
         bounds: smallest and largest value by column, as Parquet stores them: numbers (times in
             microseconds since 1970) or bytes.
@@ -181,19 +179,19 @@ class Table(Protocol):
         """
 
 
-class TableState(Protocol):
-    """State of a table at the time of :meth:`Table.look`."""
+@dataclass(frozen=True)
+class TableState:
+    """State of a table at the time of :meth:`Table.look`.
 
-    @property
-    def document(self) -> str:
-        """The document of the table's first export."""
+    Attributes:
+        document: the document of the table's first export.
+        schema: columns of the table.
+        marks: returns the values of those of some marks that exist.
+    """
 
-    @property
-    def schema(self) -> pa.Schema:
-        """Columns of the table."""
-
-    def marks(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the values of the marks that exist."""
+    document: str
+    schema: pa.Schema
+    marks: Callable[[Iterable[str]], dict[str, int]]
 
 
 def check_unmoved(name: str, found: Marks, before: Marks) -> None:

@@ -62,20 +62,14 @@ class TableResult:
     """The result of one task.
 
     Attributes:
-        task: number of the task.
-        files: files for the table.
-        dead: files for the dead letters.
         summary: counts of the messages for the table, and the damage.
         dead_messages: number of bodies that could not be decoded and are new to the dead letters.
-        length: bytes of log that the task read.
     """
 
-    task: int
     files: tuple[TableFile, ...]
     dead: tuple[TableFile, ...]
     summary: Summary
     dead_messages: int
-    length: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +77,9 @@ class TableWriter:
     """Writes the files of a task. Picklable.
 
     Attributes:
-        folder: folder of the table.
         run: name of the run: letters and digits.
-        columns: columns of the messages, in order.
-        partition_by: columns that the table is partitioned by.
         partitions_in_files: whether files contain these columns.
         decoder: makes the column ``value``; None without decoding.
-        is_kafka: whether the columns are those of Spark's Kafka source.
-        dead_folder: folder of the dead letters' table.
         dead_from: by broker, the physical offset up to which that table has all dead letters.
     """
 
@@ -104,7 +93,7 @@ class TableWriter:
     dead_folder: OutputFolder | None = None
     dead_from: Mapping[str, int] = field(default_factory=dict)
 
-    def __call__(self, number: int, task: ReadTask) -> TableResult:
+    def __call__(self, _: int, task: ReadTask) -> TableResult:
         """Write the messages of a task."""
         wanted = table_schema(self.columns, is_kafka=self.is_kafka)
         if self.decoder is not None:
@@ -139,12 +128,10 @@ class TableWriter:
             raise
         summary.damage = damage.spans
         return TableResult(
-            task=number,
             files=tuple(_as_table_file(self.folder, file, self.partition_by) for file in written),
             dead=dead_files,
             summary=summary,
             dead_messages=sum(file.rows for file in dead_files),
-            length=task.length,
         )
 
     def _needed(self) -> tuple[str, ...]:
@@ -321,11 +308,7 @@ class Run:
         self.name = ""
 
     def begin(self) -> None:
-        """Lock the destination and clean up after runs that crashed.
-
-        Raises:
-            StoreUnavailable: if another export is running there.
-        """
+        """Lock the destination and clean up after runs that crashed."""
         self._folder.make()
         self._lock = self._folder.lock()
         try:

@@ -68,11 +68,6 @@ class StreamPlanner:
 
         Spark calls this repeatedly until there are messages; all calls return the first result, so
         that "latest" means the latest offset at the start of the query.
-
-        Raises:
-            StoreNotFound: if there is no store.
-            UsageError: if an option names an unknown broker.
-            MessageNotFound: if a wanted start was deleted, unless failOnDataLoss=false.
         """
         if self._initial is not None:
             return self._initial
@@ -96,12 +91,7 @@ class StreamPlanner:
         return self._initial
 
     def latest(self, start: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-        """Return the offset at which the batch from ``start`` ends, or ``start`` if nothing is new.
-
-        Raises:
-            MessageNotFound: if a store lost messages that were read already, unless
-                failOnDataLoss=false.
-        """
+        """Return the offset at which the batch from ``start`` ends: ``start`` if nothing is new."""
         offset = StreamOffset.from_json(start)
         layouts = self._layouts()
         backlogs: dict[str, Backlog] = {}
@@ -129,11 +119,7 @@ class StreamPlanner:
         return replace(offset.moved(moved), first=first).to_json()
 
     def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ReadTask]:
-        """Plan tasks that read each message between two offsets exactly once.
-
-        Raises:
-            MessageNotFound: if some were deleted, unless failOnDataLoss=false.
-        """
+        """Plan tasks that read each message between two offsets exactly once."""
         until = StreamOffset.from_json(end)
         begins = StreamOffset.from_json(start).brokers if until.first is None else until.first
         layouts = self._layouts()
@@ -338,12 +324,7 @@ class UnlimitedPlanner(StreamPlanner):
         return dict(self._resumed)
 
     def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ReadTask]:
-        """Plan tasks that read each message between two offsets exactly once.
-
-        Raises:
-            MessageNotFound: if some were deleted, unless failOnDataLoss=false.
-            UsageError: if the options of a restarted query give another start than its checkpoint.
-        """
+        """Plan tasks that read each message between two offsets exactly once."""
         if end == self._resumed:
             end = self._continued(StreamOffset.from_json(start), StreamOffset.from_json(end))
         self._reached = end
