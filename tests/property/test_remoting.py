@@ -63,13 +63,15 @@ def test_damaged_frames_raise_one_error(command: RemotingCommand, data: st.DataO
             remoting.encode(found.answer(0, remark=found.remark))
 
 
-@given(st.sampled_from(sorted(remoting_codes.REQUESTS)), st.dictionaries(TEXT, TEXT, max_size=4))
-def test_fields_are_parsed_or_refused(code: int, fields: dict[str, str]) -> None:
-    names = [field.key for field in remoting_codes.REQUESTS[code].fields]
+@given(st.sampled_from(list(remoting_codes.RequestCode)), st.dictionaries(TEXT, TEXT, max_size=4))
+def test_fields_are_parsed_or_refused(
+    code: remoting_codes.RequestCode, fields: dict[str, str]
+) -> None:
+    names = [field.key for field in code.fields]
     given_fields = dict.fromkeys(names, "1") | fields
     with contextlib.suppress(remoting_codes.Refused):
         found = remoting_codes.parse(code, given_fields)
-        assert found.keys() == {field.name for field in remoting_codes.REQUESTS[code].fields}
+        assert found.keys() == {field.name for field in code.fields}
 
 
 JSON = st.recursive(
@@ -174,13 +176,15 @@ NUMBERS = st.one_of(
 
 
 @given(
-    st.sampled_from(sorted(remoting_codes.REQUESTS)),
+    st.sampled_from(list(remoting_codes.RequestCode)),
     st.lists(NUMBERS | st.sampled_from(["true", "True", "no"]), min_size=16, max_size=16),
     st.integers(0, 16),
 )
-def test_fields_are_parsed_alike(code: int, texts: list[str], count: int) -> None:
-    expected = tuple(map(tuple, remoting_codes.REQUESTS[code].fields))
-    names = [field.key for field in remoting_codes.REQUESTS[code].fields]
+def test_fields_are_parsed_alike(
+    code: remoting_codes.RequestCode, texts: list[str], count: int
+) -> None:
+    expected = tuple(map(tuple, code.fields))
+    names = [field.key for field in code.fields]
     fields = dict(zip(names[:count], texts, strict=False))
     expected_of = tuple(
         # The reference marks required fields in its own way.

@@ -86,19 +86,7 @@ PEERS: Final = {"lmdb": _lmdb, "rocksdict": _rocksdict, "sqlite3": _sqlite3}
 def bench_peer(
     name: str, folder: Path, n: int, body: bytes, warmup: int, each: int = 1
 ) -> dict[str, float]:
-    """Measure writes of another store in one thread, and delete the store.
-
-    Args:
-        name: one of :data:`PEERS`.
-        folder: folder in which to make the store.
-        n: number of messages to measure.
-        body: the body of each message.
-        warmup: number of messages to write before the measurement.
-        each: number of messages in one call.
-
-    Raises:
-        UsageError: if the store's package is not installed.
-    """
+    """Measure writes of another store in one thread, and delete the store."""
     if find_spec(name) is None:
         raise UsageError(f"{name} is not installed. Install it: pip install {name}")
     root = tempfile.mkdtemp(prefix="bench-", dir=folder)

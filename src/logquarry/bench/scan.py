@@ -63,17 +63,7 @@ class Timing(NamedTuple):
     n: int
 
 
-def ensure_store(
-    folder: Path,
-    *,
-    count: int | None,
-    total_bytes: int | None,
-    body: tuple[int, int],
-    topics: int,
-    queues: int,
-    keys: int,
-    progress: Callable[[int, int], None] | None = None,
-) -> Path:
+def ensure_store(folder: Path, **given: Any) -> Path:
     """Return the store in a folder; if there is none, make it with RocketMQ's file sizes.
 
     An interrupted call leaves no incomplete store. For the arguments see
@@ -84,16 +74,7 @@ def ensure_store(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
         store = Path(made) / "store"
-        fill(
-            store,
-            count=count,
-            total_bytes=total_bytes,
-            body=body,
-            topics=topics,
-            queues=queues,
-            keys=keys,
-            progress=progress,
-        )
+        fill(store, **given)
         store.rename(folder)
     return folder
 
@@ -150,12 +131,6 @@ MODES: Final = {"recover": ("normal", "abnormal"), "rebuild": ("rebuild",), "ver
 
 def bench_recovery(kind: str, folder: Path, load: Load, recovery: str) -> dict[str, Any]:
     """Measure one kind on a new store, and delete the store.
-
-    Args:
-        kind: ``recover``, ``rebuild`` or ``verify``.
-        folder: folder in which to make the store.
-        load: the messages to put.
-        recovery: ``safe`` or ``rocketmq``.
 
     Returns:
         For each mode the seconds of each pass, and messages and bytes a second of the last pass.

@@ -64,14 +64,11 @@ class Load:
 
     Attributes:
         n: number of messages to measure.
-        body: bytes of a body.
         topics: number of topics, used in turn.
         queues: queues of each topic, used in turn.
         keys: number of index keys of a message: 0, 1 (KEYS) or 2 (also UNIQ_KEY).
-        threads: number of threads that put.
         outstanding: for ``put``: pending ``put_async`` calls of each thread; 0: ``put`` waits for
             each message.
-        batch: messages in one call.
         is_sync: whether a put waits until its message is on the disk (SYNC_FLUSH).
         is_transient: whether to write through a pool of buffers (``transientStorePoolEnable``).
         as_messages: for ``put-many``: whether to put Message objects instead of record batches.
@@ -101,12 +98,7 @@ class Load:
 
 
 class Bench:
-    """Puts a load into a store, and measures it.
-
-    Args:
-        store: the store, open for writing.
-        load: the messages to put.
-    """
+    """Puts a load into a store, and measures it."""
 
     def __init__(self, store: StoreWriter, load: Load) -> None:
         self._store = store
@@ -357,14 +349,7 @@ class Bench:
 def bench_store(
     kind: str, folder: Path, load: Load, beside: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Measure one kind on a new store, and delete the store.
-
-    Args:
-        kind: ``put``, ``put-batch``, ``put-many``, ``get`` or ``consume``.
-        folder: folder in which to make the store.
-        load: the messages to put.
-        beside: other stores to measure with the same bodies (:mod:`logquarry.bench.peers`).
-    """
+    """Measure one kind on a new store, and delete the store."""
     folder.mkdir(parents=True, exist_ok=True)
     if beside:
         found = bench_store(kind, folder, load)

@@ -133,7 +133,7 @@ class Account:
 
     def refuse(self, lacking: str) -> None:
         """Raise Refused."""
-        raise Refused(ResponseCode.NO_PERMISSION, f"{self.access_key} lacks {lacking}")
+        raise Refused(f"{self.access_key} lacks {lacking}", ResponseCode.NO_PERMISSION)
 
 
 class AccessControl:
@@ -159,11 +159,7 @@ class AccessControl:
 
     @classmethod
     def from_file(cls, path: Path) -> AccessControl:
-        """Read accounts from a TOML file, with the names of RocketMQ's ``plain_acl.yml``.
-
-        Raises:
-            UsageError: if the file is invalid.
-        """
+        """Read accounts from a TOML file, with the names of RocketMQ's ``plain_acl.yml``."""
         try:
             with path.open("rb") as file:
                 document = tomllib.load(file)
@@ -173,11 +169,7 @@ class AccessControl:
         return cls(*accounts)
 
     def authenticate(self, command: RemotingCommand) -> Account:
-        """The account that signed a request.
-
-        Raises:
-            Refused: if the signature is missing or wrong.
-        """
+        """The account that signed a request."""
         fields = command.ext_fields
         account = self._accounts.get(fields.get(_ACCESS_KEY, ""))
         signature = fields.get(_SIGNATURE, "")
@@ -191,16 +183,12 @@ class AccessControl:
         )
         if account is None or not is_valid:
             raise Refused(
-                ResponseCode.NO_PERMISSION, "the request has no valid AccessKey and Signature"
+                "the request has no valid AccessKey and Signature", ResponseCode.NO_PERMISSION
             )
         return account
 
     def admit(self, command: RemotingCommand, fields: Mapping[str, Any]) -> Account | None:
-        """Check a request, and return its account; None for a request that needs no account.
-
-        Raises:
-            Refused: if the signature is wrong, or the account may not make the request.
-        """
+        """Check a request, and return its account; None for a request that needs no account."""
         code = command.code
         if code in _OPEN and _ACCESS_KEY not in command.ext_fields:
             return None
@@ -228,14 +216,7 @@ class AccessControl:
 
 
 def sign(fields: Mapping[str, str], body: bytes, secret: str, leave: tuple[str, ...] = ()) -> bytes:
-    """The signature of a request (``AclUtils.calSignature``).
-
-    Args:
-        fields: its header fields.
-        body: its body.
-        secret: the secret key.
-        leave: fields to leave out, because the client did not sign them.
-    """
+    """The signature of a request (``AclUtils.calSignature``)."""
     text = "".join(
         fields[name] for name in sorted(fields) if name != _SIGNATURE and name not in leave
     )
@@ -262,7 +243,7 @@ def _named(body: bytes) -> Iterator[tuple[str, str]]:
         if document.get("subscriptionData"):
             yield SUB, str(document["subscriptionData"]["topic"])
     except (TypeError, KeyError, AttributeError) as error:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is invalid: {error!r}") from error
+        raise Refused(f"the body is invalid: {error!r}") from error
 
 
 def _account(entry: Mapping[str, Any]) -> Account:

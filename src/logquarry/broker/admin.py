@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, Final
 
 from logquarry.broker.acl import CREDENTIALS
-from logquarry.broker.connection import Handler, Request
+from logquarry.broker.connection import Request
 from logquarry.broker.consumers import store_time
-from logquarry.broker.core import Core
+from logquarry.broker.core import Core, Part, answers
 from logquarry.broker.pull import Pulling
 from logquarry.disk.config_file import delay_offsets
 from logquarry.format import broker_config, fastjson
@@ -23,69 +23,39 @@ _ASK_SECONDS: Final = 10.0
 _MOST_QUEUES: Final = 1_024
 
 
-class Admin:
-    """Answers the requests of mqadmin.
-
-    Args:
-        core: the broker's parts.
-        pulling: answers pulls; it forgets the queues of deleted topics.
-    """
+class Admin(Part):
+    """Answers the requests of mqadmin."""
 
     def __init__(self, core: Core, pulling: Pulling) -> None:
-        self._core = core
+        super().__init__(core)
         self._pulling = pulling
 
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        code = RequestCode
-        return {
-            code.UPDATE_AND_CREATE_TOPIC: self.update_topic,
-            code.UPDATE_AND_CREATE_TOPIC_LIST: self.update_topics,
-            code.DELETE_TOPIC_IN_BROKER: self.delete_topic,
-            code.GET_ALL_TOPIC_CONFIG: self.all_topics,
-            code.GET_TOPIC_CONFIG: self.topic_config,
-            code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
-            code.GET_TOPIC_STATS_INFO: self.topic_stats,
-            code.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
-            code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update_group,
-            code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_groups,
-            code.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
-            code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
-            code.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
-            code.GET_ALL_DELAY_OFFSET: self.delay_offsets,
-            code.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
-            code.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
-            code.GET_ALL_PRODUCER_INFO: self.all_producers,
-            code.INVOKE_BROKER_TO_RESET_OFFSET: self.reset_offset,
-            code.GET_CONSUMER_RUNNING_INFO: self.forward,
-            code.CONSUME_MESSAGE_DIRECTLY: self.forward,
-        }
-
     # -------------------------------------------------------------------------------------- topics
+    @answers(RequestCode.UPDATE_AND_CREATE_TOPIC)
     async def update_topic(self, request: Request) -> None:
         """Create a topic, or change its queues and permissions."""
         await self._set_topics([request.fields])
         request.reply()
 
+    @answers(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST)
     async def update_topics(self, request: Request) -> None:
         """Create or change the topics of a list (``CreateTopicListRequestBody``)."""
         found = parse_body(request.command.body).get("topicConfigList")
         entries = found if isinstance(found, list) else []
-        names = ("topicName", "readQueueNums", "writeQueueNums", "perm")
         try:
             topics = [
                 {
                     "topic": str(one["topicName"]),
-                    **{name: int(one[name]) for name in names[1:]},
+                    **{
+                        name: int(one[name]) for name in ("readQueueNums", "writeQueueNums", "perm")
+                    },
                     "topicSysFlag": int(one.get("topicSysFlag", 0)),
                     "order": bool(one.get("order", False)),
                 }
                 for one in entries
             ]
         except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, "a topic of the list lacks a field, or one is invalid"
-            ) from error
+            raise Refused("a topic of the list lacks a field, or one is invalid") from error
         await self._set_topics(topics)
         request.reply()
 
@@ -98,16 +68,18 @@ class Admin:
             # If a topic of the list is illegal, the topics before it stay.
             await core.slow(core.tables.save)
 
+    @answers(RequestCode.DELETE_TOPIC_IN_BROKER)
     async def delete_topic(self, request: Request) -> None:
         """Remove a topic from the table. Its messages stay until their files expire."""
         core, name = self._core, request.fields["topic"]
         if name in core.tables.system_topics:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"{name[:200]} is a system topic")
+            raise Refused(f"{name[:200]} is a system topic")
         core.tables.remove_topic(name)
         self._pulling.forget(name)
         await core.slow(core.tables.save)
         request.reply()
 
+    @answers(RequestCode.GET_ALL_TOPIC_CONFIG)
     def all_topics(self, request: Request) -> None:
         """The table of topics."""
         table = self._core.tables.topics
@@ -117,42 +89,48 @@ class Admin:
                 name: broker_config.topic_entry(topic) for name, topic in table.items()
             },
         }
-        _reply(request, document)
+        request.reply_json(document)
 
+    @answers(RequestCode.GET_TOPIC_CONFIG)
     def topic_config(self, request: Request) -> None:
         """One topic; mqadmin of RocketMQ 5 asks for it before ``GET_TOPIC_STATS_INFO``."""
         topic = self._core.require_topic(request.fields["topic"], 7)
-        _reply(request, broker_config.topic_entry(topic))
+        request.reply_json(broker_config.topic_entry(topic))
 
+    @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def system_topics(self, request: Request) -> None:
         """The topics that every broker has."""
-        _reply(request, {"topicList": sorted(self._core.tables.system_topics)})
+        request.reply_json({"topicList": sorted(self._core.tables.system_topics)})
 
+    @answers(RequestCode.GET_TOPIC_STATS_INFO)
     async def topic_stats(self, request: Request) -> None:
         """The ends of each queue of a topic, and the time of its last message."""
         core, name = self._core, request.fields["topic"]
         topic = core.require_topic(name, 7)
         pairs = await core.slow(partial(_queue_stats, core, topic))
-        _reply(request, {"offsetTable": fastjson.ObjectKeys(pairs)})
+        request.reply_json({"offsetTable": fastjson.ObjectKeys(pairs)})
 
+    @answers(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
     def groups_of_topic(self, request: Request) -> None:
         """The groups that consume a topic, or have consumed it."""
         core, topic = self._core, request.fields["topic"]
         groups = set(core.clients.groups_of(topic))
         groups |= {group for name, group in core.tables.offsets.groups() if name == topic}
-        _reply(request, {"groupList": sorted(groups)})
+        request.reply_json({"groupList": sorted(groups)})
 
     # -------------------------------------------------------------------------------------- groups
+    @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     async def update_group(self, request: Request) -> None:
         """Create a subscription group, or change its settings."""
         await self._set_groups([parse_body(request.command.body)])
         request.reply()
 
+    @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)
     async def update_groups(self, request: Request) -> None:
         """Create or change the groups of a list (``SubscriptionGroupList``)."""
         found = parse_body(request.command.body).get("groupConfigList")
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-            raise Refused(ResponseCode.SYSTEM_ERROR, "the body has no list of groups")
+            raise Refused("the body has no list of groups")
         await self._set_groups(found)
         request.reply()
 
@@ -165,6 +143,7 @@ class Admin:
         finally:
             await core.slow(core.tables.save)
 
+    @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP)
     async def delete_group(self, request: Request) -> None:
         """Remove a subscription group, and its offsets if the request asks for that."""
         core, fields = self._core, request.fields
@@ -172,27 +151,31 @@ class Admin:
         await core.slow(core.tables.save)
         request.reply()
 
+    @answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     def all_groups(self, request: Request) -> None:
         """The table of subscription groups."""
-        _reply(request, self._core.tables.group_document())
+        request.reply_json(self._core.tables.group_document())
 
+    @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
     def all_offsets(self, request: Request) -> None:
         """The table of consumer offsets."""
         text = broker_config.encode_consumer_offsets(self._core.tables.offsets.groups())
         request.reply(body=text.encode())
 
+    @answers(RequestCode.GET_ALL_DELAY_OFFSET)
     def delay_offsets(self, request: Request) -> None:
         """The progress of delayed delivery."""
         found = delay_offsets(self._core.store.layout) or {}
         request.reply(body=broker_config.encode_delay_offsets(found).encode())
 
+    @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def consumer_connections(self, request: Request) -> None:
         """The consumers of a group, and what they subscribe to."""
         name = request.fields["consumerGroup"]
         group = self._core.clients.consumers.get(name)
         if group is None:
             raise Refused(
-                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name[:200]}] not online"
+                f"the consumer group[{name[:200]}] not online", ResponseCode.CONSUMER_NOT_ONLINE
             )
         document = {
             "connectionSet": [client.document() for client in group.clients.values()],
@@ -203,16 +186,18 @@ class Admin:
                 topic: dict(found.document) for topic, found in group.filters.items()
             },
         }
-        _reply(request, document)
+        request.reply_json(document)
 
+    @answers(RequestCode.GET_PRODUCER_CONNECTION_LIST)
     def producer_connections(self, request: Request) -> None:
         """The producers of a group."""
         name = request.fields["producerGroup"]
         members = self._core.clients.producers.get(name)
         if members is None:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name[:200]}] not exist")
-        _reply(request, {"connectionSet": [client.document() for client in members.values()]})
+            raise Refused(f"the producer group[{name[:200]}] not exist")
+        request.reply_json({"connectionSet": [client.document() for client in members.values()]})
 
+    @answers(RequestCode.GET_ALL_PRODUCER_INFO)
     def all_producers(self, request: Request) -> None:
         """The producers of all groups (``ProducerTableInfo``)."""
         core = self._core
@@ -231,8 +216,9 @@ class Admin:
             ]
             for group, members in core.clients.producers.items()
         }
-        _reply(request, {"data": data})
+        request.reply_json({"data": data})
 
+    @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     async def reset_offset(self, request: Request) -> None:
         """Reset the offsets of a group in a topic to a time, and notify its consumers."""
         core, fields = self._core, request.fields
@@ -241,8 +227,8 @@ class Admin:
         online = core.clients.consumers.get(group)
         if online is None:
             raise Refused(
-                ResponseCode.CONSUMER_NOT_ONLINE,
                 "Consumer not online, so can not reset the offset of its clients",
+                ResponseCode.CONSUMER_NOT_ONLINE,
             )
         current = core.tables.offsets.of(name, group)
         job = partial(_offsets_at, core, topic, fields["timestamp"])
@@ -260,27 +246,27 @@ class Admin:
                     await client.connection.until_writable()
         except TimeoutError:
             raise Refused(
-                ResponseCode.CONSUME_MSG_TIMEOUT,
                 f"a consumer of <{group}> does not read what it gets; no offset is reset",
+                ResponseCode.CONSUME_MSG_TIMEOUT,
             ) from None
         for client in clients:
             client.connection.tell(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
         request.reply(body=body)
 
+    @answers(RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def forward(self, request: Request) -> None:
         """Ask a consumer for its state, or let it consume one message now."""
         fields = request.fields
         group, client_id = fields["consumerGroup"], fields["clientId"]
         client = self._core.clients.consumer(group, client_id)
         if client is None:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online"
-            )
+            raise Refused(f"The Consumer <{group}> <{client_id}> not online")
         given = request.command.ext_fields
         header = {name: value for name, value in given.items() if name not in CREDENTIALS}
         body = request.command.body
         if request.command.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
-            body = await self._message_of(fields["msgId"])
+            job = partial(self._core.store.message_by_id, fields["msgId"])
+            body = frames_of((await self._core.slow(job),))
         try:
             answer = await client.connection.ask(
                 RequestCode(request.command.code),
@@ -290,29 +276,19 @@ class Admin:
             )
         except (TimeoutError, ConnectionError) as error:
             raise Refused(
-                ResponseCode.CONSUME_MSG_TIMEOUT,
                 f"consumer <{group}> <{client_id}> does not answer: {error}",
+                ResponseCode.CONSUME_MSG_TIMEOUT,
             ) from error
         request.reply(answer.code, answer.remark, fields=answer.ext_fields, body=answer.body)
-
-    async def _message_of(self, message_id: str) -> bytes:
-        message = await self._core.slow(partial(self._core.store.message_by_id, message_id))
-        return frames_of((message,))
 
 
 def _topic_of(fields: Mapping[str, Any]) -> TopicConfig:
     counts = fields["readQueueNums"], fields["writeQueueNums"]
     if not all(1 <= count <= _MOST_QUEUES for count in counts):
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR, f"a topic has 1 to {_MOST_QUEUES} queues, not {counts}"
-        )
+        raise Refused(f"a topic has 1 to {_MOST_QUEUES} queues, not {counts}")
     return TopicConfig(
         fields["topic"], *counts, fields["perm"] & 7, fields["topicSysFlag"], fields["order"]
     )
-
-
-def _reply(request: Request, document: Mapping[str, Any]) -> None:
-    request.reply(body=fastjson.compact(document).encode("utf-8", "replace"))
 
 
 def _queue_stats(core: Core, topic: TopicConfig) -> list[tuple[dict[str, Any], dict[str, int]]]:

@@ -36,16 +36,15 @@ from logquarry.broker.connection import Connection, Handler
 from logquarry.broker.consumers import Consuming, Progress
 from logquarry.broker.core import Core, Lanes
 from logquarry.broker.names import KeyValues, Names
-from logquarry.broker.options import BrokerOptions, is_wildcard, make_offsets_folder
+from logquarry.broker.options import BrokerOptions, address_text, is_wildcard, make_offsets_folder
 from logquarry.broker.ports import Port, listen_at_both
 from logquarry.broker.pull import Pulling
 from logquarry.broker.queries import Queries
-from logquarry.broker.send import Sending
+from logquarry.broker.send import Sending, Transactions
 from logquarry.broker.send_back import Replies, Retrying
 from logquarry.broker.sparing import SparingLog, line_of
 from logquarry.broker.statistics import Runtime, Statistics
 from logquarry.broker.tables import Tables
-from logquarry.broker.transactions import Transactions
 from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import LogquarryError, StoreError, UsageError
 from logquarry.format import message_id
@@ -218,11 +217,11 @@ class Broker:
         handlers: dict[int, Handler] = dict(names)
         for part in parts:
             handlers |= part.handlers()
-        broker, older = (Port(core, handlers, self.disconnected) for _ in range(2))
-        server = Port(core, names, self.disconnected)
+        broker, older = (Port(core, handlers, pulling.disconnected) for _ in range(2))
+        server = Port(core, names, pulling.disconnected)
         self._ports = [broker, server, older]
         await listen_at_both(broker, older, options)
-        core.address = f"[{host}]:{broker.port}" if ":" in host else f"{host}:{broker.port}"
+        core.address = address_text(host, broker.port)
         core.host = _host_bytes(host, broker.port)
         await server.listen(options.name_port, "--name-port")
         works = [self._keep_house(core)]
@@ -238,11 +237,7 @@ class Broker:
     # --------------------------------------------------------------------------------------- state
     @property
     def core(self) -> Core:
-        """The broker's parts.
-
-        Raises:
-            UsageError: if it is not running.
-        """
+        """The broker's parts, while it is running."""
         if self._core is None:
             raise UsageError("the broker is not running")
         return self._core
@@ -289,10 +284,6 @@ class Broker:
                     lag += max(0, self._pulling.end_of((topic, queue_id)) - offset)
             found[name] = lag
         return found
-
-    def disconnected(self, connection: Connection) -> None:
-        """Forget the requests of a connection that has ended."""
-        self._pulling.disconnected(connection)
 
     # ------------------------------------------------------------------------------- housekeeping
     async def _keep_house(self, core: Core) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, Final
 
 from logquarry.broker.acl import PUB, Account
@@ -63,22 +64,18 @@ class TopicFilter:
 
 
 def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | None]:
-    """Parse a subscription: its tag expression, or its SQL92 filter.
-
-    Raises:
-        Refused: if it is invalid.
-    """
+    """Parse a subscription: its tag expression, or its SQL92 filter."""
     if len(text) > _LONGEST_FILTER:
-        raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, _TOO_LONG)
+        raise Refused(_TOO_LONG, ResponseCode.SUBSCRIPTION_PARSE_FAILED)
     if kind == SQL92:
         found = _compiled(text)
         if isinstance(found, str):
-            raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, found)
+            raise Refused(found, ResponseCode.SUBSCRIPTION_PARSE_FAILED)
         return None, found
     if kind not in (None, "", TAG):
         raise Refused(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
             f"unknown type of expression: {str(kind)[:80]!r}",
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
         )
     if parse_tags(text) is None or text.strip() in ("", ANY_TAG):
         return None, None
@@ -102,9 +99,6 @@ class Client:
     """A client, as one of its heartbeats describes it.
 
     Attributes:
-        client_id: its id.
-        connection: its connection.
-        language: the language of the client.
         version: number of its RocketMQ version.
         seen: time of the heartbeat, by ``time.monotonic``.
         account: its account; None if the broker has no accounts.
@@ -141,8 +135,6 @@ class ConsumerGroup:
     """The consumers of a group, and what they subscribe to.
 
     Attributes:
-        clients: connection -> client.
-        filters: topic -> filter.
         consume_type: ``CONSUME_PASSIVELY`` for push, ``CONSUME_ACTIVELY`` for pull.
         model: ``CLUSTERING`` or ``BROADCASTING``.
         start: ``consumeFromWhere``.
@@ -179,12 +171,7 @@ class Clients:
         producers: Iterable[str],
         consumers: Iterable[Mapping[str, Any]],
     ) -> None:
-        """Register a client in the groups of its heartbeat.
-
-        Raises:
-            Refused: if the connection is in too many groups, or a client of another account has
-                the id.
-        """
+        """Register a client in the groups of its heartbeat."""
         connection = client.connection
         _require_short(client.client_id)
         if client.account is not None:
@@ -218,9 +205,7 @@ class Clients:
         self.require_owner(client.client_id, account)
         ids = self._ids.setdefault(client.connection, set())
         if len(ids) >= _MOST_IDS and client.client_id not in ids:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"a connection has at most {_MOST_IDS} clients"
-            )
+            raise Refused(f"a connection has at most {_MOST_IDS} clients")
         ids.add(client.client_id)
         self._owners.setdefault(client.client_id, (account, set()))[1].add(client.connection)
 
@@ -229,9 +214,9 @@ class Clients:
         owner, _ = self._owners.get(client_id, (account, None))
         if owner is not account:
             raise Refused(
-                ResponseCode.NO_PERMISSION,
                 f"a client of another account has the id {client_id[:200]}: set another "
                 "instanceName",
+                ResponseCode.NO_PERMISSION,
             )
 
     def _subscribe(self, group: ConsumerGroup, filters: Mapping[str, TopicFilter]) -> bool:
@@ -286,16 +271,9 @@ class Clients:
 
     def expire(self, before: float) -> list[Connection]:
         """The connections of clients whose last heartbeat is older than a time."""
-        found = [
-            client.connection
-            for members in (
-                *self.producers.values(),
-                *(group.clients for group in self.consumers.values()),
-            )
-            for client in members.values()
-            if client.seen < before
-        ]
-        return list(dict.fromkeys(found))
+        groups = *self.producers.values(), *(group.clients for group in self.consumers.values())
+        clients = chain.from_iterable(members.values() for members in groups)
+        return list({client.connection: None for client in clients if client.seen < before})
 
     def _changed(self, group: str) -> None:
         if self._notifies(group):
@@ -307,16 +285,13 @@ class Clients:
     # ------------------------------------------------------------------------------------- queries
     def consumer_ids(self, group: str) -> list[str]:
         """The ids of a group's consumers."""
-        found = self.consumers.get(group)
-        return [] if found is None else [c.client_id for c in found.clients.values()]
+        found = self.consumers.get(group, ConsumerGroup())
+        return [client.client_id for client in found.clients.values()]
 
     def consumer(self, group: str, client_id: str) -> Client | None:
         """One consumer of a group; None if it is not connected."""
-        found = self.consumers.get(group)
-        for client in () if found is None else found.clients.values():
-            if client.client_id == client_id:
-                return client
-        return None
+        members = self.consumers.get(group, ConsumerGroup()).clients.values()
+        return next((client for client in members if client.client_id == client_id), None)
 
     def producer_of(self, group: str, topic: str) -> Client | None:
         """Choose a producer of a group that may send to a topic, each in turn; None if none may."""
@@ -329,11 +304,8 @@ class Clients:
 
     def client(self, client_id: str) -> Client | None:
         """A producer by its id, in any group; None if it is not connected."""
-        for members in self.producers.values():
-            for client in members.values():
-                if client.client_id == client_id:
-                    return client
-        return None
+        clients = chain.from_iterable(members.values() for members in self.producers.values())
+        return next((client for client in clients if client.client_id == client_id), None)
 
     def groups_of(self, topic: str) -> list[str]:
         """The groups whose consumers subscribe to a topic."""
@@ -348,13 +320,11 @@ def objects(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 def _require_short(name: str) -> None:
     if len(name) > _LONGEST_NAME:
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR, f"{name[:80]}... has more than {_LONGEST_NAME} characters"
-        )
+        raise Refused(f"{name[:80]}... has more than {_LONGEST_NAME} characters")
 
 
 def _add_group(groups: set[str], name: str) -> None:
     _require_short(name)
     if len(groups) >= _MOST_GROUPS and name not in groups:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"a client is in at most {_MOST_GROUPS} groups")
+        raise Refused(f"a client is in at most {_MOST_GROUPS} groups")
     groups.add(name)

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 from logquarry.broker.acl import Account
+from logquarry.broker.options import address_text
 from logquarry.broker.sparing import SparingLog, line_of
 from logquarry.errors import LogquarryError, ProtocolViolation
-from logquarry.format import message_id
+from logquarry.format import fastjson, message_id
 from logquarry.protocol.remoting import (
     Flag,
     RemotingCommand,
@@ -46,9 +47,6 @@ class Request:
     """A request of a client.
 
     Attributes:
-        command: the request as received.
-        fields: its parsed header fields.
-        connection: the connection that it came from.
         account: the client's account; None if the broker has no accounts.
     """
 
@@ -75,6 +73,11 @@ class Request:
             self.command,
             self.command.answer(code, remark=remark, fields=fields or {}, body=body),
         )
+
+    def reply_json(self, document: Mapping[str, Any], *, quote_keys: bool = False) -> None:
+        """Answer the request with a document, encoded as Java does: half a surrogate pair is ?."""
+        text = fastjson.compact(document, quote_keys=quote_keys)
+        self.reply(body=text.encode("utf-8", "replace"))
 
     def fail(self, error: BaseException) -> None:
         """Answer the request with the code and the text of an exception."""
@@ -146,8 +149,7 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(_WRITE_LIMIT)
         name = transport.get_extra_info("peername")
         if name:
-            host, port = name[0], name[1]
-            self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self.address = address_text(*name[:2])
             self.host = message_id.host_bytes(self.address)
         self.heard = time.monotonic()
         self.is_open = True
@@ -388,10 +390,6 @@ class Handshake(asyncio.Protocol):
 
     The broker limits the number of handshakes. Therefore it starts them itself: if asyncio did, the
     broker would learn of a client only after the handshake.
-
-    Args:
-        server: the server that accepted the connection.
-        context: the settings of TLS.
     """
 
     def __init__(self, server: Server, context: ssl.SSLContext) -> None:

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, Final
 
 from logquarry.broker.clients import Client, objects, parse_expression
-from logquarry.broker.connection import Handler, Request
-from logquarry.broker.core import Core
+from logquarry.broker.connection import Request
+from logquarry.broker.core import Core, Part, answers
 from logquarry.broker.statistics import Statistics
 from logquarry.broker.tables import ANY
 from logquarry.format import fastjson
@@ -29,38 +29,19 @@ _LOCK_SECONDS: Final = 60.0
 """How long a queue stays locked without a renewal (``REBALANCE_LOCK_MAX_LIVE_TIME``)."""
 
 
-class Consuming:
-    """Answers heartbeats and the requests for consumer lists, offsets and locks.
-
-    Args:
-        core: the broker's parts.
-    """
+class Consuming(Part):
+    """Answers heartbeats and the requests for consumer lists, offsets and locks."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        super().__init__(core)
         self._locks: dict[tuple[str, str, int], tuple[str, float]] = {}
 
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        code = RequestCode
-        return {
-            code.HEART_BEAT: self.heartbeat,
-            code.UNREGISTER_CLIENT: self.unregister,
-            code.CHECK_CLIENT_CONFIG: self.check_config,
-            code.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
-            code.QUERY_CONSUMER_OFFSET: self.query_offset,
-            code.UPDATE_CONSUMER_OFFSET: self.update_offset,
-            code.LOCK_BATCH_MQ: self.lock,
-            code.UNLOCK_BATCH_MQ: self.unlock,
-        }
-
     # ---------------------------------------------------------------------------------- heartbeats
+    @answers(RequestCode.HEART_BEAT)
     def heartbeat(self, request: Request) -> None:
         """Register a client, and create its groups and their retry topics.
 
-        Raises:
-            Refused: if the broker does not create a group (the client joins its other groups), or
-                if a client of another account has the id.
+        If the broker does not create a group, the client still joins its other groups.
         """
         core, document = self._core, parse_body(request.command.body)
         client_id = str(document.get("clientID") or "")
@@ -76,12 +57,8 @@ class Consuming:
         command = request.command
         core.clients.heartbeat(
             Client(
-                client_id,
-                request.connection,
-                command.language,
-                command.version,
-                time.monotonic(),
-                request.account,
+                *(client_id, request.connection, command.language, command.version),
+                *(time.monotonic(), request.account),
             ),
             producers,
             consumers,
@@ -96,6 +73,7 @@ class Consuming:
         if core.writer is not None and core.tables.topic(retry_topic(name)) is None:
             core.create_topic(retry_topic(name), 1)
 
+    @answers(RequestCode.UNREGISTER_CLIENT)
     def unregister(self, request: Request) -> None:
         """Remove a client that is shutting down."""
         fields = request.fields
@@ -104,6 +82,7 @@ class Consuming:
         )
         request.reply()
 
+    @answers(RequestCode.CHECK_CLIENT_CONFIG)
     def check_config(self, request: Request) -> None:
         """Check the filter of a consumer before it starts."""
         document = parse_body(request.command.body).get("subscriptionData")
@@ -111,18 +90,17 @@ class Consuming:
             parse_expression(str(document.get("subString") or ""), document.get("expressionType"))
         request.reply()
 
+    @answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def consumer_list(self, request: Request) -> None:
         """The ids of the consumers of a group."""
         group = request.fields["consumerGroup"]
         ids = self._core.clients.consumer_ids(group)
         if not ids:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group[:200]}")
-        body = fastjson.compact({"consumerIdList": ids})
-        # Encode it as Java does: otherwise an id with half of a surrogate pair would raise an error
-        # here, and the group would get no list.
-        request.reply(body=body.encode("utf-8", "replace"))
+            raise Refused(f"no consumer for this group, {group[:200]}")
+        request.reply_json({"consumerIdList": ids})
 
     # ------------------------------------------------------------------------------------- offsets
+    @answers(RequestCode.QUERY_CONSUMER_OFFSET)
     async def query_offset(self, request: Request) -> None:
         """The committed offset of a group in a queue."""
         core, fields = self._core, request.fields
@@ -132,7 +110,7 @@ class Consuming:
             offset = await core.slow(partial(self._start_of, topic, queue_id))
         if offset is None:
             raise Refused(
-                ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first"
+                "Not found, maybe this group consumer boot first", ResponseCode.QUERY_NOT_FOUND
             )
         request.reply(fields={"offset": str(offset)})
 
@@ -153,12 +131,9 @@ class Consuming:
         is_young = first is None or store.max_offset - first[1].physical_offset <= memory
         return 0 if is_young else None
 
+    @answers(RequestCode.UPDATE_CONSUMER_OFFSET)
     def update_offset(self, request: Request) -> None:
-        """Commit the offset of a group in a queue, in memory.
-
-        Raises:
-            Refused: if there is no such queue, or no such group and the broker may not create it.
-        """
+        """Commit the offset of a group in a queue, in memory."""
         core, fields = self._core, request.fields
         group, queue_id = fields["consumerGroup"], fields["queueId"]
         core.require_group(group)
@@ -168,6 +143,7 @@ class Consuming:
         request.reply()
 
     # --------------------------------------------------------------------------------------- locks
+    @answers(RequestCode.LOCK_BATCH_MQ)
     def lock(self, request: Request) -> None:
         """Lock queues for one client of a group; answer with the queues that the client has now."""
         client, keys = self._queues_of(request)
@@ -180,9 +156,9 @@ class Consuming:
                     break
                 self._locks[key] = client, now + _LOCK_SECONDS
                 had.append(self._core.queue_key(key[1], key[2]))
-        body = fastjson.compact({"lockOKMQSet": had})
-        request.reply(body=body.encode("utf-8", "replace"))
+        request.reply_json({"lockOKMQSet": had})
 
+    @answers(RequestCode.UNLOCK_BATCH_MQ)
     def unlock(self, request: Request) -> None:
         """Release the locks of a client."""
         client, keys = self._queues_of(request)
@@ -214,40 +190,30 @@ QueueStats = list[tuple[dict[str, Any], dict[str, int]]]
 """``MessageQueue`` and ``OffsetWrapper`` of each queue, as documents."""
 
 
-class Progress:
-    """Answers the requests for the progress of groups.
-
-    Args:
-        core: the broker's parts.
-        statistics: the broker's counts.
-    """
+class Progress(Part):
+    """Answers the requests for the progress of groups."""
 
     def __init__(self, core: Core, statistics: Statistics) -> None:
-        self._core = core
+        super().__init__(core)
         self._statistics = statistics
-
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {
-            RequestCode.GET_CONSUME_STATS: self.of_group,
-            RequestCode.GET_BROKER_CONSUME_STATS: self.of_all_groups,
-            RequestCode.CLONE_GROUP_OFFSET: self.clone,
-            RequestCode.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
-            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
-        }
 
     def _topics(self, group: str, wanted: str = "") -> list[TopicConfig]:
         """The topics of a group to which its consumers still subscribe; all, or the given one."""
-        core, offsets = self._core, self._core.tables.offsets.groups()
-        topics = {wanted} if wanted else {name for name, other in offsets if other == group}
+        core = self._core
+        topics = {wanted} if wanted else self._consumed(group)
         online = core.clients.consumers.get(group)
         if online is not None and online.filters:
             topics &= online.filters.keys()
         return [topic for name in sorted(topics) if (topic := core.tables.topic(name)) is not None]
 
+    def _consumed(self, group: str) -> set[str]:
+        """The topics in which a group has offsets."""
+        return {name for name, other in self._core.tables.offsets.groups() if other == group}
+
     def _rate(self, group: str, topics: list[TopicConfig]) -> float:
         return sum(self._statistics.rate("GROUP_GET_NUMS", (topic.name, group)) for topic in topics)
 
+    @answers(RequestCode.GET_CONSUME_STATS)
     async def of_group(self, request: Request) -> None:
         """The end of each queue of a group, and the group's offset there (``ConsumeStats``)."""
         core, fields = self._core, request.fields
@@ -255,8 +221,9 @@ class Progress:
         topics = self._topics(group, fields["topic"])
         pairs = await core.slow(partial(_stats, core, group, topics))
         document = _consume_stats(pairs, self._rate(group, topics))
-        request.reply(body=fastjson.compact(document).encode())
+        request.reply_json(document)
 
+    @answers(RequestCode.GET_BROKER_CONSUME_STATS)
     async def of_all_groups(self, request: Request) -> None:
         """The progress of each group in each of its topics (``ConsumeStatsList``)."""
         core = self._core
@@ -270,14 +237,14 @@ class Progress:
                 found.append(_consume_stats(pairs, self._rate(group, [topic])))
             groups.append({group: found})
         document = {"brokerAddr": core.address, "consumeStatsList": groups, "totalDiff": lag}
-        request.reply(body=fastjson.compact(document).encode())
+        request.reply_json(document)
 
+    @answers(RequestCode.QUERY_TOPICS_BY_CONSUMER)
     def topics_of_group(self, request: Request) -> None:
         """The topics in which a group has offsets."""
-        group = request.fields["group"]
-        topics = {name for name, other in self._core.tables.offsets.groups() if other == group}
-        request.reply(body=fastjson.compact({"topicList": sorted(topics)}).encode())
+        request.reply_json({"topicList": sorted(self._consumed(request.fields["group"]))})
 
+    @answers(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
     def subscription(self, request: Request) -> None:
         """The subscription of the connected consumers of a group to a topic, if they have one."""
         group, topic = request.fields["group"], request.fields["topic"]
@@ -285,8 +252,9 @@ class Progress:
         online = self._core.clients.consumers.get(group)
         if online is not None and topic in online.filters:
             document["subscriptionData"] = dict(online.filters[topic].document)
-        request.reply(body=fastjson.compact(document).encode("utf-8", "replace"))
+        request.reply_json(document)
 
+    @answers(RequestCode.CLONE_GROUP_OFFSET)
     def clone(self, request: Request) -> None:
         """Copy the offsets of a group to another group, in one topic or in all its topics."""
         core, fields = self._core, request.fields
@@ -324,15 +292,7 @@ def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:
 
 
 def store_time(core: Core, topic: str, queue_id: int, offset: int, first: int) -> int:
-    """The store time of the message at a queue offset; 0 if the queue has none there.
-
-    Args:
-        core: the broker's parts.
-        topic: the topic.
-        queue_id: the queue.
-        offset: the queue offset.
-        first: the first queue offset of the queue.
-    """
+    """The store time of the message at a queue offset; 0 if the queue, from first on, has none."""
     if offset < first:
         return 0
     messages = core.store.get(topic, queue_id, offset, 1).messages

@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from logquarry.broker.clients import Clients
+from logquarry.broker.connection import Handler
 from logquarry.broker.lanes import Lane
 from logquarry.broker.options import BrokerOptions
 from logquarry.broker.tables import READ, Tables
 from logquarry.format.broker_config import TopicConfig
-from logquarry.protocol.remoting_codes import Refused, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.units import Clock
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 BUSY: Final = "[REJECTREQUEST]system busy, start flow control for a while"
 _FAQ: Final = "see docs/broker.md"
@@ -35,11 +37,6 @@ def log_failure(_: Any, error: BaseException | None) -> None:
 
 class Lanes:
     """The threads that use the store.
-
-    Args:
-        loop: the event loop.
-        is_writer: whether the store is open for writing; only one thread may use a reader.
-        capacity: maximum number of jobs of a lane.
 
     Attributes:
         puts: appends messages, in the order of the requests.
@@ -88,18 +85,12 @@ class Core:
     """The shared state of a broker's parts.
 
     Attributes:
-        loop: the event loop.
-        options: the settings.
-        store: the store.
         writer: the same store if it is open for writing; else None.
-        lanes: the threads that use the store.
         tables: topics, groups and offsets.
-        clients: the connected clients.
         clock: time in milliseconds.
         spawn: runs a coroutine until the broker ends.
         address: host:port that clients get from the name server.
         host: the same address, in the bytes that a frame has for a host.
-        counts: the broker's counts since its start.
         is_saving: whether a write of the tables is planned.
     """
 
@@ -118,61 +109,42 @@ class Core:
     is_saving: bool = False
 
     def require_topic(self, name: str, permission: int) -> TopicConfig:
-        """A topic that a client uses.
-
-        Raises:
-            Refused: if there is no such topic, or its settings do not permit the use.
-        """
+        """A topic that a client uses."""
         topic = self.tables.topic(name)
         if topic is None:
             raise Refused(
-                ResponseCode.TOPIC_NOT_EXIST,
                 f"topic[{name[:200]}] not exist, apply first please! {_FAQ}",
+                ResponseCode.TOPIC_NOT_EXIST,
             )
         if not topic.perm & permission:
-            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] is forbidden")
+            raise Refused(f"the topic[{name}] is forbidden", ResponseCode.NO_PERMISSION)
         return topic
 
     def require_queue(self, name: str, queue_id: int, permission: int) -> TopicConfig:
-        """The topic of a queue that a client uses.
-
-        Raises:
-            Refused: if there is no such queue, or the topic's settings do not permit the use.
-        """
+        """The topic of a queue that a client uses."""
         topic = self.require_topic(name, permission)
         # Queues that are no longer written to can still have messages, and offsets.
         count = topic.read_queues if permission == READ else max(topic[1:3])
         if not 0 <= queue_id < count:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"queueId[{queue_id}] is illegal, topic:[{name}] has {count} queues",
-            )
+            raise Refused(f"queueId[{queue_id}] is illegal, topic:[{name}] has {count} queues")
         return topic
 
     def require_group(self, name: str) -> dict[str, Any]:
-        """The settings of a subscription group; created if the broker may create it.
-
-        Raises:
-            Refused: if there is no such group, and the broker does not create it.
-        """
-        found = self.tables.group(name)
+        """The settings of a subscription group; created if the broker may create it."""
+        found = self.tables.groups.get(name)
         if found is None:
             # A read-only broker serves every group.
             if self.writer is not None and not self.options.create_groups:
                 raise Refused(
-                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                     f"subscription group [{name[:200]}] does not exist",
+                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 )
             found = self.tables.create_group(name)
             self.save_soon()
         return found
 
     def create_topic(self, name: str, queues: int) -> None:
-        """Create a topic for a client at once; the file is written soon after.
-
-        Raises:
-            Refused: if the broker does not create it.
-        """
+        """Create a topic for a client at once; the file is written soon after."""
         self.tables.create_topic(name, queues)
         self.save_soon()
 
@@ -195,3 +167,28 @@ class Core:
     def queue_key(self, topic: str, queue_id: int) -> dict[str, Any]:
         """A ``MessageQueue`` of this broker, as a document."""
         return {"brokerName": self.options.name, "queueId": queue_id, "topic": topic}
+
+
+def answers(*codes: RequestCode) -> Callable[[_Method], _Method]:
+    """Mark a method of a :class:`Part` as the handler of requests."""
+
+    def mark(method: _Method) -> _Method:
+        vars(method)["codes"] = codes
+        return method
+
+    return mark
+
+
+class Part:
+    """A part of the broker; its methods that :func:`answers` marks answer requests."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def handlers(self) -> dict[int, Handler]:
+        """The handlers of the requests that this part answers."""
+        return {
+            code: getattr(self, name)
+            for name, method in vars(type(self)).items()
+            for code in getattr(method, "codes", ())
+        }

@@ -65,13 +65,7 @@ class Mailbox(Generic[T]):
 
 
 class Lane:
-    """One thread that runs jobs in order.
-
-    Args:
-        loop: the loop that submits jobs and receives results.
-        name: the thread's name.
-        capacity: maximum number of jobs that wait or run.
-    """
+    """One thread that runs jobs in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, capacity: int) -> None:
         self._loop = loop

@@ -9,12 +9,12 @@ in RocketMQ's format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from logquarry.broker.connection import Handler, Request
-from logquarry.broker.core import Core
+from logquarry.broker.connection import Request
+from logquarry.broker.core import Core, Part, answers
 from logquarry.broker.tables import WRITE
 from logquarry.disk.config_file import ConfigTable, config_file
 from logquarry.disk.disk import LocalDisk
@@ -25,33 +25,14 @@ _READS_STANDARD_JSON: Final = 401
 """V4_9_4 in RocketMQ's ``MQVersion``: newer clients get standard JSON without asking for it."""
 
 
-class Names:
-    """Answers the requests to the name server.
-
-    Args:
-        core: the broker's parts.
-        port: gives the port of the name server.
-    """
+class Names(Part):
+    """Answers the requests to the name server."""
 
     def __init__(self, core: Core, port: Callable[[], int]) -> None:
-        self._core = core
+        super().__init__(core)
         self._port = port
         self._is_wiped = False
         """Whether mqadmin has removed the topics' write permission from the routes."""
-
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {
-            RequestCode.GET_ROUTEINFO_BY_TOPIC: self.route,
-            RequestCode.GET_BROKER_CLUSTER_INFO: self.cluster,
-            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.topics,
-            RequestCode.GET_TOPICS_BY_CLUSTER: self.topics_of_cluster,
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.system_topics,
-            RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.write_permission,
-            RequestCode.ADD_WRITE_PERM_OF_BROKER: self.write_permission,
-            RequestCode.GET_NAMESRV_CONFIG: self.settings,
-        }
 
     def _broker(self) -> dict[str, Any]:
         core = self._core
@@ -61,14 +42,15 @@ class Names:
             "cluster": core.options.cluster,
         }
 
+    @answers(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     def route(self, request: Request) -> None:
         """The queues of a topic, and the address of the broker that has them."""
         name = request.fields["topic"]
         topic = self._core.tables.topic(name)
         if topic is None:
             raise Refused(
-                ResponseCode.TOPIC_NOT_EXIST,
                 f"No topic route info in name server for the topic: {name[:200]}",
+                ResponseCode.TOPIC_NOT_EXIST,
             )
         is_strict = (
             request.fields["acceptStandardJsonOnly"]
@@ -92,8 +74,9 @@ class Names:
                 }
             ],
         }
-        request.reply(body=fastjson.compact(document, quote_keys=is_strict).encode())
+        request.reply_json(document, quote_keys=is_strict)
 
+    @answers(RequestCode.GET_BROKER_CLUSTER_INFO)
     def cluster(self, request: Request) -> None:
         """The cluster with its one broker."""
         options = self._core.options
@@ -101,24 +84,28 @@ class Names:
             "brokerAddrTable": {options.name: self._broker()},
             "clusterAddrTable": {options.cluster: [options.name]},
         }
-        request.reply(body=fastjson.compact(document).encode())
+        request.reply_json(document)
 
+    @answers(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     def topics(self, request: Request) -> None:
         """The names of all topics."""
-        _reply_topics(request, sorted(self._core.tables.topics))
+        request.reply_json({"topicList": sorted(self._core.tables.topics)})
 
+    @answers(RequestCode.GET_TOPICS_BY_CLUSTER)
     def topics_of_cluster(self, request: Request) -> None:
         """The names of the topics of a cluster."""
         is_ours = request.fields["cluster"] == self._core.options.cluster
-        _reply_topics(request, sorted(self._core.tables.topics) if is_ours else [])
+        request.reply_json({"topicList": sorted(self._core.tables.topics) if is_ours else []})
 
+    @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
     def system_topics(self, request: Request) -> None:
         """The names of the cluster and the broker. Each is also the name of a topic."""
         core = self._core
         names = [core.options.cluster, core.options.name]
         document = {"brokerAddr": core.address, "topicList": names}
-        request.reply(body=fastjson.compact(document).encode())
+        request.reply_json(document)
 
+    @answers(RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER)
     def write_permission(self, request: Request) -> None:
         """Remove the write permission from all routes, or restore it, until the broker ends.
 
@@ -132,18 +119,15 @@ class Names:
         name = "wipeTopicCount" if is_wipe else "addTopicCount"
         request.reply(fields={name: str(count)})
 
+    @answers(RequestCode.GET_NAMESRV_CONFIG)
     def settings(self, request: Request) -> None:
         """The settings of the name server as a properties file."""
-        port = self._port()
-        request.reply(body=f"listenPort={port}\norderMessageEnable=false\n".encode())
+        request.reply(body=f"listenPort={self._port()}\norderMessageEnable=false\n".encode())
 
+    @answers(RequestCode.DELETE_TOPIC_IN_NAMESRV)
     def delete_topic(self, request: Request) -> None:
         """Answer mqadmin's deleteTopic. mqadmin has already deleted the topic at the broker."""
         request.reply()
-
-
-def _reply_topics(request: Request, names: list[str]) -> None:
-    request.reply(body=fastjson.compact({"topicList": names}).encode())
 
 
 _TABLE: Final = "configTable"
@@ -164,31 +148,16 @@ def _decode(data: bytes) -> Namespaces:
     }
 
 
-def _encode(namespaces: Namespaces) -> str:
-    return fastjson.encode({_TABLE: namespaces})
-
-
-class KeyValues:
-    """Answers the requests for key-value settings.
-
-    Args:
-        core: the broker's parts.
-    """
+class KeyValues(Part):
+    """Answers the requests for key-value settings."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
-        table = ConfigTable("kvConfig.json", _decode, _encode)
+        super().__init__(core)
+        table = ConfigTable(
+            "kvConfig.json", _decode, lambda found: fastjson.encode({_TABLE: found})
+        )
         self._file = config_file(LocalDisk(), Path(core.store.root), table)
         self._found: Namespaces | None = None
-
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {
-            RequestCode.PUT_KV_CONFIG: self.put,
-            RequestCode.GET_KV_CONFIG: self.get,
-            RequestCode.DELETE_KV_CONFIG: self.delete,
-            RequestCode.GET_KVLIST_BY_NAMESPACE: self.of_namespace,
-        }
 
     async def _namespaces(self) -> Namespaces:
         if self._found is None:
@@ -197,12 +166,9 @@ class KeyValues:
                 self._found = found
         return self._found
 
+    @answers(RequestCode.PUT_KV_CONFIG)
     async def put(self, request: Request) -> None:
-        """Keep a value.
-
-        Raises:
-            Refused: if the store is read-only, or has too many values.
-        """
+        """Keep a value."""
         self._core.tables.require_writer()
         fields, namespaces = request.fields, await self._namespaces()
         size = sum(
@@ -211,13 +177,13 @@ class KeyValues:
         )
         if size + sum(map(len, fields.values())) > _MOST_CHARACTERS:
             raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"the name server keeps at most {_MOST_CHARACTERS} characters; delete a setting",
+                f"the name server keeps at most {_MOST_CHARACTERS} characters; delete a setting"
             )
         namespaces.setdefault(fields["namespace"], {})[fields["key"]] = fields["value"]
         await self._save()
         request.reply()
 
+    @answers(RequestCode.DELETE_KV_CONFIG)
     async def delete(self, request: Request) -> None:
         """Delete a value, if there is one."""
         self._core.tables.require_writer()
@@ -231,29 +197,23 @@ class KeyValues:
         copy = {name: dict(values) for name, values in (await self._namespaces()).items()}
         await self._core.slow(lambda: self._file.save(copy))
 
+    @answers(RequestCode.GET_KV_CONFIG)
     async def get(self, request: Request) -> None:
-        """One value.
-
-        Raises:
-            Refused: if there is none.
-        """
+        """One value."""
         name, key = request.fields["namespace"], request.fields["key"]
         value = (await self._namespaces()).get(name, {}).get(key)
         if value is None:
             raise Refused(
-                ResponseCode.QUERY_NOT_FOUND,
                 f"No config item, Namespace: {name[:200]} Key: {key[:200]}",
+                ResponseCode.QUERY_NOT_FOUND,
             )
         request.reply(fields={"value": value})
 
+    @answers(RequestCode.GET_KVLIST_BY_NAMESPACE)
     async def of_namespace(self, request: Request) -> None:
-        """The values of a namespace.
-
-        Raises:
-            Refused: if there are none.
-        """
+        """The values of a namespace."""
         name = request.fields["namespace"]
         found = (await self._namespaces()).get(name)
         if not found:
-            raise Refused(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {name[:200]}")
-        request.reply(body=fastjson.compact({"table": found}).encode("utf-8", "replace"))
+            raise Refused(f"No config item, Namespace: {name[:200]}", ResponseCode.QUERY_NOT_FOUND)
+        request.reply_json({"table": found})

@@ -116,11 +116,7 @@ class BrokerOptions:
             )
 
     def advertised(self) -> str:
-        """The host that the name server gives to clients.
-
-        Raises:
-            UsageError: if there is none that a client can connect to.
-        """
+        """The host that the name server gives to clients."""
         host = self.advertise or self.host
         if not is_wildcard(host):
             return host
@@ -134,11 +130,7 @@ class BrokerOptions:
 
 
 def make_offsets_folder(offsets: Path, store: str | Path) -> None:
-    """Make the folder that keeps the offsets of a store that is served read-only.
-
-    Raises:
-        UsageError: if the broker cannot write there, or if the folder lies in the store.
-    """
+    """Make the folder that keeps the offsets of a store that is served read-only."""
     if offsets.resolve().is_relative_to(Path(store).resolve()):
         raise UsageError(
             f"{offsets} lies in the store, and the broker changes no file there: give another "
@@ -158,10 +150,26 @@ def make_offsets_folder(offsets: Path, store: str | Path) -> None:
 
 def is_wildcard(host: str) -> bool:
     """Whether a host means all addresses of the machine."""
+    address = _ip_address(host)
+    return not host or (address is not None and address.is_unspecified)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    address = _ip_address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return not host or ipaddress.ip_address(host).is_unspecified
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
+
+
+def address_text(host: str, port: int) -> str:
+    """An address as host:port, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _address_of_machine(wildcard: str) -> str | None:
@@ -179,26 +187,8 @@ def _address_of_machine(wildcard: str) -> str | None:
     return None if is_loopback(found) or is_wildcard(found) else found
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def listen_error(error: OSError, host: str, port: int, option: str) -> UsageError:
-    """The error for an address on which the broker cannot listen.
-
-    Args:
-        error: the error of the system.
-        host: the host of the address.
-        port: the port of the address.
-        option: the option of ``logquarry broker`` that sets the address.
-    """
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    """The error for an address on which the broker cannot listen."""
     if isinstance(error, socket.gaierror):
         reason = f"the host {host} is unknown; give an address of this machine ({option})"
     elif error.errno == errno.EADDRINUSE:
@@ -208,4 +198,4 @@ def listen_error(error: OSError, host: str, port: int, option: str) -> UsageErro
     else:
         text = os.strerror(error.errno) if error.errno else str(error)
         reason = f"{text}; give another address ({option})"
-    return UsageError(f"cannot listen on {address}: {reason}")
+    return UsageError(f"cannot listen on {address_text(host, port)}: {reason}")

@@ -24,15 +24,8 @@ _BACKLOG: Final = 1_024
 class Port:
     """One listening port.
 
-    Args:
-        core: the broker's parts.
-        handlers: the functions that answer the requests at this port, by request code.
-        disconnected: called when a connection has ended.
-
     Attributes:
         port: its number; 0 if the broker does not listen there.
-        connections: the open connections.
-        handshakes: the unfinished TLS handshakes.
     """
 
     def __init__(
@@ -51,11 +44,7 @@ class Port:
         self.port = 0
 
     async def listen(self, port: int, option: str) -> None:
-        """Listen at a port; 0: the system chooses.
-
-        Raises:
-            UsageError: if that is impossible; the text gives the option of ``logquarry broker``.
-        """
+        """Listen at a port; 0: the system chooses."""
         options = self._core.options
         try:
             sockets = await asyncio.to_thread(_bound, options.host, port)
@@ -120,9 +109,6 @@ async def listen_at_both(broker: Port, older: Port, options: BrokerOptions) -> N
 
     If the system chooses the broker's port, both ports must be free. If you choose it and the lower
     port is in use, the broker logs this and continues: newer clients do not need that port.
-
-    Raises:
-        UsageError: if the broker cannot listen at its port.
     """
     for left in reversed(range(_TRIES)):
         await broker.listen(options.port, "--listen")

@@ -20,8 +20,8 @@ from math import ceil
 from typing import Any, Final, TypeVar
 
 from logquarry.broker.clients import BROADCASTING, parse_expression
-from logquarry.broker.connection import Connection, Handler, Request
-from logquarry.broker.core import BUSY, Core
+from logquarry.broker.connection import Connection, Request
+from logquarry.broker.core import BUSY, Core, Part, answers
 from logquarry.broker.lanes import Mailbox
 from logquarry.broker.tables import READ
 from logquarry.format import java
@@ -70,15 +70,11 @@ class Pull:
     """A pull that is answered now or later.
 
     Attributes:
-        request: the request.
-        key: topic and queue.
         offset: queue offset of the first message.
         count: largest number of messages.
         tags: the tag expression, None for all.
         sql: the filter, None for none.
         deadline: time until which it may be held, by the loop's clock; 0 if it may not be held.
-        group: the consumer group.
-        was_held: whether it was held before.
         has_moved: whether ``offset`` is after messages that the filter excludes.
         awaited: the noted end of the queue that the last read did not reach.
     """
@@ -121,15 +117,11 @@ class Pull:
         self.deadline = min(self.deadline, now + _EXCLUDED_SECONDS)
 
 
-class Pulling:
-    """Answers pulls.
-
-    Args:
-        core: the broker's parts.
-    """
+class Pulling(Part):
+    """Answers pulls."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        super().__init__(core)
         self._ends: dict[QueueKey, tuple[int, int]] = {}
         """First and next known queue offset of each queue."""
         self._held: dict[QueueKey, set[Pull]] = {}
@@ -147,30 +139,20 @@ class Pulling:
         if core.writer is not None:
             core.writer.add_arrival_listener(self._arrivals.post)
 
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {
-            RequestCode.PULL_MESSAGE: self.pull,
-            RequestCode.LITE_PULL_MESSAGE: self.pull,
-        }
-
     @property
     def held_queues(self) -> list[QueueKey]:
         """The queues for which pulls are held."""
         return list(self._held)
 
+    @answers(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def pull(self, request: Request) -> None:
-        """Answer a pull, or hold it.
-
-        Raises:
-            Refused: if group, topic, queue or filter does not allow it.
-        """
+        """Answer a pull, or hold it."""
         core, fields = self._core, request.fields
         group, name, queue_id = fields["consumerGroup"], fields["topic"], fields["queueId"]
         flags = fields["sysFlag"]
         settings = core.require_group(group)
         if not settings.get("consumeEnable", True):
-            raise Refused(_C.NO_PERMISSION, f"subscription group no permission, {group}")
+            raise Refused(f"subscription group no permission, {group}", _C.NO_PERMISSION)
         core.require_queue(name, queue_id, READ)
         tags, sql = self._filter(fields, group, name, settings)
         if flags & _COMMITS and fields["commitOffset"] > 0:
@@ -201,15 +183,15 @@ class Pulling:
         known = None if consumers is None else consumers.filters.get(topic)
         if consumers is None or known is None:
             raise Refused(
-                _C.SUBSCRIPTION_NOT_EXIST,
                 f"the consumer's subscription not exist: {group}, {topic}",
+                _C.SUBSCRIPTION_NOT_EXIST,
             )
         if consumers.model == BROADCASTING and not settings.get("consumeBroadcastEnable", True):
             raise Refused(
-                _C.NO_PERMISSION, f"the consumer group[{group}] can not consume by broadcast way"
+                f"the consumer group[{group}] can not consume by broadcast way", _C.NO_PERMISSION
             )
         if known.version < fields["subVersion"]:
-            raise Refused(_C.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+            raise Refused("the consumer's subscription not latest", _C.SUBSCRIPTION_NOT_LATEST)
         if topic.startswith(RETRY_PREFIX):
             return None, None
         return known.expression

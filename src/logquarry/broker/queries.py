@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
 from logquarry.broker.acl import SUB
-from logquarry.broker.connection import Handler, Request
-from logquarry.broker.core import Core
+from logquarry.broker.connection import Request
+from logquarry.broker.core import Core, Part, answers
 from logquarry.errors import MessageNotFound
-from logquarry.format import fastjson
 from logquarry.format.properties import ANY_TAG
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
@@ -19,29 +17,10 @@ from logquarry.read.messages import frames_of
 _MOST_ENTRIES: Final = 1_024
 
 
-class Queries:
-    """Answers queries. The store's calls run in the thread for slow calls.
+class Queries(Part):
+    """Answers queries. The store's calls run in the thread for slow calls."""
 
-    Args:
-        core: the broker's parts.
-    """
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        code = RequestCode
-        return {
-            code.QUERY_MESSAGE: self.by_key,
-            code.VIEW_MESSAGE_BY_ID: self.by_offset,
-            code.SEARCH_OFFSET_BY_TIMESTAMP: self.by_time,
-            code.GET_MAX_OFFSET: self.end_of_queue,
-            code.GET_MIN_OFFSET: self.end_of_queue,
-            code.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
-            code.QUERY_CONSUME_QUEUE: self.queue_entries,
-        }
-
+    @answers(RequestCode.QUERY_MESSAGE)
     async def by_key(self, request: Request) -> None:
         """The messages with a key; with ``_UNIQUE_KEY_QUERY`` the messages with a UNIQ_KEY."""
         fields, store = request.fields, self._core.store
@@ -57,7 +36,7 @@ class Queries:
         found = await self._core.slow(job) if count > 0 else ()
         if not found:
             raise Refused(
-                ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct"
+                "can not find message, maybe time range not correct", ResponseCode.QUERY_NOT_FOUND
             )
         request.reply(
             fields={
@@ -67,24 +46,25 @@ class Queries:
             body=frames_of(found),
         )
 
+    @answers(RequestCode.VIEW_MESSAGE_BY_ID)
     async def by_offset(self, request: Request) -> None:
         """The message at a physical offset, which a message id contains."""
         offset = request.fields["offset"]
         try:
             message = await self._core.slow(partial(self._core.store.message_at, offset))
         except MessageNotFound as error:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}"
-            ) from error
+            raise Refused(f"can not find message by the offset, {offset}") from error
         request.require(message.topic, SUB)
         request.reply(body=frames_of((message,)))
 
+    @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     async def by_time(self, request: Request) -> None:
         """The queue offset of the message stored nearest to a time."""
         fields, store = request.fields, self._core.store
         job = partial(store.offset_by_time, fields["topic"], fields["queueId"], fields["timestamp"])
         request.reply(fields={"offset": str(await self._core.slow(job))})
 
+    @answers(RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET)
     async def end_of_queue(self, request: Request) -> None:
         """The first offset of a queue, or one past its last."""
         fields, store = request.fields, self._core.store
@@ -93,18 +73,16 @@ class Queries:
         is_max = request.command.code == RequestCode.GET_MAX_OFFSET
         request.reply(fields={"offset": str(end if is_max else first)})
 
+    @answers(RequestCode.GET_EARLIEST_MSG_STORETIME)
     async def earliest_time(self, request: Request) -> None:
         """The store time of a queue's first message; -1 if it has none."""
         fields = request.fields
         job = partial(_earliest, self._core, fields["topic"], fields["queueId"])
         request.reply(fields={"timestamp": str(await self._core.slow(job))})
 
+    @answers(RequestCode.QUERY_CONSUME_QUEUE)
     async def queue_entries(self, request: Request) -> None:
-        """Entries of a queue, and whether the subscription of a group selects their tags.
-
-        Raises:
-            Refused: if there is no such queue or entry.
-        """
+        """Entries of a queue, and whether the subscription of a group selects their tags."""
         core, fields = self._core, request.fields
         topic, queue_id = fields["topic"], fields["queueId"]
         first, end, entries = await core.slow(
@@ -132,7 +110,7 @@ class Queries:
             }
             for entry in entries
         ]
-        request.reply(body=fastjson.compact(document).encode("utf-8", "replace"))
+        request.reply_json(document)
 
 
 def _entries(
@@ -141,14 +119,12 @@ def _entries(
     """First and next queue offset of a queue, and entries from an offset on."""
     queue = core.store.queue(topic, queue_id)
     if queue is None:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic[:200]} is not exist!")
+        raise Refused(f"{queue_id}@{topic[:200]} is not exist!")
     index = max(index, queue.min_offset)
     entries = queue.entries(index, index + min(max(1, count), _MOST_ENTRIES))
     found = [entry for _, entry in entries]
     if not found:
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR, f"Index {index} of {queue_id}@{topic[:200]} is not exist!"
-        )
+        raise Refused(f"Index {index} of {queue_id}@{topic[:200]} is not exist!")
     return queue.min_offset, queue.max_offset, found
 
 

@@ -1,4 +1,4 @@
-"""Sends: single messages, batches, one-way, and half messages (``SendMessageProcessor``).
+"""Sends: single messages, batches, one-way, half messages and the ends of their transactions.
 
 The loop checks a request and makes the message. A thread appends the messages in the order of the
 requests. The broker answers when flush wait and replica wait have ended. If too many sends wait for
@@ -7,20 +7,23 @@ the disk, the client gets SYSTEM_BUSY.
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import random
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from logquarry.broker.acl import HIDDEN
-from logquarry.broker.connection import Handler, Request
-from logquarry.broker.core import BUSY, Core
+from logquarry.broker.acl import HIDDEN, PUB
+from logquarry.broker.connection import Request
+from logquarry.broker.core import BUSY, Core, Part, answers
 from logquarry.broker.lanes import Mailbox
+from logquarry.broker.sparing import SparingLog
 from logquarry.broker.tables import INHERIT, WRITE
 from logquarry.errors import LogquarryError, MessageRejected, StoreUnavailable
+from logquarry.format import frame, sys_flag
 from logquarry.format import properties as props
-from logquarry.format import sys_flag
 from logquarry.format.broker_config import TopicConfig
 from logquarry.message import Message
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
@@ -30,6 +33,7 @@ from logquarry.store.consumer.subscription import (
     RETRY_PREFIX,
     dead_topic,
 )
+from logquarry.store.transaction.checks import OpenTransaction
 from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult, PutStatus
 
@@ -61,15 +65,11 @@ Put = Callable[[Message], PutFuture]
 _Put = tuple[Request, Message, Put]
 
 
-class Sending:
-    """Puts messages of clients.
-
-    Args:
-        core: the broker's parts.
-    """
+class Sending(Part):
+    """Puts messages of clients (``SendMessageProcessor``)."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        super().__init__(core)
         self._waiting = 0
         self._waiting_bytes = 0
         self._new: list[_Put] = []
@@ -80,20 +80,9 @@ class Sending:
         self._cluster = f"{props.PROPERTY_SEPARATOR}{_CLUSTER}{props.NAME_VALUE_SEPARATOR}{name}"
         self._extra = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {
-            RequestCode.SEND_MESSAGE: self.send,
-            RequestCode.SEND_MESSAGE_V2: self.send,
-            RequestCode.SEND_BATCH_MESSAGE: self.send,
-        }
-
+    @answers(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     def send(self, request: Request) -> None:
-        """Put the message or batch of a request.
-
-        Raises:
-            Refused: if the topic, the queue or the store does not allow it.
-        """
+        """Put the message or batch of a request."""
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()
         is_batch = _is_batch(request)
@@ -116,11 +105,7 @@ class Sending:
             self.append(request, message, writer.put_async)
 
     def append(self, request: Request, message: Message, put: Put) -> None:
-        """Run a put in the thread for puts, and answer the request with its result.
-
-        Raises:
-            Refused: if too many sends wait.
-        """
+        """Run a put in the thread for puts, and answer the request with its result."""
         core = self._core
         size = len(request.command.body)
         if (
@@ -128,7 +113,7 @@ class Sending:
             or self._waiting_bytes + size > core.options.most_waiting_bytes
         ):
             core.counts.refused += 1
-            raise Refused(ResponseCode.SYSTEM_BUSY, BUSY)
+            raise Refused(BUSY, ResponseCode.SYSTEM_BUSY)
         self._waiting += 1
         self._waiting_bytes += size
         if not self._new:
@@ -192,16 +177,12 @@ class Sending:
 
     # --------------------------------------------------------------------------------- the message
     def topic_of(self, fields: Mapping[str, Any]) -> TopicConfig:
-        """The topic of a send. It is created if it is new and the broker may create topics.
-
-        Raises:
-            Refused: if there is no such topic, or clients cannot send to it.
-        """
+        """The topic of a send. It is created if it is new and the broker may create topics."""
         core = self._core
         name: str = fields["topic"]
         if name in HIDDEN:
             raise Refused(
-                ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
+                f"Sending message to topic[{name}] is forbidden.", ResponseCode.NO_PERMISSION
             )
         topic = core.tables.topic(name)
         if topic is None:
@@ -297,10 +278,7 @@ def _queue_id(topic: TopicConfig, queue_id: int) -> int:
     if queue_id < 0:
         return random.randrange(max(1, topic.write_queues))
     if queue_id >= count:
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR,
-            f"request queueId[{queue_id}] is illegal, {topic.name} has {count} queues",
-        )
+        raise Refused(f"request queueId[{queue_id}] is illegal, {topic.name} has {count} queues")
     return queue_id
 
 
@@ -320,9 +298,87 @@ def most_retries(request: Request, settings: Mapping[str, Any]) -> int:
 def refusal_of(error: BaseException) -> BaseException:
     """The answer for an exception of a put."""
     if isinstance(error, MessageRejected):
-        return Refused(ResponseCode.MESSAGE_ILLEGAL, str(error))
+        return Refused(str(error), ResponseCode.MESSAGE_ILLEGAL)
     if isinstance(error, StoreUnavailable):
         if error.status == "OS_PAGECACHE_BUSY":
-            return Refused(ResponseCode.SYSTEM_BUSY, f"[PC_SYNCHRONIZED]broker busy: {error}")
-        return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+            return Refused(f"[PC_SYNCHRONIZED]broker busy: {error}", ResponseCode.SYSTEM_BUSY)
+        return Refused(str(error), ResponseCode.SERVICE_NOT_AVAILABLE)
     return error
+
+
+# ----------------------------------------------------------------------------- transactions
+_lonely = SparingLog(logging.getLogger(__name__))
+
+_STATES: Final = {8: "commit", 12: "rollback"}
+"""Values of ``MessageSysFlag``. All other values leave the transaction open."""
+
+
+class Transactions(Part):
+    """Ends and checks the transactions of producers (``EndTransactionProcessor``).
+
+    A check sends the half message to a producer of its group; the producer answers with the end of
+    the transaction. As in RocketMQ, the store's check service decides when to check.
+    """
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._checks: Mailbox[OpenTransaction] = Mailbox(core.loop, self._ask)
+        if core.writer is not None:
+            core.writer.start_transaction_checks(self.check)
+
+    @answers(RequestCode.END_TRANSACTION)
+    async def end(self, request: Request) -> None:
+        """Commit or roll back a transaction, or leave it open."""
+        core, fields = self._core, request.fields
+        writer = core.tables.require_writer()
+        state = _STATES.get(fields["commitOrRollback"])
+        if request.account is not None:
+            half = await core.slow(partial(core.store.message_at, fields["commitLogOffset"]))
+            request.require(half.properties.get(props.REAL_TOPIC, ""), PUB)
+        if state is not None:
+            job = partial(
+                writer.end_transaction,
+                fields["commitLogOffset"],
+                state,
+                group=fields["producerGroup"],
+                queue_offset=fields["tranStateTableOffset"],
+            )
+            future = await core.lanes.puts.run(job)
+            if future is not None:
+                try:
+                    await future
+                except LogquarryError as error:
+                    raise refusal_of(error) from error
+        request.reply()
+
+    def check(self, transaction: OpenTransaction) -> str:
+        """Let a producer decide about a transaction; called by the thread of the checks."""
+        self._checks.post(transaction)
+        return "unknown"
+
+    def _ask(self, transaction: OpenTransaction) -> None:
+        message = transaction.message
+        group = message.properties.get(props.PRODUCER_GROUP, "")
+        producer = self._core.clients.producer_of(group, transaction.topic)
+        if producer is None:
+            _lonely.warning(
+                "no producer of group %s is connected to decide about the transaction at %d",
+                *(group, message.physical_offset),
+            )
+            return
+        # The producer gets the message as it will be after a commit.
+        shown = dataclasses.replace(
+            message.frame, topic=transaction.topic.encode(), queue_id=transaction.queue_id
+        )
+        unique = message.uniq_key or ""
+        producer.connection.tell(
+            RequestCode.CHECK_TRANSACTION_STATE,
+            {
+                "tranStateTableOffset": str(message.queue_offset),
+                "commitLogOffset": str(message.physical_offset),
+                "msgId": unique,
+                "transactionId": unique,
+                "offsetMsgId": message.message_id,
+            },
+            frame.encode(shown),
+        )

@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
 from logquarry.broker.acl import SUB
-from logquarry.broker.connection import Handler, Request
-from logquarry.broker.core import BUSY, Core
+from logquarry.broker.connection import Request
+from logquarry.broker.core import BUSY, Core, Part, answers
 from logquarry.broker.send import most_retries, refusal_of
 from logquarry.errors import CorruptStore, LogquarryError, MessageNotFound
 from logquarry.format import properties as props
@@ -20,27 +19,12 @@ from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 from logquarry.store.consumer.subscription import sent_back
 
 
-class Retrying:
-    """Puts messages that were sent back.
+class Retrying(Part):
+    """Puts messages that were sent back."""
 
-    Args:
-        core: the broker's parts.
-    """
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
-
+    @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
     async def send_back(self, request: Request) -> None:
-        """Put the message at a physical offset into the group's retry topic, delayed.
-
-        Raises:
-            Refused: if the group or the message does not exist, the account has no permission for
-                the message's topic, or the store is read-only.
-        """
+        """Put the message at a physical offset into the group's retry topic, delayed."""
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()
         group = fields["group"]
@@ -55,9 +39,7 @@ class Retrying:
         except (MessageNotFound, CorruptStore) as error:
             # An offset without a message is the client's error: no path of the store in the answer.
             what = fields["offset"] if isinstance(error, MessageNotFound) else error
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {what}"
-            ) from error
+            raise Refused(f"look message by offset failed, {what}") from error
         # The message's own topic needs the permission: originTopic of the request may be false.
         request.require(message.topic, SUB)
         back = sent_back(message, group, fields["delayLevel"], most)
@@ -78,42 +60,24 @@ _TO_CLIENT: Final = "REPLY_TO_CLIENT"
 _PATIENCE_SECONDS: Final = 3.0
 
 
-class Replies:
-    """Forwards replies.
-
-    Args:
-        core: the broker's parts.
-    """
+class Replies(Part):
+    """Forwards replies."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        super().__init__(core)
         self._waiting_bytes = 0
 
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {
-            RequestCode.SEND_REPLY_MESSAGE: self.reply,
-            RequestCode.SEND_REPLY_MESSAGE_V2: self.reply,
-        }
-
+    @answers(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     async def reply(self, request: Request) -> None:
-        """Forward a reply to the producer that sent the request, and wait until it has the reply.
-
-        Raises:
-            Refused: if that producer is not connected or does not accept the reply, or if too many
-                bytes of replies wait.
-        """
+        """Forward a reply to the producer of the request, and wait until it has the reply."""
         core, fields = self._core, request.fields
         size = len(request.command.body)
         if self._waiting_bytes + size > core.options.most_waiting_bytes:
-            raise Refused(ResponseCode.SYSTEM_BUSY, BUSY)
+            raise Refused(BUSY, ResponseCode.SYSTEM_BUSY)
         client_id = props.decode(fields["properties"]).get(_TO_CLIENT, "")
         client = core.clients.client(client_id)
         if client is None:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"push reply message fail, channel of <{client_id[:200]}> not found.",
-            )
+            raise Refused(f"push reply message fail, channel of <{client_id[:200]}> not found.")
         self._waiting_bytes += size
         try:
             answer = await client.connection.ask(
@@ -139,16 +103,12 @@ class Replies:
             )
         except (TimeoutError, ConnectionError) as error:
             raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"push reply message to {client_id[:200]} fail: {str(error) or 'no answer'}",
+                f"push reply message to {client_id[:200]} fail: {str(error) or 'no answer'}"
             ) from error
         finally:
             self._waiting_bytes -= size
         if answer.code != ResponseCode.SUCCESS:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"push reply message to {client_id[:200]} fail: {answer.remark}",
-            )
+            raise Refused(f"push reply message to {client_id[:200]} fail: {answer.remark}")
         request.reply(
             fields={"msgId": "0", "queueId": str(max(0, fields["queueId"])), "queueOffset": "0"}
         )

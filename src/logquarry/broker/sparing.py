@@ -13,11 +13,7 @@ _MOST_LINES: Final = 5
 
 
 class SparingLog:
-    """Logs at most five lines in ten seconds, then the number of lines left out. Thread-safe.
-
-    Args:
-        logger: gets the lines.
-    """
+    """Logs at most five lines in ten seconds, then the number of lines left out. Thread-safe."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from logquarry import __version__
 from logquarry.broker.acl import TRACE_TOPIC
-from logquarry.broker.connection import Handler, Request
-from logquarry.broker.core import Core
+from logquarry.broker.connection import Request
+from logquarry.broker.core import Core, Part, answers
 from logquarry.format import fastjson
-from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
+from logquarry.protocol.remoting_codes import Refused, RequestCode
 from logquarry.store.stats import StoreStats
 from logquarry.text import size_text
 
@@ -76,11 +76,8 @@ class _Window:
         return grown, max(_LEAST_SECONDS, now - began)
 
 
-class Statistics:
+class Statistics(Part):
     """Samples the broker's counts. Only the event loop uses it.
-
-    Args:
-        core: the broker's parts.
 
     Attributes:
         mornings: number of put messages, and of messages sent to consumers, up to last midnight.
@@ -88,15 +85,11 @@ class Statistics:
     """
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        super().__init__(core)
         now = time.monotonic()
         self._windows = {name: _Window(*size, now) for name, size in _WINDOWS.items()}
         self._day = self._today()
         self.mornings = self.mornings_before = (0, 0)
-
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {RequestCode.VIEW_BROKER_STATS_DATA: self.view}
 
     def _today(self) -> tuple[int, ...]:
         return tuple(time.localtime(self._core.clock() / 1_000)[:3])
@@ -135,21 +128,17 @@ class Statistics:
         grown, seconds = self._windows["statsMinute"].growth(name, key, total, time.monotonic())
         return grown / seconds
 
+    @answers(RequestCode.VIEW_BROKER_STATS_DATA)
     def view(self, request: Request) -> None:
         """One count over the last minute, hour and day (``BrokerStatsData``).
 
         The average of a size is in bytes per message.
-
-        Raises:
-            Refused: if there is no such count, or it is 0.
         """
         name, text = request.fields["statsName"], request.fields["statsKey"]
         counts, key = self._counts(), _key(name, text)
         total = counts.get(name, {}).get(key, 0)
         if not total:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"The stats <{name[:80]}> <{text[:200]}> not exist"
-            )
+            raise Refused(f"The stats <{name[:80]}> <{text[:200]}> not exist")
         document = {}
         now, number_of = time.monotonic(), _SIZES.get(name, name)
         for window_name, window in self._windows.items():
@@ -160,7 +149,7 @@ class Statistics:
                 "sum": grown,
                 "tps": grown / seconds,
             }
-        request.reply(body=fastjson.compact(document).encode())
+        request.reply_json(document)
 
 
 def _key(name: str, text: str) -> Hashable:
@@ -184,33 +173,22 @@ _TIMER: Final = (
 """Numbers that RocketMQ 5's mqadmin clusterList parses. This broker has no counts for them."""
 
 
-class Runtime:
-    """Answers the requests for the broker's numbers and settings.
-
-    Args:
-        core: the broker's parts.
-        statistics: the broker's counts.
-    """
+class Runtime(Part):
+    """Answers the requests for the broker's numbers and settings."""
 
     def __init__(self, core: Core, statistics: Statistics) -> None:
-        self._core = core
+        super().__init__(core)
         self._statistics = statistics
         self._began = core.clock()
         self._began_s = time.monotonic()
 
-    def handlers(self) -> Mapping[int, Handler]:
-        """The requests that this part answers."""
-        return {
-            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
-            RequestCode.GET_BROKER_CONFIG: self.broker_config,
-        }
-
+    @answers(RequestCode.GET_BROKER_RUNTIME_INFO)
     async def runtime_info(self, request: Request) -> None:
         """The numbers of the broker: name -> value as text."""
         core = self._core
         found, disk = await core.slow(partial(_read, core))
         table = self._of_store(found) | self._of_clients() | disk
-        request.reply(body=fastjson.compact({"table": table}).encode())
+        request.reply_json({"table": table})
 
     def _of_store(self, found: StoreStats) -> dict[str, str]:
         state = found.state
@@ -275,6 +253,7 @@ class Runtime:
             numbers[f"{name}ThreadPoolQueueSize"] = waiting
         return {name: str(value) for name, value in numbers.items()} | dict.fromkeys(_TIMER, "0")
 
+    @answers(RequestCode.GET_BROKER_CONFIG)
     def broker_config(self, request: Request) -> None:
         """The broker's settings as a properties file.
 

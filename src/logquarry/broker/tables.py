@@ -38,18 +38,24 @@ ANY: Final = READ | WRITE | INHERIT
 DEFAULT_TOPIC: Final = "TBW102"
 """The topic whose route a producer uses for a topic that does not exist yet."""
 _BENCHMARK_QUEUES: Final = 1_024
-_RETRIES: Final = 16
 _INT: Final = 1 << 31
 _COUNTERS: Final = {"counter": 0}
+_NEW_GROUP: Final[Mapping[str, Any]] = {
+    "brokerId": 0,
+    "consumeBroadcastEnable": True,
+    "consumeEnable": True,
+    "consumeFromMinEnable": True,
+    "groupName": "",
+    "notifyConsumerIdsChangedEnable": True,
+    "retryMaxTimes": 16,
+    "retryQueueNums": 1,
+    "whichBrokerWhenConsumeSlowly": 1,
+}
+"""The settings of a new group (``SubscriptionGroupConfig``)."""
 
 
 class Tables:
-    """Topics, groups and offsets.
-
-    Args:
-        store: the store.
-        options: the broker's options.
-    """
+    """Topics, groups and offsets."""
 
     def __init__(self, store: MessageStore, options: BrokerOptions) -> None:
         self._options = options
@@ -88,47 +94,19 @@ class Tables:
         self.groups: dict[str, dict[str, Any]] = dict(
             self._group_document["subscriptionGroupTable"]
         )
-        self._system = self._system_topics()
+        self.system_topics = _system_topics(options)
+        """The topics that every broker has."""
         self.problems = self.offsets.problems
-
-    def _system_topics(self) -> dict[str, TopicConfig]:
-        options = self._options
-        both = READ | WRITE
-        made = {
-            DEFAULT_TOPIC: (options.queues, both | INHERIT),
-            "SELF_TEST_TOPIC": (1, both),
-            "BenchmarkTest": (_BENCHMARK_QUEUES, both),
-            "OFFSET_MOVED_EVENT": (1, both),
-            "SCHEDULE_TOPIC_XXXX": (18, both),
-            "RMQ_SYS_TRANS_HALF_TOPIC": (1, both),
-            "RMQ_SYS_TRANS_OP_HALF_TOPIC": (1, both),
-            "TRANS_CHECK_MAX_TIME_TOPIC": (1, both),
-            TRACE_TOPIC: (1, both),
-            f"{options.cluster}_REPLY_TOPIC": (1, both),
-            options.cluster: (16, both | INHERIT),
-            options.name: (1, both | INHERIT),
-        }
-        if not options.create_topics:
-            del made[DEFAULT_TOPIC]
-        return {
-            name: TopicConfig(name, count, count, perm, 0, False)
-            for name, (count, perm) in made.items()
-        }
 
     # -------------------------------------------------------------------------------------- topics
     @property
     def topics(self) -> Mapping[str, TopicConfig]:
         """All topics by name."""
-        return self._system | self._stored
-
-    @property
-    def system_topics(self) -> Iterable[str]:
-        """The topics that every broker has."""
-        return self._system
+        return self.system_topics | self._stored
 
     def topic(self, name: str) -> TopicConfig | None:
         """A topic; None if there is no such topic."""
-        return self._stored.get(name) or self._system.get(name)
+        return self._stored.get(name) or self.system_topics.get(name)
 
     def add_queues(self, queues: Iterable[tuple[str, int]]) -> None:
         """Add the topics of queues that the store has, if ``config/`` does not list them."""
@@ -148,28 +126,18 @@ class Tables:
             self.add_queues([(topic, queue_id)])
 
     def set_topic(self, topic: TopicConfig) -> None:
-        """Add or change a topic in memory; :meth:`save` writes it.
-
-        Raises:
-            Refused: if the name is not a topic name, or the store is read-only.
-        """
+        """Add or change a topic in memory; :meth:`save` writes it."""
         self.require_writer()
         fault = name_fault(topic.name, BROKER_CHECK)
-        if fault is not None or topic.name in self._system:
+        if fault is not None or topic.name in self.system_topics:
             reason = fault or "it is a system topic"
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"the topic {topic.name[:200]!r} is illegal: {reason}"
-            )
+            raise Refused(f"the topic {topic.name[:200]!r} is illegal: {reason}")
         self._stored[topic.name] = topic
         self._removed.discard(topic.name)
         self._changed.append(topic.name)
 
     def create_topic(self, name: str, queues: int) -> None:
-        """Create a topic for a client in memory; :meth:`save` writes it.
-
-        Raises:
-            Refused: if the name is illegal, or clients must not create more topics.
-        """
+        """Create a topic for a client in memory; :meth:`save` writes it."""
         self._require_room(len(self._stored), f"topic {name[:200]!r}")
         self.set_topic(TopicConfig(name, queues, queues, READ | WRITE, 0, False))
 
@@ -185,52 +153,35 @@ class Tables:
     def _require_room(self, count: int, what: str) -> None:
         if count >= self._options.most_created:
             raise Refused(
-                ResponseCode.NO_PERMISSION,
                 f"the {what} is not created: the broker has {count} already (most_created); "
                 "delete some, or create it with mqadmin",
+                ResponseCode.NO_PERMISSION,
             )
 
     # -------------------------------------------------------------------------------------- groups
-    def group(self, name: str) -> dict[str, Any] | None:
-        """The settings of a subscription group; None if there is none."""
-        return self.groups.get(name)
-
     def create_group(self, name: str) -> dict[str, Any]:
-        """Create a group for a client in memory; :meth:`save` writes it.
-
-        Raises:
-            Refused: if the name is illegal, or clients must not create more groups.
-        """
+        """Create a group for a client in memory; :meth:`save` writes it."""
         self._require_room(len(self.groups), f"group {name[:200]!r}")
         return self.set_group({"groupName": name})
 
     def set_group(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Add or change a group in memory; :meth:`save` writes it.
-
-        Returns:
-            All settings of the group.
-
-        Raises:
-            Refused: if the name or a setting is illegal.
-        """
+        """Add or change a group in memory, and return its settings; :meth:`save` writes it."""
         try:
             # Python parses NaN and 1e999. With such a number in the file, later saves would fail.
             json.dumps(settings, allow_nan=False)
         except ValueError as error:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"the group is illegal: {error}") from error
+            raise Refused(f"the group is illegal: {error}") from error
         name = str(settings.get("groupName", ""))
         fault = name_fault(name, BROKER_CHECK)
         if fault is not None:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"the group {name[:200]!r} is illegal: {fault}"
-            )
-        found = new_group(name)
+            raise Refused(f"the group {name[:200]!r} is illegal: {fault}")
+        found = {**_NEW_GROUP, "groupName": name}
         for key, value in settings.items():
             kind = type(found.get(key))
             if kind is int and not (type(value) is int and -_INT <= value < _INT):
-                raise Refused(ResponseCode.SYSTEM_ERROR, f"{key} of a group is a 32-bit integer")
+                raise Refused(f"{key} of a group is a 32-bit integer")
             if kind is bool and type(value) is not bool:
-                raise Refused(ResponseCode.SYSTEM_ERROR, f"{key} of a group is true or false")
+                raise Refused(f"{key} of a group is true or false")
             found[key] = value
         found["groupName"] = name
         self.groups[name] = found
@@ -282,28 +233,33 @@ class Tables:
             self.offsets.save()
 
     def require_writer(self) -> StoreWriter:
-        """The store, for writing.
-
-        Raises:
-            Refused: if it is open for reading.
-        """
+        """The store, for writing; refuses a request if it is open for reading."""
         if self._writer is None:
             raise Refused(
-                ResponseCode.NO_PERMISSION, "the broker serves this store read-only: no writes"
+                "the broker serves this store read-only: no writes", ResponseCode.NO_PERMISSION
             )
         return self._writer
 
 
-def new_group(name: str) -> dict[str, Any]:
-    """The settings of a new group (``SubscriptionGroupConfig``)."""
+def _system_topics(options: BrokerOptions) -> dict[str, TopicConfig]:
+    both = READ | WRITE
+    made = {
+        DEFAULT_TOPIC: (options.queues, both | INHERIT),
+        "SELF_TEST_TOPIC": (1, both),
+        "BenchmarkTest": (_BENCHMARK_QUEUES, both),
+        "OFFSET_MOVED_EVENT": (1, both),
+        "SCHEDULE_TOPIC_XXXX": (18, both),
+        "RMQ_SYS_TRANS_HALF_TOPIC": (1, both),
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC": (1, both),
+        "TRANS_CHECK_MAX_TIME_TOPIC": (1, both),
+        TRACE_TOPIC: (1, both),
+        f"{options.cluster}_REPLY_TOPIC": (1, both),
+        options.cluster: (16, both | INHERIT),
+        options.name: (1, both | INHERIT),
+    }
+    if not options.create_topics:
+        del made[DEFAULT_TOPIC]
     return {
-        "brokerId": 0,
-        "consumeBroadcastEnable": True,
-        "consumeEnable": True,
-        "consumeFromMinEnable": True,
-        "groupName": name,
-        "notifyConsumerIdsChangedEnable": True,
-        "retryMaxTimes": _RETRIES,
-        "retryQueueNums": 1,
-        "whichBrokerWhenConsumeSlowly": 1,
+        name: TopicConfig(name, count, count, perm, 0, False)
+        for name, (count, perm) in made.items()
     }

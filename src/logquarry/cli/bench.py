@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.errors import UsageError
 from logquarry.text import byte_count
+
+_Option = Callable[[Any], Any]
 
 _DEFAULT_SIZE: Final = "2g"
 _HELP: Final = {
@@ -28,61 +31,43 @@ _HELP: Final = {
 }
 _BATCH: Final = {"put": 1, "put-batch": 32, "put-many": 10_000, "get": 10_000, "consume": 10_000}
 
-_SHARED: tuple[Callable[[Any], Any], ...] = (
-    click.option(
+
+def _number(flag: str, help: str, default: int | None = None, **given: Any) -> _Option:
+    """An option for a number that is at least ``least`` (default: 1)."""
+    kind = click.IntRange(given.pop("least", 1), given.pop("most", None))
+    names = [flag, given.pop("name")] if "name" in given else [flag]
+    is_shown = default is not None
+    return click.option(
+        *names, type=kind, default=default, show_default=is_shown, help=help, **given
+    )
+
+
+def _folder(help: str) -> _Option:
+    return click.option(
         "--dir",
         "folder",
         metavar="DIR",
         type=options.LocalFolder(),
         default=Path("bench-store"),
         show_default=True,
-        help="Folder for the store; the store is deleted at the end.",
+        help=help,
+    )
+
+
+_TOPICS: Final = _number("--topics", "Number of topics.", 4)
+_QUEUES: Final = _number("--queues", "Queues of each topic.", 4)
+_LOAD: Final = (
+    _folder("Folder for the store; the store is deleted at the end."),
+    _number("--n", "Messages to measure.", 1_000_000, name="count", metavar="N"),
+    _number("--body", "Bytes of a body.", 256, least=0, metavar="B"),
+    _TOPICS,
+    _QUEUES,
+    _number(
+        "--keys", "Index keys of each message: 1 is KEYS, 2 also UNIQ_KEY.", 1, least=0, most=2
     ),
-    click.option(
-        "--n",
-        "count",
-        type=click.IntRange(min=1),
-        metavar="N",
-        default=1_000_000,
-        show_default=True,
-        help="Messages to measure.",
-    ),
-    click.option(
-        "--body",
-        type=click.IntRange(min=0),
-        metavar="B",
-        default=256,
-        show_default=True,
-        help="Bytes of a body.",
-    ),
-    click.option(
-        "--topics",
-        type=click.IntRange(min=1),
-        default=4,
-        show_default=True,
-        help="Number of topics.",
-    ),
-    click.option(
-        "--queues",
-        type=click.IntRange(min=1),
-        default=4,
-        show_default=True,
-        help="Queues of each topic.",
-    ),
-    click.option(
-        "--keys",
-        type=click.IntRange(0, 2),
-        default=1,
-        show_default=True,
-        help="Index keys of each message: 1 is KEYS, 2 also UNIQ_KEY.",
-    ),
-    click.option(
-        "--threads",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Threads that put messages.",
-    ),
+)
+_PUTS: Final = (
+    _number("--threads", "Threads that put messages.", 1),
     click.option(
         "--flush",
         type=click.Choice(["async", "sync"]),
@@ -93,44 +78,55 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--transient", is_flag=True, help="Write through a pool of buffers (transientStorePool)."
     ),
-    click.option(
+    _number(
         "--warmup",
-        type=click.IntRange(min=0),
-        metavar="W",
-        help="Messages before the measurement.  [default: N/4, at least 200,000; with sync at most "
+        "Messages before the measurement.  [default: N/4, at least 200,000; with sync at most "
         "2,000]",
+        least=0,
+        metavar="W",
     ),
-    options.as_json,
-    options.quiet,
 )
-_BESIDE = click.option(
+_MODE: Final = click.option(
+    "--mode",
+    "recovery",
+    type=click.Choice(["safe", "rocketmq"]),
+    default="safe",
+    show_default=True,
+    help="Recovery rules: safe keeps every sound message; rocketmq recovers as RocketMQ does.",
+)
+_BESIDE: Final = click.option(
     "--beside",
     type=click.Choice(["lmdb", "rocksdict", "sqlite3"]),
     multiple=True,
     help="Measure this store too, if it is installed; can be repeated.",
 )
-_BESIDE_KINDS: Final = ("put", "put-batch", "put-many")
-_OWN: dict[str, Callable[[Any], Any]] = {
-    "put": click.option(
-        "--outstanding",
-        type=click.IntRange(min=0),
-        metavar="K",
-        default=0,
-        show_default=True,
-        help="Pending put_async calls of each thread; 0: put() waits for each message.",
+_OWN: Final[dict[str, tuple[_Option, ...]]] = {
+    "put": (
+        _number(
+            "--outstanding",
+            "Pending put_async calls of each thread; 0: put() waits for each message.",
+            0,
+            least=0,
+            metavar="K",
+        ),
+        _BESIDE,
     ),
-    "put-many": click.option(
-        "--as-messages",
-        is_flag=True,
-        help="Put Message objects, and include making them.  [default: record batches]",
+    "put-batch": (_BESIDE,),
+    "put-many": (
+        click.option(
+            "--as-messages",
+            is_flag=True,
+            help="Put Message objects, and include making them.  [default: record batches]",
+        ),
+        _BESIDE,
     ),
 }
 
 
-def _run(kind: str, **given: Any) -> None:
+def _run(kind: str, **given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Measure puts, gets or a consumer; return the settings and the result."""
     from logquarry.bench.store import Load, bench_store
 
-    out = Output(quiet=given["quiet"])
     load = Load(
         n=given["count"],
         **{name: given[name] for name in ("body", "topics", "queues", "keys", "threads")},
@@ -145,107 +141,53 @@ def _run(kind: str, **given: Any) -> None:
     if beside and (load.threads > 1 or load.outstanding or load.is_sync):
         raise UsageError("--beside needs --threads 1, and no --outstanding or --flush sync")
     found = bench_store(kind, given["folder"], load, beside)
-    if given["as_json"]:
-        stated = {name: getattr(load, name) for name in ("body", "topics", "queues", "keys")}
-        stated |= {"threads": load.threads, "outstanding": load.outstanding, "batch": load.batch}
-        stated |= {"flush": given["flush"], "transient": load.is_transient}
-        out.json({"bench": kind, **stated, **found})
+    names = ("body", "topics", "queues", "keys", "threads", "outstanding", "batch")
+    stated = {name: getattr(load, name) for name in names}
+    stated |= {"flush": given["flush"], "transient": load.is_transient}
+    return {"bench": kind, **stated}, dict(found)
+
+
+def _run_recovery(
+    kind: str, folder: Path, count: int, recovery: str, **given: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    from logquarry.bench.scan import bench_recovery
+    from logquarry.bench.store import Load
+
+    load = Load(n=count, batch=min(count, _BATCH["put-many"]), **given)
+    found = bench_recovery(kind, folder, load, recovery)
+    return {"bench": kind, "recovery": recovery, **given}, found
+
+
+def _show(out: Output, as_json: bool, stated: dict[str, Any], found: dict[str, Any]) -> None:
+    if as_json:
+        out.json({**stated, **found})
         return
-    out.table(
-        ["", ""],
-        [
-            [
-                name.replace("_", " "),
-                text.count_text(round(value)) if value > 100 else f"{value:.3f}",
-            ]
-            for name, value in found.items()
-        ],
-    )
+    rows = []
+    for name, value in found.items():
+        values = value if isinstance(value, list) else [value]
+        shown = (text.count_text(round(v)) if v > 100 else f"{v:.3f}" for v in values)
+        rows.append([name.replace("_", " "), ", ".join(shown)])
+    out.table(["", ""], rows)
 
 
 def _command(kind: str) -> click.Command:
-    def run(**given: Any) -> None:
-        _run(kind, **given)
+    """Make the command for a kind."""
+    is_recovery = kind not in _BATCH
+    run = partial(_run_recovery if is_recovery else _run, kind)
 
-    command: Any = run
-    decorators = list(_SHARED)
-    if kind != "put":
-        decorators.append(
-            click.option(
-                "--batch",
-                type=click.IntRange(min=1),
-                metavar="N",
-                default=_BATCH[kind],
-                show_default=True,
-                help="Messages in one call.",
-            )
-        )
-    if kind in _OWN:
-        decorators.append(_OWN[kind])
-    if kind in _BESIDE_KINDS:
-        decorators.append(_BESIDE)
-    for decorate in reversed(decorators):
-        command = decorate(command)
-    made: click.Command = click.command(kind, help=_help(kind))(command)
-    return made
+    def command(as_json: bool, out: Output, **given: Any) -> None:
+        _show(out, as_json, *run(**given))
 
-
-def _help(kind: str) -> str:
-    return f"{_HELP[kind]}\n\nExample: logquarry bench {kind} --n 1000000"
-
-
-def _recovery_command(kind: str) -> click.Command:
-    def run(
-        folder: Path, count: int, recovery: str, as_json: bool, quiet: bool, **given: Any
-    ) -> None:
-        from logquarry.bench.scan import bench_recovery
-        from logquarry.bench.store import Load
-
-        load = Load(n=count, batch=min(count, _BATCH["put-many"]), **given)
-        found = bench_recovery(kind, folder, load, recovery)
-        out = Output(quiet=quiet)
-        if as_json:
-            out.json({"bench": kind, "recovery": recovery, **given, **found})
-            return
-        rows = []
-        for name, value in found.items():
-            values = value if isinstance(value, list) else [value]
-            shown = (text.count_text(round(v)) if v > 100 else f"{v:.3f}" for v in values)
-            rows.append([name.replace("_", " "), ", ".join(shown)])
-        out.table(["", ""], rows)
-
-    command: Any = run
-    names = ("folder", "count", "body", "topics", "queues", "keys", "as_json", "quiet")
-    shared = {decorator_name(decorate): decorate for decorate in _SHARED}
-    mode = click.option(
-        "--mode",
-        "recovery",
-        type=click.Choice(["safe", "rocketmq"]),
-        default="safe",
-        show_default=True,
-        help="Recovery rules: safe keeps every sound message; rocketmq recovers as RocketMQ does.",
-    )
-    for decorate in [*(shared[name] for name in reversed(names)), mode]:
-        command = decorate(command)
-    made: click.Command = click.command(kind, help=_help(kind))(command)
-    return made
-
-
-def decorator_name(decorate: Callable[[Any], Any]) -> str:
-    """The parameter name of an option's decorator."""
-
-    def probe() -> None:
-        pass
-
-    decorate(probe)
-    return str(probe.__dict__["__click_params__"][0].name)
-
-
-STORE_COMMANDS: Final = (
-    *map(_command, _BATCH),
-    *map(_recovery_command, ("recover", "rebuild", "verify")),
-)
-"""All commands of the group except ``scan``."""
+    own = [_MODE] if is_recovery else [*_PUTS, *_OWN.get(kind, ())]
+    if kind in _BATCH and kind != "put":
+        own.append(_number("--batch", "Messages in one call.", _BATCH[kind], metavar="N"))
+    made: Any = command
+    for decorate in reversed([*_LOAD, *own, options.as_json, options.quiet]):
+        made = decorate(made)
+    found: click.Command = click.command(
+        kind, help=f"{_HELP[kind]}\n\nExample: logquarry bench {kind} --n 1000000"
+    )(made)
+    return found
 
 
 # -------------------------------------------------------------------------------- group and scan
@@ -259,26 +201,17 @@ def bench() -> None:
     """
 
 
-for _store_command in STORE_COMMANDS:
-    bench.add_command(_store_command)
+for _kind in _HELP:
+    bench.add_command(_command(_kind))
 
 
 @bench.command()
-@click.option(
-    "--dir",
-    "folder",
-    metavar="DIR",
-    type=options.LocalFolder(),
-    default=Path("bench-store"),
-    show_default=True,
-    help="The store. If it does not exist, scan makes it, and keeps it.",
-)
-@click.option(
+@_folder("The store. If it does not exist, scan makes it, and keeps it.")
+@_number(
     "--n",
-    "count",
-    type=click.IntRange(min=1),
+    "Messages of a new store.  [default: as many as --size needs]",
+    name="count",
     metavar="N",
-    help="Messages of a new store.  [default: as many as --size needs]",
 )
 @click.option(
     "--size", metavar="SIZE", help=f"Bytes of log of a new store: 512m.  [default: {_DEFAULT_SIZE}]"
@@ -290,37 +223,11 @@ for _store_command in STORE_COMMANDS:
     metavar="B",
     help="Bytes of a body, or a range of them.",
 )
-@click.option(
-    "--topics", type=click.IntRange(min=1), default=4, show_default=True, help="Number of topics."
-)
-@click.option(
-    "--queues",
-    type=click.IntRange(min=1),
-    default=4,
-    show_default=True,
-    help="Queues of each topic.",
-)
-@click.option(
-    "--keys",
-    type=click.IntRange(min=0),
-    default=1,
-    show_default=True,
-    help="Words in KEYS of each message.",
-)
-@click.option(
-    "--warmup",
-    type=click.IntRange(min=0),
-    default=1,
-    show_default=True,
-    help="Rounds before the measurement.",
-)
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    help="Rounds to measure; the result is the fastest round.",
-)
+@_TOPICS
+@_QUEUES
+@_number("--keys", "Words in KEYS of each message.", 1, least=0)
+@_number("--warmup", "Rounds before the measurement.", 1, least=0)
+@_number("--rounds", "Rounds to measure; the result is the fastest round.", 3)
 @options.as_json
 @options.quiet
 def scan(
@@ -328,35 +235,25 @@ def scan(
     count: int | None,
     size: str | None,
     body: str,
-    topics: int,
-    queues: int,
-    keys: int,
     warmup: int,
     rounds: int,
     as_json: bool,
-    quiet: bool,
+    out: Output,
+    **given: int,
 ) -> None:
     """Measure reading the log into Arrow columns, on one thread.
 
     Example: logquarry bench scan --size 512m
     """
-    out = Output(quiet=quiet)
     if count is not None and size is not None:
         raise UsageError("--n and --size both set the size of the store: pass one of them")
-    total = None if count is not None else _bytes(size or _DEFAULT_SIZE)
+    total = options.parsed("--size", size or (_DEFAULT_SIZE if count is None else None), byte_count)
     lengths = parse_range(body)
     from logquarry.bench import scan
 
     with out.progress("making the store") as progress:
         scan.ensure_store(
-            folder,
-            count=count,
-            total_bytes=total,
-            body=lengths,
-            topics=topics,
-            queues=queues,
-            keys=keys,
-            progress=progress,
+            folder, count=count, total_bytes=total, body=lengths, progress=progress, **given
         )
     with out.progress("reading") as progress:
         found = scan.bench_scan(folder, warmup=warmup, rounds=rounds, progress=progress)
@@ -380,19 +277,8 @@ def scan(
     )
 
 
-def _bytes(word: str) -> int:
-    try:
-        return byte_count(word)
-    except UsageError as error:
-        raise UsageError(f"--size {error}") from None
-
-
 def parse_range(word: str) -> tuple[int, int]:
-    """Parse ``256-1024`` or ``256`` into the smallest and the largest body size.
-
-    Raises:
-        UsageError: if the text is not a range, or exceeds 4 MiB.
-    """
+    """Parse ``256-1024`` or ``256`` into the smallest and the largest body size."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", word, re.ASCII)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if not least <= most < 1 << 22:

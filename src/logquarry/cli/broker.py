@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ssl
 import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
-from logquarry.cli.replication import host_port, server_tls
+from logquarry.cli.replication import host_port, server_tls_options
 from logquarry.errors import UsageError
 from logquarry.systems import Held, held
 
@@ -63,6 +64,7 @@ _GARBAGE: Final = 100_000
 )
 @click.option(
     "--offsets",
+    type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="With --read-only, keep the offsets of groups in this folder.  [default: in memory]",
 )
@@ -77,6 +79,7 @@ _GARBAGE: Final = 100_000
 )
 @click.option(
     "--broker-name",
+    "name",
     metavar="NAME",
     default="broker-a",
     show_default=True,
@@ -91,20 +94,11 @@ _GARBAGE: Final = 100_000
 )
 @click.option(
     "--accounts",
+    type=click.Path(path_type=Path),
     metavar="FILE",
     help="Accept only clients with an account of this TOML file (docs/broker.md).  [default: all]",
 )
-@click.option(
-    "--tls-cert", metavar="FILE", help="Serve TLS with this certificate (PEM).  [default: no TLS]"
-)
-@click.option(
-    "--tls-key", metavar="FILE", help="Key of the certificate (PEM).  [default: in --tls-cert]"
-)
-@click.option(
-    "--tls-ca",
-    metavar="FILE",
-    help="Accept only clients with a certificate of this authority (PEM).  [default: all]",
-)
+@server_tls_options("clients")
 @click.option(
     "--insecure",
     is_flag=True,
@@ -120,23 +114,14 @@ _GARBAGE: Final = 100_000
 def broker(
     store: str | None,
     listen: str,
-    name_port: int,
-    advertise: str | None,
-    read_only: bool,
-    offsets: str | None,
     no_create_topics: bool,
     no_create_groups: bool,
-    queues: int,
-    broker_name: str,
-    cluster: str,
-    accounts: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
-    tls_ca: str | None,
-    insecure: bool,
+    accounts: Path | None,
+    tls: ssl.SSLContext | None,
     metrics: str | None,
     config: str | None,
-    quiet: bool,
+    out: Output,
+    **given: Any,
 ) -> None:
     """Serve STORE to RocketMQ's clients, until Ctrl-C: a broker and its name server.
 
@@ -155,12 +140,11 @@ def broker(
 
     Example: logquarry broker /data/store
     """
-    out = Output(quiet=quiet)
     host, port = host_port(listen, option="--listen")
     metrics_at = None if metrics is None else host_port(metrics, option="--metrics")
-    if read_only and store is None:
+    if given["read_only"] and store is None:
         raise UsageError("--read-only needs STORE")
-    if offsets is not None and not read_only:
+    if given["offsets"] is not None and not given["read_only"]:
         raise UsageError("--offsets needs --read-only: otherwise the store keeps the offsets")
     from logquarry.broker import BrokerOptions
     from logquarry.broker.acl import AccessControl
@@ -169,18 +153,11 @@ def broker(
     serves = BrokerOptions(
         host=host,
         port=port,
-        name_port=name_port,
-        advertise=advertise,
-        name=broker_name,
-        cluster=cluster,
         create_topics=not no_create_topics,
         create_groups=not no_create_groups,
-        queues=queues,
-        read_only=read_only,
-        offsets=None if offsets is None else Path(offsets),
-        tls=server_tls(tls_cert, tls_key, tls_ca),
-        acl=None if accounts is None else AccessControl.from_file(Path(accounts)),
-        insecure=insecure,
+        tls=tls,
+        acl=None if accounts is None else AccessControl.from_file(accounts),
+        **given,
     )
     settings = options.store_config(config)
     with held() as waiting, asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -30,7 +30,7 @@ def verify(
     spark_master: str | None,
     as_json: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Check all files of a store, and list what is wrong.
 
@@ -42,7 +42,6 @@ def verify(
 
     Example: logquarry verify /data/store
     """
-    out = Output(quiet=quiet)
     settings = options.store_config(config)
     if spark_master is None:
         reports = _alone(out, stores, settings)
@@ -122,7 +121,7 @@ def _show_findings(out: Output, report: VerifyReport) -> None:
 @options.as_json
 @options.config
 @options.quiet
-def diff(a: str, b: str, as_json: bool, config: str | None, quiet: bool) -> None:
+def diff(a: str, b: str, as_json: bool, config: str | None, out: Output) -> None:
     """Compare two stores, and show where they diverge.
 
     A and B are for example the stores of a master and its slave. diff compares the logs byte by
@@ -134,7 +133,6 @@ def diff(a: str, b: str, as_json: bool, config: str | None, quiet: bool) -> None
 
     Example: logquarry diff /data/master /data/slave
     """
-    out = Output(quiet=quiet)
     settings = options.store_config(config)
     from logquarry.repair import calls
 

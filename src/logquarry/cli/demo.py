@@ -35,14 +35,13 @@ _STORE = "real-broker"
     help="Folder for the Parquet files and the report.",
 )
 @options.quiet
-def demo(target: Path, quiet: bool) -> None:
+def demo(target: Path, out: Output) -> None:
     """Export a sample store to Parquet, and write a report.
 
     The store comes with the package; a RocketMQ 4.9.3 broker wrote it.
 
     Example: logquarry demo --to demo-output
     """
-    out = Output(quiet=quiet)
     start = time.monotonic()
     parquet, page = target / "parquet", target / "report.html"
     with tempfile.TemporaryDirectory(prefix="logquarry-demo-") as folder:

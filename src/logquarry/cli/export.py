@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import click
 
@@ -18,6 +17,7 @@ from logquarry.cli.output import Output, encoded
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
+    from logquarry.log.batches import OnDamage
     from logquarry.spark.lakehouse.advance import Done
     from logquarry.spark.lakehouse.export import TableExport, TableSummary
     from logquarry.spark.options import ReadOptions
@@ -27,8 +27,17 @@ KINDS: Final = ("delta", "iceberg")
 
 _STDOUT: Final = "-"
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
+_TABLE = click.option(
+    "--table",
+    metavar="NAMESPACE.TABLE",
+    help="Iceberg: name of the table in the catalog.  [default: logquarry.messages]",
+)
+_CATALOG = click.option(
+    "--catalog",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Iceberg: a property of the catalog.  [default: SQLite in DEST/catalog.db]",
+)
 _OPTIONS = (
     click.option(
         "--follow",
@@ -67,17 +76,8 @@ _OPTIONS = (
         metavar="DEST",
         help="With --decode: table for bodies that do not decode.  [default: beside the table]",
     ),
-    click.option(
-        "--table",
-        metavar="NAMESPACE.TABLE",
-        help="Iceberg: name of the table in the catalog.  [default: logquarry.messages]",
-    ),
-    click.option(
-        "--catalog",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Iceberg: a property of the catalog.  [default: SQLite in DEST/catalog.db]",
-    ),
+    _TABLE,
+    _CATALOG,
     click.option(
         "--schema",
         type=click.Choice(["native", "kafka"]),
@@ -92,7 +92,7 @@ _OPTIONS = (
 
 
 class TableFlags(NamedTuple):
-    """The unparsed values of the options of :func:`table_flags`."""
+    """The unparsed values of the options of tables."""
 
     follow: bool = False
     interval: float | None = None
@@ -107,33 +107,12 @@ class TableFlags(NamedTuple):
     moved: bool = False
 
     def refuse(self, kind: str, *names: str) -> None:
-        """Refuse options that do not apply to a format.
-
-        Args:
-            kind: the format.
-            names: the fields to refuse; all if none are given.
-
-        Raises:
-            UsageError: if one of the options was passed.
-        """
+        """Refuse options that do not apply to a format."""
         for name in names or self._fields:
             if getattr(self, name):
                 takers = "iceberg" if names else " and ".join(KINDS)
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} is for --format {takers}, not {kind}")
-
-
-def table_flags(command: _Command) -> Callable[..., Any]:
-    """Add the options of tables to a command, as its argument ``flags``."""
-
-    @functools.wraps(command)
-    def bundled(**arguments: Any) -> Any:
-        own = TableFlags(**{name: arguments.pop(name) for name in TableFlags._fields})
-        return command(flags=own, **arguments)
-
-    for option in reversed(_OPTIONS):
-        bundled = option(bundled)
-    return bundled
 
 
 def prepared(
@@ -144,11 +123,7 @@ def prepared(
     partition_by: Sequence[str],
     flags: TableFlags,
 ) -> TableExport:
-    """Make the export that the options describe, and check it before Spark starts.
-
-    Raises:
-        UsageError: if an option is invalid, or a package is missing.
-    """
+    """Make the export that the options describe, and check it before Spark starts."""
     from logquarry.spark.decode import parse_decode_options
     from logquarry.spark.lakehouse.export import (
         DEFAULT_INTERVAL,
@@ -157,11 +132,8 @@ def prepared(
         iceberg_export,
     )
 
-    if flags.max_bytes is not None:
-        try:
-            read = replace(read, max_bytes=text.byte_count(flags.max_bytes))
-        except UsageError as error:
-            raise UsageError(f"--max-bytes {error}") from None
+    most = options.parsed("--max-bytes", flags.max_bytes, text.byte_count)
+    read = replace(read, max_bytes=most or read.max_bytes)
     if flags.interval is not None and not flags.follow:
         raise UsageError("--interval needs --follow")
     common: dict[str, Any] = {
@@ -262,7 +234,7 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
     metavar="topic,body",
     help="Parquet and tables: only these columns, in this order.  [default: all columns]",
 )
-@table_flags
+@options.bundle("flags", TableFlags, _OPTIONS)
 @options.filters
 @options.on_damage
 @options.decompress
@@ -277,10 +249,10 @@ def export(
     columns: str | None,
     flags: TableFlags,
     filters: options.Filters,
-    on_damage: str | None,
+    on_damage: OnDamage,
     decompress: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Export messages to Parquet, JSON lines or a table.
 
@@ -292,7 +264,6 @@ def export(
 
     Example: logquarry export /data/store --to parquet-folder --topic orders
     """
-    out = Output(quiet=quiet)
     if kind not in KINDS:
         flags.refuse(kind)
     if kind == "jsonl":
@@ -314,7 +285,7 @@ def export(
     read = ReadOptions(
         paths=(),
         wanted=filters.message_filter(),
-        on_damage=options.damage_policy(on_damage),
+        on_damage=on_damage,
         decompress=decompress,
         config=options.store_config(config) or StoreConfig(),
     )
@@ -346,7 +317,7 @@ def _jsonl(
     stores: Sequence[str],
     target: str,
     filters: options.Filters,
-    on_damage: str | None,
+    on_damage: OnDamage,
     config: str | None,
     *,
     decompress: bool,
@@ -355,7 +326,6 @@ def _jsonl(
     from logquarry.log.store_names import broker_names, find_stores
     from logquarry.read.bulk import warn_of_unknown_topics
 
-    policy = options.damage_policy(on_damage)
     wanted = filters.message_filter()
     settings = options.store_config(config)
     paths = find_stores(stores)
@@ -364,7 +334,7 @@ def _jsonl(
         messages.message_reader(
             StoreLayout.open(path, settings),
             wanted=wanted,
-            on_damage=policy,
+            on_damage=on_damage,
             broker=name,
             decompress=decompress,
         )
@@ -379,7 +349,7 @@ def _jsonl(
         with output.staged(path) as file:
             count, length = _write(out, readers, file, filters.limit)
     for reader in readers:
-        messages.report_damage(out, reader.damage.spans, policy)
+        messages.report_damage(out, reader.damage.spans, on_damage)
     what = f"{text.plural(count, 'message')}, {text.size_text(length)}"
     out.note(f"wrote {what}" + (f" to {text.printable(target)}" if target != _STDOUT else ""))
 
@@ -411,17 +381,8 @@ def _write(
     metavar="SIZE",
     help="Approximate size of a merged file: 256m.  [default: 256m; Delta: the table's setting]",
 )
-@click.option(
-    "--table",
-    metavar="NAMESPACE.TABLE",
-    help="Iceberg: name of the table in the catalog.  [default: logquarry.messages]",
-)
-@click.option(
-    "--catalog",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Iceberg: a property of the catalog.  [default: SQLite in DEST/catalog.db]",
-)
+@_TABLE
+@_CATALOG
 @options.spark_master
 @options.quiet
 def compact(
@@ -430,7 +391,7 @@ def compact(
     table: str | None,
     catalog: tuple[str, ...],
     spark_master: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Merge the small files of an export.
 
@@ -442,11 +403,7 @@ def compact(
     """
     from logquarry.spark.compaction import compact as merge
 
-    out = Output(quiet=quiet)
-    try:
-        size = None if target_size is None else text.byte_count(target_size)
-    except UsageError as error:
-        raise UsageError(f"--target-size {error}") from None
+    size = options.parsed("--target-size", target_size, text.byte_count)
     given: dict[str, Any] = {"table": table, "catalog": named_values(catalog)}
     if spark_master is None:
         done = merge(dest, target_size=size, **given)

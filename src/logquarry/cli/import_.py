@@ -45,7 +45,7 @@ def import_(
     skip: int,
     as_json: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Put exported Parquet or JSON lines into a store.
 
@@ -58,7 +58,6 @@ def import_(
 
     Example: logquarry import parquet-folder /data/new-store
     """
-    out = Output(quiet=quiet)
     settings = options.store_config(config)
     from logquarry.ingest.importing import Imported, read_source
     from logquarry.ingest.rows import open_source

@@ -7,15 +7,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from logquarry import text
 from logquarry.cli import next_step, options, output
-from logquarry.cli.incomplete import end_incomplete, queue_list, read_store
 from logquarry.cli.output import Output
+from logquarry.cli.stats import STATES, end_incomplete, queue_list, read_store, sizes_text
 from logquarry.errors import CorruptStore, UnsupportedStore
 
 if TYPE_CHECKING:
@@ -24,18 +23,12 @@ if TYPE_CHECKING:
     from logquarry.config import StoreConfig
     from logquarry.format.checkpoint import Checkpoint
     from logquarry.log.layout import StoreLayout
-    from logquarry.read.pops import Pops
     from logquarry.repair.verify import VerifyReport
     from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import Overview, TopicOverview
 
 _QUEUE_MEMBERS: Final = ("queue_id", "min_offset", "max_offset", "messages", "bytes")
-STATES: Final = {
-    "closed": "shut down cleanly",
-    "live": "open: a process holds its lock",
-    "crashed": "not shut down cleanly: an abort file exists, and no process holds the lock",
-}
 
 
 @click.command()
@@ -65,7 +58,7 @@ def info(
     timers: bool,
     as_json: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Show log, topics, queues, index and state of a store.
 
@@ -73,7 +66,6 @@ def info(
 
     Example: logquarry info /data/store
     """
-    out = Output(quiet=quiet)
     from logquarry.log.filesystem import LocalFileSystem
     from logquarry.store.overview import overview
 
@@ -133,8 +125,7 @@ def _show_features(out: Output, store: str, settings: StoreConfig | None, *, as_
     if as_json:
         out.json({"store": layout.root, "features": features})
         return
-    for name, value in [["store", text.printable(layout.root)], *_feature_rows(features)]:
-        out.line(f"{out.style(f'{name:<10}', 'bold')}  {value}")
+    out.facts([["store", text.printable(layout.root)], *_feature_rows(features)], 10)
 
 
 # ----------------------------------------------------------------------------------- info: JSON
@@ -251,8 +242,7 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
         ["" if number else "damage", text.printable(sign)]
         for number, sign in enumerate(found.signs)
     ]
-    for name, value in rows:
-        out.line(f"{out.style(f'{name:<10}', 'bold')}  {value}")
+    out.facts(rows, 10)
     if found.topics:
         out.line()
         _show_topics(out, found)
@@ -309,11 +299,6 @@ def _checkpoint_text(times: dict[str, int] | None) -> str:
     )
 
 
-def sizes_text(sizes: Mapping[str, int]) -> str:
-    """The bytes of each folder, in one line."""
-    return ", ".join(f"{name} {text.size_text(size)}" for name, size in sizes.items())
-
-
 def _show_topics(out: Output, found: Overview) -> None:
     length = max(1, found.max_offset - found.min_offset)
     rows = []
@@ -367,14 +352,13 @@ def _show_transactions(out: Output, halves: dict[str, Any]) -> None:
 )
 @options.config
 @options.quiet
-def report(store: str, target: str, config: str | None, quiet: bool) -> None:
+def report(store: str, target: str, config: str | None, out: Output) -> None:
     """Write one HTML page with charts, queues and findings.
 
     The page needs no network. The command needs the packages of logquarry[report].
 
     Example: logquarry report /data/store --html report.html
     """
-    out = Output(quiet=quiet)
     from logquarry.report.page import store_report
 
     found: list[VerifyReport] = []
@@ -446,18 +430,3 @@ def show_timers(out: Output, document: dict[str, Any]) -> None:
     if rows:
         out.line()
         out.table(["due", "topic", "queue", "key", "offset"], rows, right="queue offset")
-
-
-def show_pops(out: Output, pops: Pops) -> None:
-    """Print unacknowledged pops as a table, if there are any."""
-    if pops.queues:
-        out.line()
-        rows = [
-            [
-                *(text.printable(one.group), text.printable(one.topic), str(one.queue_id)),
-                *(f"{one.messages:,}", text.time_text(one.oldest)),
-            ]
-            for one in pops.queues
-        ]
-        header = ["popped by group", "topic", "queue", "unacknowledged", "oldest pop"]
-        out.table(header, rows, right="queue unacknowledged")

@@ -51,12 +51,12 @@ def messages(
     filters: options.Filters,
     offset: int | None,
     message_id: str | None,
-    on_damage: str | None,
+    on_damage: OnDamage,
     decompress: bool,
     redact: str | None,
     jsonl: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Print messages in the order of the log.
 
@@ -66,12 +66,10 @@ def messages(
 
     Example: logquarry messages /data/store --topic orders --limit 5
     """
-    out = Output(quiet=quiet)
     from logquarry.log import json_lines
     from logquarry.read.bulk import warn_of_unknown_topics
     from logquarry.store.message_store import MessageStore
 
-    policy = options.damage_policy(on_damage)
     hidden = json_lines.redaction(redact)
     wanted = filters.message_filter()
     one = offset is not None or message_id is not None
@@ -86,7 +84,7 @@ def messages(
         reader = message_reader(
             opened.layout,
             wanted=wanted,
-            on_damage=policy,
+            on_damage=on_damage,
             broker=opened.broker,
             decompress=decompress,
         )
@@ -98,7 +96,7 @@ def messages(
         warn_of_unknown_topics([opened.layout], wanted)
         for lines in _lines(reader, out, filters.limit, hidden, jsonl=jsonl):
             write(lines)
-        report_damage(out, reader.damage.spans, policy, opened.layout)
+        report_damage(out, reader.damage.spans, on_damage, opened.layout)
 
 
 def _single(store: MessageStore, offset: int | None, message_id: str | None) -> StoredMessage:
@@ -192,10 +190,6 @@ class MessageReader:
     """Reads selected messages of one store in physical order.
 
     Attributes:
-        layout: the store's files.
-        wanted: the filter.
-        on_damage: whether to stop, skip or fail at damage.
-        decoding: how to decode the messages.
         damage: collects the damage that the reader skipped, and bodies that do not decompress.
     """
 
@@ -206,11 +200,7 @@ class MessageReader:
     damage: DamageLog
 
     def runs(self, progress: Progress | None = None) -> Iterator[Run]:
-        """Yield the frames that pass the filter, run by run.
-
-        Raises:
-            CorruptFrame: at damage, depending on ``on_damage``.
-        """
+        """Yield the frames that pass the filter, run by run."""
         from logquarry.log.batches import selected
         from logquarry.read import bulk as store_reading
 
@@ -288,14 +278,7 @@ def report_damage(
     on_damage: OnDamage,
     layout: StoreLayout | None = None,
 ) -> None:
-    """Write to stderr which damage the reader found, and whether it skipped it or stopped.
-
-    Args:
-        out: the command's output.
-        spans: the damage, in log order.
-        on_damage: the policy that the reader followed.
-        layout: the store's files, to count the lost messages; None for several stores.
-    """
+    """Write to stderr which damage the reader found, and whether it skipped it or stopped."""
     from logquarry.log.batches import BAD_COMPRESSION
     from logquarry.read.lost_messages import lost_messages
 

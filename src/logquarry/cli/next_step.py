@@ -49,13 +49,7 @@ def line(*words: str, before: str = "", config: str | None = None) -> str:
 
 
 def after_verify(report: VerifyReport, store: str, config: str | None) -> str | None:
-    """The next step after a verification; None if there is nothing to do.
-
-    Args:
-        report: the findings.
-        store: the store's path as the user typed it.
-        config: the value of ``--config``.
-    """
+    """The next step after a verification; None if there is nothing to do."""
     from logquarry.repair.verify.findings import next_step
 
     found = next_step(report)
@@ -66,12 +60,7 @@ def after_verify(report: VerifyReport, store: str, config: str | None) -> str | 
 
 
 def after_error(error: BaseException, ctx: click.Context) -> str | None:
-    """The next step after an error that ended a command; None if the error's text has it.
-
-    Args:
-        error: the error.
-        ctx: the context of the command line.
-    """
+    """The next step after an error that ended a command; None if the error's text has it."""
     from logquarry.log.layout import BrokenLink
 
     typed = words(ctx)
@@ -116,14 +105,7 @@ def after_salvage(store: str, into: str | None, stale: bool, config: str | None)
 
 
 def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | None) -> str:
-    """The next step after a plan that refuses the store.
-
-    Args:
-        command: the command that planned.
-        store: the store's path as the user typed it.
-        mode: the mode of the recovery.
-        config: the value of ``--config``.
-    """
+    """The next step after a plan that refuses the store."""
     from logquarry.log.layout import StoreLayout
     from logquarry.read.fence import Action, refusal
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -15,16 +16,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import click
 
 from logquarry import text
+from logquarry.cli.output import Output
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
-    from logquarry.log.batches import OnDamage
     from logquarry.log.filters import MessageFilter
 
 logger = logging.getLogger(__name__)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_Value = TypeVar("_Value")
 
 _LEAST_PLAUSIBLE_MS: Final = 10**11
 """A lower time is before 1973: probably the user passed seconds, not milliseconds."""
@@ -50,11 +53,20 @@ spark_master = click.option(
     metavar="URL",
     help="Run in parallel on Spark: local[*], or a cluster's URL.  [default: run in this process]",
 )
-quiet = click.option("--quiet", "-q", is_flag=True, help="Print no notes and no progress (stderr).")
+quiet = click.option(
+    "--quiet",
+    "-q",
+    "out",
+    is_flag=True,
+    callback=lambda ctx, parameter, value: Output(quiet=value),
+    help="Print no notes and no progress (stderr).",
+)
+"""Makes the argument ``out`` of a command."""
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 on_damage = click.option(
     "--on-damage",
     type=click.Choice(["stop", "skip", "fail"]),
+    callback=lambda ctx, parameter, value: value or "default",
     help="At damage: stop reading, skip it and report it, or fail.  [default: a torn tail ends the "
     "log, other damage fails]",
 )
@@ -112,11 +124,7 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path as the user gave it.
-
-        Raises:
-            UsageError: if the value is a URL.
-        """
+        """Return the path as the user gave it."""
         from logquarry.log.location import local_folder, path_or_url
 
         local_folder(value)
@@ -137,17 +145,13 @@ class Filters(NamedTuple):
     limit: int | None = None
 
     def message_filter(self) -> MessageFilter:
-        """Parse all values but ``limit``.
-
-        Raises:
-            UsageError: if a value is invalid.
-        """
+        """Parse all values but ``limit``."""
         from logquarry.format.properties import TAG_SEPARATOR
         from logquarry.log import filters as scan_filters
 
         queues = scan_filters.names(_parts(self.queue), "--queue")
-        since = None if self.since is None else time_ms("--since", self.since)
-        until = None if self.until is None else time_ms("--until", self.until)
+        since = _time_ms("--since", self.since)
+        until = _time_ms("--until", self.until)
         if since is not None and until is not None and since > until:
             raise UsageError(f"--since {self.since} is later than --until {self.until}")
         return scan_filters.MessageFilter(
@@ -164,17 +168,41 @@ class Filters(NamedTuple):
         )
 
 
-def filters(command: _Command) -> Callable[..., Any]:
-    """Give a command the options that filter messages; it gets them as its argument ``filters``."""
+def bundle(
+    argument: str, kind: Callable[..., Any], added: Sequence[Callable[[Any], Any]]
+) -> Callable[[_Command], Callable[..., Any]]:
+    """Make a decorator that adds options to a command, and makes one argument from them.
 
-    @functools.wraps(command)
-    def bundled(**arguments: Any) -> Any:
-        own = Filters(**{name: arguments.pop(name) for name in Filters._fields})
-        return command(filters=own, **arguments)
+    Args:
+        argument: name of the argument.
+        kind: makes the argument; its parameters have the names of the options.
+        added: the options.
+    """
+    names = inspect.signature(kind).parameters
 
-    for option in reversed(_FILTERS):
-        bundled = option(bundled)
-    return bundled
+    def decorate(command: _Command) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def bundled(**arguments: Any) -> Any:
+            own = kind(**{name: arguments.pop(name) for name in names})
+            return command(**{argument: own}, **arguments)
+
+        for option in reversed(added):
+            bundled = option(bundled)
+        return bundled
+
+    return decorate
+
+
+filters = bundle("filters", Filters, _FILTERS)
+"""Adds the options that filter messages to a command, as its argument ``filters``."""
+
+
+def parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _Value | None:
+    """Parse the value of an option; None if it was not given. An error begins with the option."""
+    try:
+        return None if word is None else parse(word)
+    except UsageError as error:
+        raise UsageError(f"{option} {error}") from None
 
 
 def command_line(*words: str, config: str | None = None) -> str:
@@ -190,13 +218,6 @@ def store_config(path: str | None) -> StoreConfig | None:
     return None if path is None else StoreConfig.from_file(path)
 
 
-def damage_policy(word: str | None) -> OnDamage:
-    """The policy of ``--on-damage``."""
-    from logquarry.log.batches import check_policy
-
-    return check_policy(word or "default")
-
-
 def _parts(values: tuple[str, ...]) -> list[str] | None:
     return [part for value in values for part in value.split(",")] if values else None
 
@@ -209,11 +230,7 @@ def _queue_id(word: str) -> int:
 
 
 def offset_range(word: str) -> tuple[int, int]:
-    """Parse ``A:B``, ``A:``, ``:B`` or ``A`` as a half-open range of queue offsets.
-
-    Raises:
-        UsageError: if the text is not a range.
-    """
+    """Parse ``A:B``, ``A:``, ``:B`` or ``A`` as a half-open range of queue offsets."""
     from logquarry.format import java
 
     match = re.fullmatch(r"(\d*)(:?)(\d*)", word, re.ASCII)
@@ -228,17 +245,10 @@ def offset_range(word: str) -> tuple[int, int]:
     return first, stop
 
 
-def time_ms(option: str, word: str) -> int:
-    """Parse a time in milliseconds or as ISO 8601; warn if it is probably in seconds.
-
-    Raises:
-        UsageError: if the text is not a time.
-    """
-    try:
-        found = text.time_ms(word)
-    except UsageError as error:
-        raise UsageError(f"{option} {error}") from None
-    if word.isdigit() and 0 < found < _LEAST_PLAUSIBLE_MS:
+def _time_ms(option: str, word: str | None) -> int | None:
+    """Parse a time in milliseconds or as ISO 8601; warn if it is probably in seconds."""
+    found = parsed(option, word, text.time_ms)
+    if found and word and word.isdigit() and found < _LEAST_PLAUSIBLE_MS:
         year = datetime.fromtimestamp(found / 1000, UTC).year
         logger.warning("%s %s is a time in %d: the unit is milliseconds", option, word, year)
     return found

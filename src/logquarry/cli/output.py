@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,6 @@ from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from rich import progress as rich_progress
-    from rich import status
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -39,15 +38,7 @@ MOST_LISTED = 40
 
 # ------------------------------------------------------------------------------------------- files
 def check_target(target: str | Path, stores: Iterable[str]) -> Path:
-    """Check that a command may write a file, and return its path with links resolved.
-
-    Args:
-        target: the file.
-        stores: stores that the command reads; the file must not lie in one of them.
-
-    Raises:
-        UsageError: if the target is a folder or a URL, or lies in one of the stores.
-    """
+    """Check that a command may write a file, and return its path with links resolved."""
     from logquarry.log.location import path_or_url
 
     name = path_or_url(str(target))
@@ -71,9 +62,6 @@ def staged(target: Path) -> Iterator[BinaryIO]:
     """Write a file under a temporary name, and rename it at the end of the block.
 
     If the block raises, the target does not change. An existing pipe or device is written directly.
-
-    Raises:
-        UsageError: if ``target`` is a folder.
     """
     _refuse_folder(target, target)
     target = target.resolve()
@@ -160,6 +148,21 @@ class Output:
         if count > 0:
             self.line(f"{indent}and {count} {words}; --json lists all")
 
+    def section(self, title: str, lines: Sequence[str], most: int = MOST_LISTED) -> None:
+        """Write a titled list after an empty line, if it has any lines."""
+        if lines:
+            self.title(title)
+            self.lines(f"  {text.printable(line)}" for line in lines[:most])
+            self.more(len(lines) - most, indent="  ")
+
+    def title(self, title: str) -> None:
+        """Write an empty line and a title."""
+        self.lines(["", self.style(title, "bold")])
+
+    def facts(self, rows: Iterable[Sequence[str]], width: int) -> None:
+        """Write pairs of a name and a value."""
+        self.lines(f"{self.style(f'{name:<{width}}', 'bold')}  {value}" for name, value in rows)
+
     def style(self, words: str, style: str) -> str:
         """Style a text, if stdout is a terminal that shows styles."""
         return _styled(words, style, sys.stdout)
@@ -175,9 +178,17 @@ class Output:
         """Write a warning to stderr, unless ``--quiet`` is given."""
         self.note(_styled("warning: ", "yellow", sys.stderr) + message)
 
-    def status_line(self) -> StatusLine:
-        """Make a status line on stderr; it shows nothing if stderr is not a terminal."""
-        return StatusLine(not self.quiet and sys.stderr.isatty())
+    @contextmanager
+    def status_line(self) -> Iterator[Callable[[str], None]]:
+        """Show a line on stderr, if it is a terminal; yields a function that replaces the line."""
+        if self.quiet or not sys.stderr.isatty():
+            yield lambda line: None
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        with Console(stderr=True, highlight=False).status("") as status:
+            yield lambda line: status.update(Text(line))
 
     @contextmanager
     def progress(
@@ -202,37 +213,6 @@ class Output:
             yield shown
         finally:
             shown.close()
-
-
-class StatusLine:
-    """A line on stderr that changes while a command runs.
-
-    Args:
-        is_shown: whether there is a terminal to show it on.
-    """
-
-    def __init__(self, is_shown: bool) -> None:
-        self._status: status.Status | None = None
-        if is_shown:
-            from rich.console import Console
-
-            self._status = Console(stderr=True, highlight=False).status("")
-
-    def __enter__(self) -> StatusLine:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def show(self, line: str) -> None:
-        """Replace the line."""
-        if self._status is not None:
-            from rich.text import Text
-
-            self._status.update(Text(line))
 
 
 class _ProgressBar:

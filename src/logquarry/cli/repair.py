@@ -59,7 +59,7 @@ def recover(
     accept_loss: int | None,
     as_json: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Show the repairs that a store needs after a crash, or do them.
 
@@ -73,7 +73,6 @@ def recover(
 
     Example: logquarry recover /data/store --apply
     """
-    out = Output(quiet=quiet)
     settings = options.store_config(config)
     from logquarry.repair.recover.recover import recover as recover_store
 
@@ -137,11 +136,11 @@ def _show_recovery(out: Output, plan: RecoveryPlan, store: str, *, is_applied: b
     length = text.size_text(plan.log_end - plan.log_start)
     ends = "ends" if is_applied or not plan.is_needed else "will end"
     log = f"the log begins at {plan.log_start} and {ends} at {plan.log_end}, {length}"
-    _section(out, "found", [*plan.looked_at, log])
-    _section(out, "damage, which stays in the log; readers skip it", _damage_lines(plan.damage))
+    out.section("found", [*plan.looked_at, log])
+    out.section("damage, which stays in the log; readers skip it", _damage_lines(plan.damage))
     steps = [f"{number}. {step}" for number, step in enumerate(plan.steps, 1)]
     title = "done" if is_applied else "to do" if plan.refused is None else "not done"
-    _section(out, title, steps)
+    out.section(title, steps)
 
 
 def _damage_lines(damage: Sequence[DamagedSpan]) -> list[str]:
@@ -149,15 +148,6 @@ def _damage_lines(damage: Sequence[DamagedSpan]) -> list[str]:
         f"{span.path} at {span.offset}, {text.plural(span.length, 'byte')}: {span.reason}"
         for span in damage
     ]
-
-
-def _section(out: Output, title: str, lines: list[str]) -> None:
-    if not lines:
-        return
-    out.line()
-    out.line(out.style(title, "bold"))
-    out.lines(f"  {text.printable(line)}" for line in lines[:MOST_LISTED])
-    out.more(len(lines) - MOST_LISTED, indent="  ")
 
 
 # ------------------------------------------------------------------------------------------ rebuild
@@ -199,7 +189,7 @@ def rebuild(
     spark_master: str | None,
     as_json: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Rebuild consume queues and index from the log.
 
@@ -213,7 +203,6 @@ def rebuild(
         raise UsageError("pass --into DIR, or --in-place with --apply, not both")
     if apply and not in_place:
         raise UsageError("--apply replaces the store's files: pass --in-place too, or --into DIR")
-    out = Output(quiet=quiet)
     settings = options.store_config(config)
     both = queues == index
     wanted: dict[str, Any] = {
@@ -332,7 +321,7 @@ def _show_left_damage(out: Output, report: RebuildReport) -> None:
         f"{m.queue_id} offset {m.queue_offset}: {m.reason}"
         for m in report.left_out
     ]
-    _section(out, "damage in the log, which stays unchanged", lines)
+    out.section("damage in the log, which stays unchanged", lines)
 
 
 def _show_next(out: Output, what: str, *words: str, config: str | None) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -31,15 +31,7 @@ _TRIES: Final = 5
 
 # ------------------------------------------------------------------------- addresses, TLS, status
 def host_port(text: str, *, option: str) -> tuple[str, int]:
-    """Split ``127.0.0.1:10912`` or ``[::1]:10912`` into host and port.
-
-    Args:
-        text: the address.
-        option: the option's name, for the error.
-
-    Raises:
-        UsageError: if the text is not such an address.
-    """
+    """Split ``127.0.0.1:10912`` or ``[::1]:10912`` into host and port."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (colon and _is_host(host) and port.isascii() and port.isdigit()) or int(port) > 0xFFFF:
@@ -56,11 +48,7 @@ def _is_host(name: str) -> bool:
 
 
 def ha_times(settings: StoreConfig) -> HaTimes:
-    """The heartbeat and housekeeping intervals of a configuration.
-
-    Raises:
-        UsageError: if the intervals are invalid.
-    """
+    """The heartbeat and housekeeping intervals of a configuration."""
     from logquarry.protocol.ha.messages import HaTimes
 
     return HaTimes(
@@ -69,42 +57,60 @@ def ha_times(settings: StoreConfig) -> HaTimes:
     )
 
 
-def server_tls(
-    certificate: str | None, key: str | None, authority: str | None
-) -> ssl.SSLContext | None:
-    """The TLS settings of a master; None without a certificate.
+def server_tls_options(clients: str) -> Callable[[Any], Any]:
+    """Add the options of TLS to a command that serves clients, as its argument ``tls``."""
+    return options.bundle(
+        "tls",
+        server_tls,
+        (
+            click.option(
+                "--tls-cert",
+                metavar="FILE",
+                help="Serve TLS with this certificate (PEM).  [default: no TLS]",
+            ),
+            click.option(
+                "--tls-key", metavar="FILE", help="Its key (PEM).  [default: in --tls-cert]"
+            ),
+            click.option(
+                "--tls-ca",
+                metavar="FILE",
+                help=f"Accept only {clients} with a certificate of this authority (PEM).  "
+                "[default: all]",
+            ),
+        ),
+    )
 
-    Raises:
-        UsageError: if a file is unusable.
-    """
-    if certificate is None:
-        if key is not None or authority is not None:
+
+def server_tls(
+    tls_cert: str | None, tls_key: str | None, tls_ca: str | None
+) -> ssl.SSLContext | None:
+    """The TLS settings of a server; None without a certificate."""
+    if tls_cert is None:
+        if tls_key is not None or tls_ca is not None:
             raise UsageError("--tls-key and --tls-ca need --tls-cert")
         return None
-    try:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
-        context.load_cert_chain(certificate, key)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"TLS: {error}") from error
-    if authority is not None:
+    context = _tls(ssl.Purpose.CLIENT_AUTH, tls_cert, tls_key, tls_ca)
+    if tls_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
 def client_tls(
-    is_wanted: bool, authority: str | None, certificate: str | None, key: str | None
+    tls: bool, tls_ca: str | None, tls_cert: str | None, tls_key: str | None
 ) -> ssl.SSLContext | None:
-    """The TLS settings of a slave; None without ``--tls``.
-
-    Raises:
-        UsageError: if a file is unusable.
-    """
-    if not is_wanted:
-        if authority or certificate or key:
+    """The TLS settings of a slave; None without ``--tls``."""
+    if not tls:
+        if tls_ca or tls_cert or tls_key:
             raise UsageError("--tls-ca, --tls-cert and --tls-key need --tls")
         return None
+    return _tls(ssl.Purpose.SERVER_AUTH, tls_cert, tls_key, tls_ca)
+
+
+def _tls(
+    purpose: ssl.Purpose, certificate: str | None, key: str | None, authority: str | None
+) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=authority)
+        context = ssl.create_default_context(purpose, cafile=authority)
         if certificate is not None:
             context.load_cert_chain(certificate, key)
     except (OSError, ValueError) as error:
@@ -113,16 +119,10 @@ def client_tls(
 
 
 def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> None:
-    """Show a status line until ``line`` returns None or an interrupt arrives.
-
-    Args:
-        out: the command's output.
-        waiting: holds interrupts back; its ``check`` raises them.
-        line: returns the current line; None to end.
-    """
-    with out.status_line() as shown:
+    """Show a status line until ``line`` returns None or an interrupt arrives."""
+    with out.status_line() as show:
         while (words := line()) is not None:
-            shown.show(words)
+            show(words)
             time.sleep(_STATUS_SECONDS)
             waiting.check()
 
@@ -192,7 +192,7 @@ def replicate(
     tls_key: str | None,
     tls_name: str | None,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Follow a master's log into a store, until Ctrl-C.
 
@@ -204,11 +204,8 @@ def replicate(
 
     Example: logquarry replicate 10.0.0.7:10912 --into /data/slave
     """
-    out = Output(quiet=quiet)
     host, port = host_port(master, option="MASTER")
-    broker = None
-    if sync_config is not None:
-        broker = host_port(sync_config, option="--sync-config")
+    broker = None if sync_config is None else host_port(sync_config, option="--sync-config")
     context = client_tls(tls, tls_ca, tls_cert, tls_key)
     from logquarry.config import StoreConfig
     from logquarry.replication import ConfigSync, ConfigSyncOptions, HaSlave, SlaveOptions
@@ -254,11 +251,7 @@ def replicate(
 
 
 def _fetch_last(out: Output, sync: ConfigSync) -> None:
-    """Copy config/ once more, now that the log is complete.
-
-    Raises:
-        ReplicationError: if a file is missing or invalid.
-    """
+    """Copy config/ once more, now that the log is complete."""
     try:
         synced = sync.sync()
     except OSError as error:
@@ -350,15 +343,7 @@ class _Line:
     metavar="SIZE",
     help="Maximum bytes in one transfer.  [default: haTransferBatchSize of --config, else 32k]",
 )
-@click.option(
-    "--tls-cert", metavar="FILE", help="Serve TLS with this certificate (PEM).  [default: no TLS]"
-)
-@click.option("--tls-key", metavar="FILE", help="Its key (PEM), if it is in another file.")
-@click.option(
-    "--tls-ca",
-    metavar="FILE",
-    help="Accept only slaves with a certificate of this authority (PEM).  [default: all]",
-)
+@server_tls_options("slaves")
 @options.config
 @options.quiet
 def serve_master(
@@ -370,11 +355,9 @@ def serve_master(
     max_connections: int,
     rate: str | None,
     transfer_size: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
-    tls_ca: str | None,
+    tls: ssl.SSLContext | None,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Send a store's log to slaves, until Ctrl-C.
 
@@ -383,12 +366,10 @@ def serve_master(
 
     Example: logquarry serve-master /data/store --listen 10.0.0.7:10912
     """
-    out = Output(quiet=quiet)
     host, port = host_port(listen, option="--listen")
     asked_at = None
     if listen_config is not None:
         asked_at = host_port(listen_config, option="--listen-config")
-    tls = server_tls(tls_cert, tls_key, tls_ca)
     from logquarry.config import StoreConfig
     from logquarry.log.layout import StoreLayout
     from logquarry.protocol.ha.messages import TransferLimits

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from logquarry.store.retention.rules import RetentionRules
 
 _MOST_LISTED = 20
-
-_Value = TypeVar("_Value")
 
 
 @click.command()
@@ -61,7 +59,7 @@ def retain(
     apply: bool,
     as_json: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Show which files have expired; with --apply, delete them.
 
@@ -73,7 +71,6 @@ def retain(
 
     Example: logquarry retain /data/store --older-than 72h
     """
-    out = Output(quiet=quiet)
     rules = _rules(older_than, max_disk_ratio, keep_bytes, max_files)
     settings = options.store_config(config)
     from logquarry.store.retention.retain import retain as retain_store
@@ -107,17 +104,10 @@ def _rules(
     given = (older_than, max_disk_ratio, keep_bytes)
     if given == (None, None, None):
         raise UsageError("pass a rule: --older-than, --max-disk-ratio or --keep-bytes")
-    age = _parsed("--older-than", older_than, duration_ms)
-    ratio = _parsed("--max-disk-ratio", max_disk_ratio, disk_ratio)
-    keep = _parsed("--keep-bytes", keep_bytes, text.byte_count)
+    age = options.parsed("--older-than", older_than, duration_ms)
+    ratio = options.parsed("--max-disk-ratio", max_disk_ratio, disk_ratio)
+    keep = options.parsed("--keep-bytes", keep_bytes, text.byte_count)
     return RetentionRules(older_than_ms=age, max_disk_ratio=ratio, keep_bytes=keep, most_files=most)
-
-
-def _parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _Value | None:
-    try:
-        return None if word is None else parse(word)
-    except UsageError as error:
-        raise UsageError(f"{option} {error}") from None
 
 
 def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> None:
@@ -147,16 +137,17 @@ def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> 
             ratio = plan.disk.without(plan.bytes).ratio
             after = f"; after the deletion about {ratio:.1%}"
         out.line(f"the disk {'was' if is_applied else 'is'} {plan.disk.ratio:.1%} full{after}")
-    _section(out, "log", plan.log)
-    _section(out, "queues", tuple(file for _, files in plan.queues for file in files))
-    _section(out, "index", plan.index)
-    _section(out, "transactions", plan.transactions)
+    out.section("log", _lines(plan.log), _MOST_LISTED)
+    queues = [file for _, files in plan.queues for file in files]
+    out.section("queues", _lines(queues), _MOST_LISTED)
+    out.section("index", _lines(plan.index), _MOST_LISTED)
+    out.section("transactions", _lines(plan.transactions), _MOST_LISTED)
     if plan.messages:
-        _title(out, "deleted messages" if is_applied else "messages to delete")
+        out.title("deleted messages" if is_applied else "messages to delete")
         rows = [[text.printable(t), f"{n:,}"] for t, n in sorted(plan.messages.items())]
         out.table(["topic", "messages"], rows, right="messages")
     if plan.unread:
-        _title(out, "not read yet by these consumer groups")
+        out.title("not read yet by these consumer groups")
         unread = [
             [
                 *(text.printable(one.group), text.printable(one.topic)),
@@ -170,17 +161,5 @@ def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> 
         out.warn(f"--apply is not possible now: {text.printable(plan.refused)}")
 
 
-def _title(out: Output, title: str) -> None:
-    out.line()
-    out.line(out.style(title, "bold"))
-
-
-def _section(out: Output, title: str, files: tuple[ExpiredFile, ...]) -> None:
-    if not files:
-        return
-    _title(out, title)
-    out.lines(
-        f"  {text.printable(file.path)}  {text.size_text(file.size)}: {text.printable(file.reason)}"
-        for file in files[:_MOST_LISTED]
-    )
-    out.more(len(files) - _MOST_LISTED, indent="  ")
+def _lines(files: Iterable[ExpiredFile]) -> list[str]:
+    return [f"{file.path}  {text.size_text(file.size)}: {file.reason}" for file in files]

@@ -52,7 +52,7 @@ def salvage(
     spark_master: str | None,
     as_json: bool,
     config: str | None,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Copy the sound messages of a damaged store.
 
@@ -63,7 +63,6 @@ def salvage(
 
     Example: logquarry salvage /data/store --into /data/saved
     """
-    out = Output(quiet=quiet)
     settings = options.store_config(config)
     if spark_master is not None:
         from logquarry.spark.repair import salvage_stores
@@ -236,7 +235,7 @@ def _notes(found: Salvaged) -> list[str]:
 @options.as_json
 @options.config
 @options.quiet
-def convert(store: str, into: Path | None, as_json: bool, config: str | None, quiet: bool) -> None:
+def convert(store: str, into: Path | None, as_json: bool, config: str | None, out: Output) -> None:
     """Make a plain store from a DLedger log, or from a log in several folders.
 
     The new store has its log in commitlog/, and queues, index, topics and consumer offsets. To
@@ -250,7 +249,6 @@ def convert(store: str, into: Path | None, as_json: bool, config: str | None, qu
 
     Example: logquarry convert /data/dledger-store --into /data/store
     """
-    out = Output(quiet=quiet)
     settings = options.store_config(config)
     from logquarry.log.layout import StoreLayout
     from logquarry.repair.salvage.salvage import convert as convert_store

@@ -25,14 +25,7 @@ class SparkTrouble(LogquarryError):
 
 @contextmanager
 def session(master: str) -> Iterator[SparkSession]:
-    """Yield a Spark session. Stop it at the end of the block, unless Spark ran before.
-
-    Args:
-        master: the Spark master's URL, for example ``local[*]``.
-
-    Raises:
-        SparkTrouble: if PySpark is not installed, or Spark fails in the block.
-    """
+    """Yield a Spark session. Stop it at the end of the block, unless Spark ran before."""
     if find_spec("pyspark") is None:
         raise SparkTrouble(
             "this needs PySpark, which is not installed: pip install 'logquarry[spark]'"

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from logquarry import text
 from logquarry.cli import options
-from logquarry.cli.incomplete import end_incomplete, queue_list, read_store
-from logquarry.cli.info import STATES, show_pops, sizes_text
+from logquarry.cli.exit_codes import ExitCode
 from logquarry.cli.output import Output
-from logquarry.errors import UsageError
+from logquarry.errors import UnreadableFile, UsageError
 
 if TYPE_CHECKING:
+    from logquarry.config import StoreConfig
+    from logquarry.read.log_queues import QueueKey
     from logquarry.read.pops import Pops
     from logquarry.store.message_store import MessageStore
     from logquarry.store.state import StoreState
+
+T = TypeVar("T")
+STATES: Final = {
+    "closed": "shut down cleanly",
+    "live": "open: a process holds its lock",
+    "crashed": "not shut down cleanly: an abort file exists, and no process holds the lock",
+}
 
 
 @click.command()
@@ -25,7 +34,7 @@ if TYPE_CHECKING:
 @options.as_json
 @options.config
 @options.quiet
-def stats(store: str, prometheus: bool, as_json: bool, config: str | None, quiet: bool) -> None:
+def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: Output) -> None:
     """Show a store's numbers for monitoring.
 
     These are offsets, bytes per topic, consumer lag and disk use. A broker may have the store open.
@@ -36,8 +45,6 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, quiet
     """
     if prometheus and as_json:
         raise UsageError("--json and --prometheus are two output formats; pass one of them")
-    out = Output(quiet=quiet)
-
     from logquarry.read.pops import Pops, unacknowledged_pops
 
     def read(opened: MessageStore) -> tuple[StoreState, str, str, str, Pops]:
@@ -58,7 +65,7 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, quiet
         out.json(document | {"unreadable": queue_list(left_out)})
     else:
         _show_stats(out, root, state)
-        show_pops(out, pops)
+        _show_pops(out, pops)
     if pops.hint is not None:
         out.note(f"hint: {text.printable(pops.hint)}")
     end_incomplete(out, left_out)
@@ -85,8 +92,7 @@ def _show_stats(out: Output, root: str, state: StoreState) -> None:
         ("disk", _ratio(state.commit_log_disk_ratio)),
         ("behind", f"dispatch {_bytes(state.dispatch_behind)}, disk {_bytes(state.flush_behind)}"),
     ]
-    for name, value in rows:
-        out.line(f"{out.style(f'{name:<8}', 'bold')}  {value}")
+    out.facts(rows, 8)
     if state.retained:
         out.line()
         topics = sorted(state.retained.items(), key=lambda item: (-item[1].bytes, item[0]))
@@ -116,3 +122,64 @@ def _ratio(value: float | None) -> str:
 
 def _bytes(count: int | None) -> str:
     return "unknown" if count is None else text.size_text(count)
+
+
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """The bytes of each folder, in one line."""
+    return ", ".join(f"{name} {text.size_text(size)}" for name, size in sizes.items())
+
+
+def _show_pops(out: Output, pops: Pops) -> None:
+    """Print unacknowledged pops as a table, if there are any."""
+    if pops.queues:
+        out.line()
+        rows = [
+            [
+                *(text.printable(one.group), text.printable(one.topic), str(one.queue_id)),
+                *(f"{one.messages:,}", text.time_text(one.oldest)),
+            ]
+            for one in pops.queues
+        ]
+        header = ["popped by group", "topic", "queue", "unacknowledged", "oldest pop"]
+        out.table(header, rows, right="queue unacknowledged")
+
+
+# -------------------------------------------------- unreadable queues
+def read_store(
+    store: str, settings: StoreConfig | None, read: Callable[[MessageStore], T]
+) -> tuple[T, Mapping[QueueKey, str]]:
+    """Read an open store; if the disk does not deliver some queues, read it without them.
+
+    Returns:
+        The result, and the queues that were left out, with their reasons.
+    """
+    from logquarry.read.batch_queue import unreadable_queues
+    from logquarry.store.message_store import MessageStore
+
+    left_out: Mapping[QueueKey, str] = {}
+    with MessageStore.open(store, config=settings) as opened:
+        try:
+            return read(opened), left_out
+        except UnreadableFile:
+            left_out = unreadable_queues(opened.layout)
+            if not left_out:
+                raise
+    with MessageStore.open(store, config=settings) as opened:
+        opened.layout.left_out = left_out
+        return read(opened), left_out
+
+
+def queue_list(queues: Mapping[QueueKey, str]) -> list[dict[str, Any]]:
+    """The queues that were left out, as docs/json.md describes them."""
+    return [
+        {"topic": topic, "queue_id": queue_id, "reason": reason}
+        for (topic, queue_id), reason in sorted(queues.items())
+    ]
+
+
+def end_incomplete(out: Output, left_out: Mapping[QueueKey, str]) -> None:
+    """List the queues that were left out, and end with the exit code for findings."""
+    for (topic, queue_id), reason in sorted(left_out.items()):
+        out.warn(f"left out: {text.printable(topic)} queue {queue_id}: {text.printable(reason)}")
+    if left_out:
+        click.get_current_context().exit(ExitCode.FINDINGS)

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.log.location import local_folder
 from logquarry.store.load.ledger import LoadId, remove_staged
 
 REASON: Final = "reason"
@@ -26,23 +25,8 @@ _STAGED: Final = "_logquarry"
 """Readers of Parquet ignore names that begin with an underscore."""
 
 
-def dead_letter_folder(path: str) -> Path:
-    """Return the local folder of a path.
-
-    Raises:
-        UsageError: if the path is a URL.
-    """
-    return local_folder(path, "dead letters need a folder on a mounted disk")
-
-
 class DeadLetters:
-    """Stages the rejected rows of one task.
-
-    Args:
-        folder: folder of the dead letters.
-        load: identity of the load.
-        partition: number of the task.
-    """
+    """Stages the rejected rows of one task."""
 
     def __init__(self, folder: Path, load: LoadId, partition: int) -> None:
         name = f"{partition:05d}-{uuid.uuid4().hex}.parquet"
@@ -51,12 +35,7 @@ class DeadLetters:
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, rows: pa.RecordBatch, reasons: Sequence[str]) -> None:
-        """Add rows, with the reason for each.
-
-        Raises:
-            UsageError: if the rows have a column ``reason``.
-            StoreUnavailable: if they cannot be written.
-        """
+        """Add rows, with the reason for each."""
         if REASON in rows.schema.names:
             raise UsageError(
                 f"a rejected row has a column {REASON!r} already: rename the column of the rows"
@@ -72,11 +51,7 @@ class DeadLetters:
         self.rows += rows.num_rows
 
     def finish(self) -> str | None:
-        """Sync the file and return its name; None if no row was rejected.
-
-        Raises:
-            StoreUnavailable: if it cannot be written.
-        """
+        """Sync the file and return its name; None if no row was rejected."""
         if self._writer is None:
             return None
         try:
@@ -100,17 +75,7 @@ class DeadLetters:
 
 
 def put_in_place(folder: Path, load: LoadId, names: Sequence[str], disk: Disk) -> None:
-    """Move the staged files of a load into place; remove files of an earlier attempt.
-
-    Args:
-        folder: folder of the dead letters.
-        load: identity of the load.
-        names: names of the staged files.
-        disk: the disk port.
-
-    Raises:
-        StoreUnavailable: if a file cannot be moved.
-    """
+    """Move the staged files of a load into place; remove files of an earlier attempt."""
     prefix = f"rejected-{load.folder}-{load.version:012d}-"
     wanted = {f"{prefix}{number:05d}.parquet": name for number, name in enumerate(names)}
     for name in disk.names_in(folder):

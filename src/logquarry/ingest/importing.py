@@ -36,11 +36,8 @@ class Imported:
     """Counts of an import so far.
 
     Attributes:
-        messages: number of messages.
         bytes: bytes of their frames.
         topics: (messages, bytes) by topic.
-        first_offset: physical offset of the first message; None if there are none.
-        end_offset: physical offset after the last message.
         raised_times: number of messages whose store time was raised, if store times are kept.
         is_complete: whether all messages are in the store.
     """
@@ -68,12 +65,7 @@ class Imported:
 
 
 def read_source(source: Source, progress: Progress | None = None) -> Iterator[Rows]:
-    """Yield all rows of a source, in order.
-
-    Raises:
-        BadRow: if a row cannot be imported.
-        SourceNotReadable: if a file cannot be read.
-    """
+    """Yield all rows of a source, in order."""
     before = 0
     for file in source.files:
         read = read_parquet if file.is_parquet else read_lines
@@ -104,10 +96,6 @@ def check_source(
 
     Returns:
         The rows, or None if they take more than MOST_KEPT bytes.
-
-    Raises:
-        BadRow: for the first row that cannot be imported.
-        SourceNotReadable: if a file cannot be read.
     """
     kept: Checked | None = []
     size = 0

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk, LocalDisk
@@ -66,10 +67,6 @@ class Appending:
     """The segments that one store gets. Small and picklable.
 
     Attributes:
-        store: folder of the store.
-        config: settings of the store, as the user gave them.
-        load: identity of the load.
-        segments: the segments, in order.
         loads: folder of the segments, relative to the store.
     """
 
@@ -85,11 +82,8 @@ class Appending:
         return sum(segment.bytes for segment in self.segments)
 
 
-class RunAppends(Protocol):
-    """Runs :func:`append_to_store` for each store: in this process or on Spark."""
-
-    def __call__(self, appendings: Sequence[Appending], /) -> Sequence[Loaded]:
-        """Return the results in the order of the stores."""
+RunAppends = Callable[[Sequence[Appending]], Sequence[Loaded]]
+"""Runs :func:`append_to_store` for each store, in this process or on Spark; keeps their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +106,14 @@ class LoadSummary:
 
 
 def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
-    """Append segments to one store, unless the store has them.
-
-    Raises:
-        StoreUnavailable: if another process has the store open, or the disk fails.
-        CorruptFile: if a segment is missing on this machine, or its content has changed.
-    """
-    with _opened(appending, disk) as store:
-        return store.load_staged(appending.load, appending.segments, appending.loads)
-
-
-def _opened(appending: Appending, disk: Disk | None) -> StoreWriter:
-    """Open the store; wait a moment if an abandoned attempt still holds its lock."""
-    return _patiently(
+    """Append segments to one store, unless the store has them."""
+    # An abandoned attempt possibly still holds the lock of the store.
+    opened = _patiently(
         lambda: StoreWriter.start(appending.store, config=appending.config, disk=disk),
         lambda: _is_held(appending.store),
     )
+    with opened as store:
+        return store.load_staged(appending.load, appending.segments, appending.loads)
 
 
 def _is_held(store: str) -> bool:
@@ -151,12 +137,7 @@ def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
 
 
 def plan_load(plan: LoadPlan) -> LoadPlan:
-    """Return the plan with the file sizes of its stores.
-
-    Raises:
-        UsageError: if `path` is a store, but the plan has several brokers.
-        UnsupportedStore: if a store has a feature that writing would harm.
-    """
+    """Return the plan with the file sizes of its stores."""
     root = Path(plan.path)
     is_store = any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE))
     if plan.brokers > 1 and is_store:
@@ -232,11 +213,7 @@ def commit_load(
 
 
 def discard_load(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged]) -> None:
-    """Remove the staged files of a load that is cancelled, unless the load is decided.
-
-    Raises:
-        StoreUnavailable: if another load holds the lock for more than 30 seconds.
-    """
+    """Remove the staged files of a load that is cancelled, unless the load is decided."""
     disk = LocalDisk()
     if not plan.loads.is_dir():
         return
@@ -258,45 +235,46 @@ def _began(plan: LoadPlan, load: LoadId, disk: Disk) -> bool:
     return load in (decided, None if intent is None else intent.load)
 
 
+@dataclass(frozen=True)
 class _Commit:
     """One call of :func:`commit_load`."""
 
-    def __init__(
-        self, plan: LoadPlan, load: LoadId, tasks: Sequence[Staged], run: RunAppends, disk: Disk
-    ) -> None:
-        self._plan = plan
-        self._load = load
-        self._tasks = tasks
-        self._run = run
-        self._disk = disk
-        self._ledger = Ledger(disk, Path(plan.path))
+    plan: LoadPlan
+    load: LoadId
+    tasks: Sequence[Staged]
+    appends: RunAppends
+    disk: Disk
+
+    @cached_property
+    def _ledger(self) -> Ledger:
+        return Ledger(self.disk, Path(self.plan.path))
 
     def run(self) -> LoadSummary:
-        plan, disk = self._plan, self._disk
+        plan, disk = self.plan, self.disk
         disk.make_folders(plan.loads)
         with _locked(disk, plan.loads):
             decision = _Decision(plan, disk)
-            decision.finish(self._run)
-            if self._ledger.has(self._load):
+            decision.finish(self.appends)
+            if self._ledger.has(self.load):
                 self._forget()
                 return LoadSummary(was_there=True)
-            if not _began(plan, self._load, disk):
+            if not _began(plan, self.load, disk):
                 self._place_dead_letters()
             found = self._append(decision)
             self._forget()
-            if not self._load.is_named:
-                self._ledger.forget(self._load)
+            if not self.load.is_named:
+                self._ledger.forget(self.load)
         return LoadSummary(
             rows=sum(loaded.rows for loaded in found.values()),
             bytes=sum(loaded.bytes for loaded in found.values()),
-            rejected=sum(task.rejected for task in self._tasks),
+            rejected=sum(task.rejected for task in self.tasks),
             was_there=any(loaded.was_there for loaded in found.values()),
             stores={store: (loaded.start, loaded.end) for store, loaded in found.items()},
         )
 
     def _append(self, decision: _Decision) -> dict[str, Loaded]:
-        plan, load = self._plan, self._load
-        segments = by_broker(self._tasks)
+        plan, load = self.plan, self.load
+        segments = by_broker(self.tasks)
         _warn_of_space(plan, segments)
         if plan.brokers == 1:
             # Commit even without rows: this creates the store and records the load in its ledger.
@@ -304,7 +282,7 @@ class _Commit:
             # The segment files list their queues, so the task does not need this list.
             sent = tuple(replace(segment, queues=()) for segment in segments.get(0, ()))
             appending = Appending(str(store), plan.config, load, sent, LOADS)
-            return {str(store): self._run([appending])[0]}
+            return {str(store): self.appends([appending])[0]}
         if not segments:
             self._ledger.add(load)
             return {}
@@ -312,25 +290,25 @@ class _Commit:
             # After the decision, a missing segment would make each later load fail too.
             find_segment(plan.loads / load.staged, segment)
         decision.make(load, {plan.store(b).name: found for b, found in segments.items()})
-        done = decision.finish(self._run)
+        done = decision.finish(self.appends)
         assert done is not None
         return done
 
     def _place_dead_letters(self) -> None:
-        plan = self._plan
+        plan = self.plan
         if plan.dead_letters is None:
             return
         folder = Path(plan.dead_letters)
-        tasks = sorted(self._tasks, key=lambda task: task.partition)
+        tasks = sorted(self.tasks, key=lambda task: task.partition)
         names = [task.dead_letters for task in tasks if task.dead_letters is not None]
         if names or folder.is_dir():
-            self._disk.make_folders(folder)
-            dead_letters.put_in_place(folder, self._load, names, self._disk)
+            self.disk.make_folders(folder)
+            dead_letters.put_in_place(folder, self.load, names, self.disk)
 
     def _forget(self) -> None:
-        remove_staged(self._plan.loads, self._load)
-        if self._plan.dead_letters is not None:
-            dead_letters.forget_staged(Path(self._plan.dead_letters), self._load)
+        remove_staged(self.plan.loads, self.load)
+        if self.plan.dead_letters is not None:
+            dead_letters.forget_staged(Path(self.plan.dead_letters), self.load)
 
 
 class _Decision:
@@ -397,11 +375,7 @@ class _Decision:
 
 @contextmanager
 def _locked(disk: Disk, folder: Path) -> Iterator[None]:
-    """Hold the lock of the loads; wait for other loads at most 30 seconds.
-
-    Raises:
-        StoreUnavailable: if another load holds it longer.
-    """
+    """Hold the lock of the loads; wait for other loads at most 30 seconds."""
     lock = _patiently(lambda: StoreLock(disk, folder), lambda: True)
     try:
         yield

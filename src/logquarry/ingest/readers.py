@@ -46,11 +46,7 @@ Document = dict[str, Any]
 
 
 def read_lines(file: SourceFile) -> Iterator[Rows]:
-    """Yield the messages of a file in batches; empty lines are skipped.
-
-    Raises:
-        BadRow: for the first line that is not an exported message.
-    """
+    """Yield the messages of a file in batches; empty lines are skipped."""
     with open(file.path, "rb") as source:  # noqa: PTH123
         first = 1
         while lines := source.readlines(LINES_BYTES):
@@ -185,12 +181,7 @@ _READ: Final = (
 
 
 def read_parquet(file: SourceFile) -> Iterator[Rows]:
-    """Yield the messages of a file in batches.
-
-    Raises:
-        SourceNotReadable: if the file is damaged, if its columns are not those of an export, or if
-            the manifest states another number of rows.
-    """
+    """Yield the messages of a file in batches."""
     try:
         with pq.ParquetFile(file.path) as opened:
             _check_schema(file, opened.schema_arrow)
@@ -273,13 +264,12 @@ def _cast(file: SourceFile, name: str, column: pa.Array, kind: pa.DataType) -> p
     given = column.type
     same = (
         (pa.types.is_map(kind) and pa.types.is_map(given))
-        or (pa.types.is_timestamp(kind) and pa.types.is_timestamp(given))
+        # Accept a whole number for a timestamp, as milliseconds.
+        or (pa.types.is_timestamp(kind) and (pa.types.is_timestamp(given) or given == pa.int64()))
         or (pa.types.is_integer(kind) and pa.types.is_integer(given))
         or (pa.types.is_string(kind) and _is_text(given))
         or (pa.types.is_binary(kind) and (_is_text(given) or _is_bytes(given)))
     )
-    # Accept a whole number for a timestamp, as milliseconds.
-    same = same or (pa.types.is_timestamp(kind) and given == pa.int64())
     if same and pa.types.is_timestamp(kind):
         return column
     try:

@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,9 +39,7 @@ class SourceFile:
     """A file to import.
 
     Attributes:
-        path: path of the file.
         is_parquet: True for Parquet, False for JSON Lines.
-        size: size of the file in bytes.
         rows: number of rows that the manifest states; None if there is no manifest.
     """
 
@@ -58,7 +55,6 @@ class Source:
 
     Attributes:
         location: the path that the user gave.
-        files: the files.
         damage: number of damaged places that the export skipped, from its manifest.
     """
 
@@ -73,15 +69,7 @@ class Source:
 
 
 def open_source(location: str | os.PathLike[str]) -> Source:
-    """Find the files to import.
-
-    Args:
-        location: a file, a folder, or a glob (``*``, ``?``, ``[...]``, ``**``).
-
-    Raises:
-        SourceNotReadable: if there is no file, a file cannot be read, or an export is incomplete.
-        UsageError: if the location is a URL.
-    """
+    """Find the files to import."""
     name = path_or_url(os.fspath(location))
     if "://" in name:
         raise UsageError(f"{name}: only local files can be imported")
@@ -155,7 +143,6 @@ def _require_within(folder: Path, paths: Sequence[Path]) -> None:
 
 _HOSTS: Final = (("born_host", sys_flag.BORN_HOST_V6), ("store_host", sys_flag.STORE_HOST_V6))
 _MAPPED_V4: Final = bytes(10) + b"\xff\xff"
-_CACHED: Final = 4_096
 _MOST_CONTENT: Final = 1 << 30
 
 Int64 = npt.NDArray[np.int64]
@@ -166,8 +153,6 @@ class Rows:
     """A batch of rows of a file, with the columns of an export.
 
     Attributes:
-        batch: the rows.
-        path: path of the file.
         unit: word for a row of this file: line or row.
         numbers: number of each row in the file, from 1.
         done: approximate bytes of the file that have been read so far.
@@ -189,11 +174,7 @@ class Rows:
 
 
 def as_stored(rows: Rows) -> pa.RecordBatch:
-    """Return the batch for ``put_stored``, with hosts as bytes; bodies are checked by their CRC.
-
-    Raises:
-        BadRow: if a topic, body or host is missing or invalid.
-    """
+    """Return the batch for ``put_stored``, with hosts as bytes; bodies are checked by their CRC."""
     batch = rows.batch
     for name in ("topic", "body"):
         column = batch.column(name)
@@ -235,7 +216,6 @@ def _hosts(rows: Rows, name: str, is_v6: npt.NDArray[np.bool_]) -> pa.Array:
     return pa.array(table, pa.binary()).take(indices)
 
 
-@lru_cache(_CACHED)
 def _host_bytes(word: str, wide: bool) -> bytes:
     data = message_id.host_bytes(word)
     if wide and len(data) == message_id.HOST_SIZE_V4:

@@ -67,9 +67,6 @@ def place_rows(
 
     Returns:
         (batch with all queue ids, number of the broker for each row).
-
-    Raises:
-        UsageError: if a queue id does not fit into 64 bits.
     """
     count = batch.num_rows
     column = batch["queue_id"] if "queue_id" in batch.schema.names else pa.nulls(count, pa.int32())
@@ -137,7 +134,6 @@ class LoadPlan:
 
     Attributes:
         path: the store; with several brokers, the folder of their stores.
-        brokers: number of stores.
         queues: number of queues of each topic in each store, for rows without a queue id.
         config: settings of the stores, as the user gave them.
         sizes: `config` with the file sizes of the existing stores.
@@ -170,7 +166,6 @@ class Staged:
     """The result of staging one task. Small and picklable.
 
     Attributes:
-        load: identity of the load.
         partition: number of the task; rows are loaded in this order.
         segments: (number of the broker, segment) for each segment.
         rejected: number of rows that were written to the dead letters.
@@ -185,14 +180,7 @@ class Staged:
 
 
 class Stager:
-    """Stages the rows of one task.
-
-    Args:
-        plan: where and how to load.
-        load: identity of the load.
-        partition: number of the task.
-        clock: returns the born time of rows that have none, in milliseconds.
-    """
+    """Stages the rows of one task."""
 
     def __init__(
         self,
@@ -219,13 +207,7 @@ class Stager:
             self._dead = DeadLetters(Path(plan.dead_letters), load, partition)
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Stage rows.
-
-        Raises:
-            UsageError: if the columns do not describe messages.
-            MessageRejected: if no store accepts a row, and `on_rejected` is "fail".
-            StoreUnavailable: if the rows cannot be staged.
-        """
+        """Stage rows."""
         batch = check_rows(rows)
         numbers = np.arange(batch.num_rows)
         refused = _without_text(batch)
@@ -266,7 +248,7 @@ class Stager:
     # ---------------------------------------------------------------------------------- frames
     def _outgoing(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
         if codec.kernels_enabled():
-            part = outgoing_kernel(
+            return outgoing_kernel(
                 columns_of_batch(batch, self._clock),
                 self._encoder.encode,
                 self._plan.sizes,
@@ -274,9 +256,7 @@ class Stager:
                 self._file_size - _BLANK,
                 refused,
             )
-        else:
-            part = self._outgoing_reference(batch, refused)
-        return part
+        return self._outgoing_reference(batch, refused)
 
     def _outgoing_reference(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
         """Encode one message at a time; the reference for :func:`outgoing_kernel`."""
@@ -402,11 +382,7 @@ class Stager:
 
 
 def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Check that the columns describe messages; return the rows with lower-case column names.
-
-    Raises:
-        UsageError: if the columns do not describe messages.
-    """
+    """Check that the columns describe messages; return the rows with lower-case column names."""
     # Spark ignores case: `TOPIC` is the column `topic`.
     names = [name.lower() for name in batch.schema.names]
     for name in _NEEDED:

@@ -311,11 +311,7 @@ class BrokerCollector(Collector):
 
 
 class MetricsServer:
-    """A running server of metrics.
-
-    Attributes:
-        address: its host:port.
-    """
+    """A running server of metrics."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
         self._server, self._thread = start_http_server(port, addr=host, registry=registry)

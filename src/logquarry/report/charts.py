@@ -49,12 +49,7 @@ _WAITING: Final = "not delivered (delayOffset.json)"
 
 
 def figures(found: Survey, pending: Mapping[int, int] | None = None) -> list[Figure]:
-    """Make the charts of a survey; charts that would be empty are left out.
-
-    Args:
-        found: the survey.
-        pending: number of messages that wait for delivery, by delay level; None if unknown.
-    """
+    """Make the charts of a survey; charts that would be empty are left out."""
     if not found.total:
         made = [file_map(found)]
     else:

@@ -34,8 +34,6 @@ class Figure:
     """One chart with its title and caption.
 
     Attributes:
-        title: the chart's main result.
-        caption: how to read the chart.
         spec: Vega-Lite specification, for ``vegaEmbed``.
         wide: whether the chart takes the whole width of the page.
     """

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from logquarry.disk.config_file import delay_offsets
 from logquarry.errors import LogquarryError
@@ -66,8 +66,6 @@ class Table:
     """A table of the page.
 
     Attributes:
-        title: the heading.
-        header: names of the columns.
         rows: cells as text; :func:`render` escapes them.
         numbers: indexes of columns with numbers.
         words: indexes of columns with single words, which are never broken.
@@ -223,11 +221,8 @@ class MissingExtra(LogquarryError):
     """A package that the report needs is not installed."""
 
 
-class Watcher(Protocol):
-    """Shows the progress of steps."""
-
-    def __call__(self, what: str, /) -> AbstractContextManager[Progress | None]:
-        """Make the context of a step. It yields the step's progress callback, or None."""
+Watcher = Callable[[str], AbstractContextManager[Progress | None]]
+"""Makes the context of a step, by its name. It yields the step's progress callback, or None."""
 
 
 def store_report(

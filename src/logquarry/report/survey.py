@@ -68,17 +68,13 @@ class Survey:
     Attributes:
         bin_ms: width of a time bin, in milliseconds.
         first_bin: start of the first time bin, in milliseconds since 1970.
-        messages: messages of each topic.
         bytes: bytes of the frames of each topic.
         over_time: messages by topic and time bin.
         body_sizes: messages by the bit length of the body's size.
         tags: messages by tag; the key None counts messages without a tag.
         tags_cut: whether the log has more tags than are counted.
         delay_levels: messages in the schedule topic by delay level.
-        files: use of the log's files.
-        damage: the damage in the log.
         ahead: messages whose producer's clock was ahead of the broker's.
-        end: physical offset of the log's end.
         first_time: lowest store time; None without messages.
         last_time: highest store time; None without messages.
     """
@@ -95,7 +91,6 @@ class Survey:
     files: list[FileUse] = field(default_factory=list)
     damage: list[DamagedSpan] = field(default_factory=list)
     ahead: int = 0
-    end: int = 0
     first_time: int | None = None
     last_time: int | None = None
     _latencies: Int64 = field(default_factory=lambda: np.zeros(_LATENCY_BINS, np.int64))
@@ -146,8 +141,6 @@ def survey(
             _add_bytes(found, event)
             for run in unwrapped((event,)):
                 _add_run(found, run, bins)
-        elif isinstance(event, LogEnd):
-            found.end = event.offset
         elif isinstance(event, DamagedSpan):
             found.damage.append(event)
         _use(found, event)
@@ -232,14 +225,10 @@ def _use(found: Survey, event: Event) -> None:
     """Add the bytes of an event to the files that hold them."""
     if isinstance(event, LogEnd | ExpiredSpan):
         return
-    start, end = (
-        (event.start, event.end)
-        if isinstance(event, Run)
-        else (
-            event.offset,
-            event.offset + event.length,
-        )
-    )
+    if isinstance(event, Run):
+        start, end = event.start, event.end
+    else:
+        start, end = event.offset, event.offset + event.length
     for use in _files_between(found.files, start, end):
         part = min(end, use.base + use.room) - max(start, use.base)
         if isinstance(event, Run):

@@ -28,10 +28,9 @@ from logquarry.log import kafka, schema
 from logquarry.log.batches import DamageLog
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.tasks import ReadTask, read_batches
-from logquarry.spark.worker import ignore_hang_ups, settle, without_traceback
+from logquarry.spark.worker import settle, without_traceback
 
 if TYPE_CHECKING:
-    from pyspark.sql import types
     from pyspark.sql.datasource import (
         DataSource,
         DataSourceArrowWriter,
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
 
 try:
     import pyspark
+    from pyspark.sql import types
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "PySpark is not installed: pip install 'logquarry[spark]'", name=error.name
@@ -98,19 +98,10 @@ class _Absent:
 
 if not TYPE_CHECKING:
     _SOURCE, _STREAM = "pyspark.sql.datasource", "pyspark.sql.streaming.datasource"
-    DataSource = _class_of(_SOURCE, "DataSource")
-    DataSourceArrowWriter = _class_of(_SOURCE, "DataSourceArrowWriter")
-    DataSourceReader = _class_of(_SOURCE, "DataSourceReader")
-    DataSourceStreamReader = _class_of(_SOURCE, "DataSourceStreamReader")
-    DataSourceWriter = _class_of(_SOURCE, "DataSourceWriter")
-    InputPartition = _class_of(_SOURCE, "InputPartition")
-    WriterCommitMessage = _class_of(_SOURCE, "WriterCommitMessage")
-    ReadAllAvailable = _class_of(_STREAM, "ReadAllAvailable")
-    ReadLimit = _class_of(_STREAM, "ReadLimit")
-    ReadMaxBytes = _class_of(_STREAM, "ReadMaxBytes")
-    ReadMaxRows = _class_of(_STREAM, "ReadMaxRows")
-    SupportsTriggerAvailableNow = _class_of(_STREAM, "SupportsTriggerAvailableNow")
-    DataSourceStreamArrowWriter = _class_of(_SOURCE, "DataSourceStreamArrowWriter")
+    for _name in __all__:
+        if _name[0].isupper():
+            _is_stream = _name.startswith(("Read", "Supports"))
+            globals()[_name] = _class_of(_STREAM if _is_stream else _SOURCE, _name)
     if issubclass(DataSourceStreamArrowWriter, _Absent):
         # PySpark 4.0 passes Arrow batches to each writer that is a DataSourceArrowWriter, even if
         # it is the writer of a stream.
@@ -126,11 +117,7 @@ def has_sources() -> bool:
 
 
 def require_sources() -> None:
-    """Check that this PySpark has data sources in Python.
-
-    Raises:
-        UsageError: if it has none.
-    """
+    """Check that this PySpark has data sources in Python."""
     if not has_sources():
         raise UsageError(
             f"PySpark {pyspark.__version__} has no data sources in Python (PySpark 4.0 has): read "
@@ -159,26 +146,17 @@ logger = logging.getLogger(__name__)
 
 
 def task_rows(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a task as batches of exactly the schema `struct`.
-
-    Raises:
-        CorruptFrame: on damage, unless onDamage=skip; then the worker logs it to stderr.
-    """
+    """Yield the messages of a task as batches of exactly the schema `struct`."""
     settle()
     # Spark closes the connection once it has all the rows that it needs (a limit, show()).
-    ignore_hang_ups()
     with without_traceback():
-        yield from _batches(task, struct)
-
-
-def _batches(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
-    wanted = arrow_schema(struct)
-    damage = DamageLog()
-    logged = 0
-    for batch in read_batches(task, damage):
-        yield _with_schema(batch, wanted)
-        logged = _log_damage(damage, logged)
-    _log_damage(damage, logged)
+        wanted = arrow_schema(struct)
+        damage = DamageLog()
+        logged = 0
+        for batch in read_batches(task, damage):
+            yield _with_schema(batch, wanted)
+            logged = _log_damage(damage, logged)
+        _log_damage(damage, logged)
 
 
 def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
@@ -191,14 +169,10 @@ def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 
 
 def _retyped(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    return _as_map(array, kind) if pa.types.is_map(kind) else array.cast(kind)
-
-
-def _as_map(array: pa.MapArray, kind: pa.MapType) -> pa.Array:
-    """Make a map array of type `kind`; the types differ only in whether values can be null.
-
-    A cast gives the same result, but takes longer than all other work on the batch.
-    """
+    if not pa.types.is_map(kind):
+        return array.cast(kind)
+    # The types of maps differ only in whether values can be null. A cast would take longer than all
+    # other work on the batch.
     entries = pa.struct([kind.key_field, kind.item_field])
     pairs = pa.Array.from_buffers(entries, len(array.keys), [None], 0, 0, [array.keys, array.items])
     validity, offsets = array.buffers()[:2]
@@ -209,14 +183,8 @@ def _as_map(array: pa.MapArray, kind: pa.MapType) -> pa.Array:
 
 def _log_damage(damage: DamageLog, logged: int) -> int:
     for span in damage.spans[logged:]:
-        logger.warning(
-            "%s: at offset %d: %s: %s (%d bytes skipped)",
-            span.path,
-            span.offset,
-            span.kind,
-            span.reason,
-            span.length,
-        )
+        where = span.path, span.offset, span.kind, span.reason, span.length
+        logger.warning("%s: at offset %d: %s: %s (%d bytes skipped)", *where)
     return len(damage.spans)
 
 
@@ -224,8 +192,14 @@ def _log_damage(damage: DamageLog, logged: int) -> int:
 
 
 def struct_of(options: ReadOptions) -> StructType:
-    """Return Spark's schema of the columns that the options select."""
-    return kafka_struct(options.names) if options.is_kafka else native_struct(options.names)
+    """Return Spark's schema of the columns that the options select.
+
+    Kafka's columns are all nullable, as in Spark's Kafka source.
+    """
+    if not options.is_kafka:
+        return native_struct(options.names)
+    kinds = {column.name: column.spark for column in kafka.COLUMNS}
+    return types.StructType([types.StructField(n, _type(kinds[n])) for n in options.names])
 
 
 def native_struct(names: Sequence[str]) -> StructType:
@@ -234,26 +208,13 @@ def native_struct(names: Sequence[str]) -> StructType:
     Columns that every message has are marked as not nullable, so Spark does not test each value for
     null. A DDL string could not mark the values of a map.
     """
-    from pyspark.sql import types
-
-    by_name = {column.name: column for column in schema.COLUMNS}
-    chosen = [by_name[name] for name in names]
+    columns = {column.name: column for column in schema.COLUMNS}
     return types.StructType(
-        [types.StructField(column.name, _type(column.spark), column.optional) for column in chosen]
+        [types.StructField(n, _type(columns[n].spark), columns[n].optional) for n in names]
     )
 
 
-def kafka_struct(names: Sequence[str]) -> StructType:
-    """Return Spark's schema of some of Kafka's columns; all are nullable, as in Kafka's source."""
-    from pyspark.sql import types
-
-    by_name = {column.name: column for column in kafka.COLUMNS}
-    return types.StructType([types.StructField(n, _type(by_name[n].spark)) for n in names])
-
-
 def _type(text: str) -> types.DataType:
-    from pyspark.sql import types
-
     kinds: dict[str, Callable[[], types.DataType]] = {
         "string": types.StringType,
         "int": types.IntegerType,
@@ -276,15 +237,12 @@ def _type(text: str) -> types.DataType:
 
 
 def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
-    """Return the columns of a schema in logquarry's spelling; the user may have written the schema.
-
-    Raises:
-        UsageError: if the table has no such column, or its type differs.
-    """
+    """Return the columns of a schema, perhaps the user's, in logquarry's spelling."""
     given = struct.fieldNames()
     if not given:
         raise UsageError("schema: it has no columns")
-    types = {column.name: column.spark for column in _columns(options)}
+    columns = kafka.COLUMNS if options.is_kafka else schema.COLUMNS
+    types = {column.name: column.spark for column in columns}
     # Spark ignores case: `TOPIC` is the column `topic`.
     ours = {name.lower(): name for name in types}
     names = options.check_names(ours.get(name.lower(), name) for name in given)
@@ -298,9 +256,3 @@ def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
         if theirs != types[name]:
             raise UsageError(f"schema: the column {field.name} is {types[name]}, not {theirs}")
     return names
-
-
-def _columns(
-    options: ReadOptions,
-) -> Sequence[schema.Column] | Sequence[kafka.KafkaColumn]:
-    return kafka.COLUMNS if options.is_kafka else schema.COLUMNS

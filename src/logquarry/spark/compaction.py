@@ -10,13 +10,14 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.spark.jobs import run_tasks
+from logquarry.spark.lakehouse.iceberg import CATALOG_FILE
 from logquarry.spark.lakehouse.table import TableFile, TableUnchanged
 from logquarry.spark.lakehouse.write import column_bounds
 from logquarry.spark.merging import (
@@ -38,6 +39,7 @@ from logquarry.spark.output import (
     CompactionIntent,
     OutputFolder,
     finish_compaction,
+    remove_temporary,
     written_path,
 )
 from logquarry.systems import held
@@ -92,28 +94,21 @@ def compact(
     folder = OutputFolder(dest, dest_storage_options)
     size = target_size or DEFAULT_TARGET_SIZE
     run = merge_here if spark is None else _on_spark(spark, folder, progress)
-    if table is not None or catalog is not None or _is_iceberg(folder):
+    names = dict(folder.names())
+    if table is not None or catalog is not None or CATALOG_FILE in names:
         from logquarry.spark.lakehouse.export import DEFAULT_TABLE
-        from logquarry.spark.lakehouse.iceberg import CATALOG_FILE, Iceberg
+        from logquarry.spark.lakehouse.iceberg import Iceberg
 
         name = table or DEFAULT_TABLE
         below = f"{folder.location}/{name.rpartition('.')[2]}"
         own = OutputFolder(below, dest_storage_options)
         file = Path(folder.location) / CATALOG_FILE
         return compact_iceberg(Iceberg(own, name, catalog, file), size, run)
-    if any(name == "_delta_log" for name, _ in folder.names()):
+    if "_delta_log" in names:
         from logquarry.spark.lakehouse.delta import Delta
 
         return compact_delta(Delta(folder, table_storage_options), target_size)
-    if not is_export(folder):
-        raise StoreNotFound(f"{folder.location}: holds no export: give the folder of an export")
     return compact_folder(folder, size, run)
-
-
-def _is_iceberg(folder: OutputFolder) -> bool:
-    from logquarry.spark.lakehouse.iceberg import CATALOG_FILE
-
-    return any(name == CATALOG_FILE for name, _ in folder.names())
 
 
 def _on_spark(spark: SparkSession, folder: OutputFolder, progress: Progress | None) -> RunMerges:
@@ -141,6 +136,12 @@ class Compaction:
     files_after: int
     bytes_before: int
     bytes_after: int
+
+    @classmethod
+    def of(cls, before: Collection[_File | TableDataFile], after: Sequence[Merged]) -> Compaction:
+        """The result of replacing some files by others."""
+        sizes = sum(file.bytes for file in before), sum(file.bytes for file in after)
+        return cls(len(before), len(after), *sizes)
 
 
 # ---------------------------------------------------------------------------------------- Parquet
@@ -181,27 +182,9 @@ class _File:
         return int(self.entry["bytes"])
 
 
-def is_export(folder: OutputFolder) -> bool:
-    """Return whether the folder holds an export to Parquet, complete or not."""
-    names = {name for name, _ in folder.names()}
-    return MANIFEST in names or INTENT in names
-
-
 def compact_folder(folder: OutputFolder, target_size: int, run: RunMerges) -> Compaction:
-    """Merge the small Parquet files of an export.
-
-    Args:
-        folder: destination of the export.
-        target_size: approximate bytes of a merged file.
-        run: runs the merges.
-
-    Raises:
-        StoreNotFound: if there is no export.
-        StoreUnavailable: if an export is running there, or was interrupted.
-        UsageError: if no export wrote the manifest.
-        CorruptFile: if a file differs from the manifest; the folder is unchanged.
-    """
-    if not is_export(folder):
+    """Merge the small Parquet files of an export."""
+    if not dict(folder.names()).keys() & {MANIFEST, INTENT}:
         raise StoreNotFound(f"{folder.location}: holds no export: give the folder of an export")
     lock = folder.lock()
     try:
@@ -214,10 +197,7 @@ def compact_folder(folder: OutputFolder, target_size: int, run: RunMerges) -> Co
 
 def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compaction:
     manifest = _manifest(folder)
-    for name, is_folder in folder.names():
-        if is_folder and name.startswith(TEMPORARY):
-            # An export or compaction that crashed left it: a running one would hold the lock.
-            folder.remove_folder(name)
+    remove_temporary(folder)
     staging = TEMPORARY + uuid.uuid4().hex[:12]
     chosen = list(_chosen(_files(folder, manifest), target_size))
     if not chosen:
@@ -244,23 +224,13 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
     )
     with held():
         intent.commit(folder)
-    return Compaction(
-        files_before=len(before),
-        files_after=len(made),
-        bytes_before=sum(file.bytes for file in before),
-        bytes_after=sum(file.bytes for file in made),
-    )
+    return Compaction.of(before, made)
 
 
 def _check_unchanged(
     folder: OutputFolder, manifest: Mapping[str, Any], made: Sequence[str], staging: str
 ) -> None:
-    """Check that the folder did not change during the merge; object stores have no locks.
-
-    Raises:
-        StoreUnavailable: if it changed.
-        UsageError: if a merged file would replace a file that no export wrote.
-    """
+    """Check that the folder did not change during the merge; object stores have no locks."""
     there = set(folder.files())
     if _manifest(folder) != manifest or not there.issuperset(made):
         raise StoreUnavailable(
@@ -367,17 +337,7 @@ _WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")
 
 
 def compact_delta(delta: Delta, target_size: int | None) -> Compaction:
-    """Merge the small files of a Delta table with `deltalake`.
-
-    Args:
-        delta: the table.
-        target_size: approximate bytes of a merged file; None for the table's setting.
-
-    Raises:
-        StoreNotFound: if there is no Delta table.
-        UsageError: if no export made the table, or a package is missing.
-        StoreUnavailable: if another process compacted the table meanwhile.
-    """
+    """Merge the small files of a Delta table with `deltalake`."""
     if delta.look() is None:
         raise StoreNotFound(f"{delta.name}: there is no Delta table")
     from deltalake.exceptions import CommitFailedError
@@ -407,17 +367,6 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
 
     The snapshot's operation is ``overwrite``: `pyiceberg` does not offer ``replace``, which would
     state that the rows stay the same.
-
-    Args:
-        table: the table.
-        target_size: approximate bytes of a merged file.
-        run: runs the merges.
-
-    Raises:
-        StoreNotFound: if there is no such table.
-        UsageError: if no export made the table, or a package is missing.
-        StoreUnavailable: if another process changed the files meanwhile.
-        CorruptFile: if a file differs from its description in the table.
     """
     if table.look() is None:
         raise StoreNotFound(f"{table.name}: there is no Iceberg table of this name")
@@ -446,12 +395,7 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         # succeeded, so the files stay.
         _remove(table, made)
         raise
-    return Compaction(
-        files_before=len(before),
-        files_after=len(made),
-        bytes_before=sum(file.bytes for file in before.values()),
-        bytes_after=sum(file.bytes for file in made),
-    )
+    return Compaction.of(before.values(), made)
 
 
 def _remove(table: Iceberg, made: Sequence[Merged]) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from logquarry.spark.parquet import (
 from logquarry.spark.summary import TALLY_COLUMNS, Summary, damage_as_dict
 from logquarry.spark.tasks import ReadTask, plan_tasks, read_batches
 from logquarry.systems import held
+from logquarry.text import document
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
@@ -114,7 +116,7 @@ def export_parquet(
             spark,
             f"export to {folder.location}",
             tasks,
-            _Write(folder, commit.staging, partition_by),
+            partial(write_task, folder=folder, staging=commit.staging, partition_by=partition_by),
             weight=attrgetter("length"),
             progress=progress,
         )
@@ -173,17 +175,7 @@ def read_options(
     is_stream: bool = False,
     takes_kafka: bool = False,
 ) -> ReadOptions:
-    """Parse the options of an export.
-
-    Args:
-        stores: a path, URL or glob, or several.
-        options: as the user gave them.
-        is_stream: whether each export continues the previous one.
-        takes_kafka: whether the columns of Spark's Kafka source are allowed.
-
-    Raises:
-        UsageError: if an option has an invalid value or no effect.
-    """
+    """Parse the options of an export."""
     paths = as_paths(stores)
     if isinstance(options, ReadOptions):
         return replace(options, paths=paths)
@@ -203,25 +195,13 @@ def _cores(spark: SparkSession | None) -> int:
         return context_of(spark).defaultParallelism
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """The function that writes a task's files in a worker."""
-
-    folder: OutputFolder
-    staging: str
-    partition_by: tuple[str, ...]
-
-    def __call__(self, number: int, task: ReadTask) -> TaskResult:
-        return write_task(number, task, self.folder, self.staging, self.partition_by)
-
-
-def _tally(number: int, task: ReadTask) -> TaskResult:
+def _tally(_: int, task: ReadTask) -> TaskResult:
     damage = DamageLog()
     summary = Summary()
     for batch in read_batches(task, damage):
         summary.add_rows(pa.Table.from_batches([batch]))
     summary.damage = damage.spans
-    return TaskResult(task=number, files=(), summary=summary, length=task.length)
+    return TaskResult(files=(), summary=summary)
 
 
 def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> list[TaskResult]:
@@ -241,11 +221,7 @@ def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> l
 
 
 def check_apart(dest: str, locations: Iterable[str]) -> None:
-    """Check that destination and stores do not overlap.
-
-    Raises:
-        UsageError: if the destination contains a store, or a store contains the destination.
-    """
+    """Check that destination and stores do not overlap."""
     for location in set(locations):
         if f"{dest}/".startswith(f"{location}/") or f"{location}/".startswith(f"{dest}/"):
             raise UsageError(
@@ -272,14 +248,7 @@ def _manifest(
         "topics": {name: topic.as_dict() for name, topic in summary.topics.items()},
         "damage": [damage_as_dict(span) for span in summary.damage],
         "files": [
-            {
-                "path": file.path,
-                "broker": file.broker,
-                "rows": file.rows,
-                "bytes": file.bytes,
-                "first_offset": file.first_offset,
-                "last_offset": file.last_offset,
-            }
+            document(file, ("path", "broker", "rows", "bytes", "first_offset", "last_offset"))
             for file in sorted(files, key=lambda file: file.path)
         ],
     }

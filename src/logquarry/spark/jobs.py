@@ -8,10 +8,11 @@ finds the line with the cause.
 from __future__ import annotations
 
 import re
-import threading
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from logquarry import errors
 from logquarry.errors import CorruptStore, LogquarryError, UsageError
@@ -28,17 +29,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _POLL_SECONDS = 0.1
+_MOST_CANCEL_SECONDS = 30
+"""How long a cancelled job waits until its tasks have stopped."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def context_of(spark: SparkSession) -> SparkContext:
-    """Return the context of a session, which runs the tasks of our jobs.
-
-    Raises:
-        UsageError: if `spark` is a session of Spark Connect, which has no context.
-    """
+    """Return the context of a session, which runs the tasks of our jobs."""
     try:
         return spark.sparkContext
     except (AttributeError, NotImplementedError) as error:
@@ -87,85 +86,55 @@ def run_tasks(
                 progress(done_here, total)
         return found
     with held() as interrupts:
+        from pyspark import InheritableThread
+
         context = context_of(spark)
         done = context.accumulator(0)
         pieces = [(number, task, weight(task)) for number, task in enumerate(tasks)]
         spread = context.parallelize(pieces, len(pieces))
-        job = _Job(lambda: spread.map(_Work(work, done)).collect(), context, name)
-        job.start()
+        group = f"logquarry-{uuid.uuid4().hex}"
+        outcome: Future[list[R]] = Future()
+
+        def run() -> None:
+            try:
+                context.setJobGroup(group, name, interruptOnCancel=True)
+                outcome.set_result(spread.map(partial(_worked, work, done)).collect())
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        # The job runs in a second thread, so that this one can report progress and be interrupted.
+        InheritableThread(target=run, daemon=True).start()
         reported = -1
         try:
-            while not job.wait(_POLL_SECONDS):
+            while not wait([outcome], _POLL_SECONDS).done:
                 interrupts.check()
                 pause()
                 if progress is not None and done.value != reported:
                     reported = done.value
                     progress(reported, total)
         except BaseException:
-            job.cancel()
+            context.cancelJobGroup(group)
+            wait([outcome], _MOST_CANCEL_SECONDS)
             raise
-    if job.error is not None:
-        ours = explain(job.error)
+    error = outcome.exception()
+    if error is not None:
+        ours = explain(error)
         if ours is not None:
-            raise ours from job.error
-        raise job.error
+            raise ours from error
+        raise error
     if progress is not None:
         progress(total, total)
-    results: list[R] = job.result
-    return results
+    return outcome.result()
 
 
-class _Work(Generic[T, R]):
-    """The function that Spark calls in the worker."""
-
-    def __init__(self, work: Callable[[int, T], R], done: Accumulator[int]) -> None:
-        self._work = work
-        self._done = done
-
-    def __call__(self, piece: tuple[int, T, int]) -> R:
-        number, task, weight = piece
-        settle()
-        with without_traceback():
-            result = self._work(number, task)
-        self._done.add(weight)
-        return result
-
-
-class _Job:
-    """A Spark job in a second thread, so that this one can report progress and be interrupted."""
-
-    def __init__(self, run: Callable[[], Any], context: Any, name: str) -> None:
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self._run = run
-        self._context = context
-        self._name = name
-        self._group = f"logquarry-{uuid.uuid4().hex}"
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        from pyspark import InheritableThread
-
-        self._thread = InheritableThread(target=self._target, daemon=True)
-        self._thread.start()
-
-    def _target(self) -> None:
-        try:
-            self._context.setJobGroup(self._group, self._name, interruptOnCancel=True)
-            self.result = self._run()
-        except BaseException as error:
-            self.error = error
-
-    def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds`; return whether the job has ended."""
-        assert self._thread is not None
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def cancel(self) -> None:
-        """Cancel the job and wait until its tasks have stopped, at most 30 seconds."""
-        self._context.cancelJobGroup(self._group)
-        self.wait(30)
+def _worked(work: Callable[[int, T], R], done: Accumulator[int], piece: tuple[int, T, int]) -> R:
+    """Run a task; Spark calls this in the worker."""
+    number, task, weight = piece
+    settle()
+    with without_traceback():
+        result = work(number, task)
+    done.add(weight)
+    return result
 
 
 _OURS = re.compile(r"\blogquarry\.errors\.(\w+): (.*)")

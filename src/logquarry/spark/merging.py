@@ -38,13 +38,7 @@ class Sized(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file to merge.
-
-    Attributes:
-        path: path below the folder.
-        bytes: size of the file.
-        rows: number of rows that it should have.
-    """
+    """A file to merge."""
 
     path: str
     bytes: int
@@ -56,7 +50,6 @@ class MergeTask:
     """Files to merge into one. Small and picklable.
 
     Attributes:
-        folder: folder of the files.
         sources: the files, in the order of their rows; all have the same columns.
         stem: path of the merged file without its ending; each attempt adds a unique suffix.
         staging: folder for the merged file; instead of adding a suffix, each attempt then makes
@@ -76,14 +69,7 @@ class MergeTask:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A file that a merge wrote and synced.
-
-    Attributes:
-        path: path below the folder.
-        sources: paths of its sources.
-        rows: number of rows.
-        bytes: size of the file.
-    """
+    """A file that a merge wrote and synced."""
 
     path: str
     sources: tuple[str, ...]
@@ -134,11 +120,7 @@ def merge_here(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
 
 
 def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
-    """Merge files into one, or into several if the metadata of one would be too large.
-
-    Raises:
-        CorruptFile: if a source has other rows or columns than it should have.
-    """
+    """Merge files into one, or into several if the metadata of one would be too large."""
     attempt = uuid.uuid4().hex[:12]
     stem = f"{task.stem}-{attempt}"
     if task.staging is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from logquarry.errors import UsageError
@@ -23,8 +23,7 @@ _OURS: Final = (
     "onDamage", "failOnDataLoss", "schema", "decompress", "config", "storageOptions",
     "includeHeaders", "maxBytesPerTrigger", "maxOffsetsPerTrigger", "quarantinePath",
 )  # fmt: skip
-_SPELLING: Final = {name.lower(): name for name in [*_OURS, "subscribe", "subscribePattern"]}
-_KNOWN: Final = {name.lower() for name in _OURS} | set(ALIASES) | {"assign", "paths"}
+_READS: Final = {n.lower(): n for n in (*_OURS, "subscribe", "subscribePattern", "assign")}
 _SPARKS: Final = frozenset(
     {"path", "paths", "checkpointlocation", "queryname", "serialization.format"}
 )
@@ -34,9 +33,15 @@ _NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
 
 
 class Given:
-    """The user's options by lower-case name; Kafka's names are replaced by logquarry's."""
+    """The user's options by lower-case name; Kafka's names are replaced by logquarry's.
 
-    def __init__(self, options: Mapping[str, str]) -> None:
+    Args:
+        options: as the user gave them.
+        known: the options that exist, by lower-case name; default: those of a read.
+    """
+
+    def __init__(self, options: Mapping[str, str], known: Mapping[str, str] = _READS) -> None:
+        self._known = known
         self._values: dict[str, str] = {}
         self._spelling: dict[str, str] = {}
         for name, value in options.items():
@@ -46,18 +51,14 @@ class Given:
                     f"{self._spelling[key]} and {name} are the same option: give one of them"
                 )
             self._values[key] = value
-            self._spelling[key] = _SPELLING.get(name.lower(), name)
+            self._spelling[key] = known.get(name.lower(), name)
 
     def text(self, name: str) -> str | None:
         """Return the value of an option as the user gave it."""
         return self._values.get(name.lower())
 
     def parsed(self, name: str, parse: Callable[[str], T]) -> T | None:
-        """Return the parsed value of an option; None if the user did not give it.
-
-        Raises:
-            UsageError: if the value is invalid; the text begins with the option's name.
-        """
+        """Return the parsed value of an option; None if the user did not give it."""
         text = self.text(name)
         if text is None:
             return None
@@ -67,11 +68,7 @@ class Given:
             raise UsageError(f"{self._spelling[name.lower()]}: {error}") from error
 
     def refuse_ends(self) -> None:
-        """Reject the options that set the end of a read: a stream has no end.
-
-        Raises:
-            UsageError: if the user gave one of them.
-        """
+        """Reject the options that set the end of a read: a stream has no end."""
         for name in _NO_STREAM:
             if name.lower() in self._values:
                 raise UsageError(
@@ -81,46 +78,28 @@ class Given:
     def refuse_unknown(self) -> None:
         """Reject unknown options, because a misspelled filter would return every row.
 
-        Raises:
-            UsageError: if there are any; the text suggests the nearest known options.
+        Options of Kafka's client are allowed, so that a query written for Kafka runs, and so are
+        the options that Spark itself adds.
         """
-        refuse_unknown(self._spelling.values(), _KNOWN, {**_SPELLING, "assign": "assign"})
+        found = []
+        for name in sorted(self._spelling.values(), key=str.lower):
+            key = name.lower()
+            if key in self._known or key in _SPARKS or key.startswith("kafka."):
+                continue
+            near = nearest(name, self._known.values())
+            found.append(f"{name} (did you mean {near}?)" if near else name)
+        if found:
+            names = ", ".join(found)
+            raise UsageError(f"there is no option {names}: see docs/spark.md, docs/sink.md")
 
-    def remarks(self, *, is_stream: bool) -> list[str]:
+    def remarks(self, *, is_batch_read: bool) -> list[str]:
         """Return one warning for each kind of option that has no effect."""
         names = sorted(self._values)
         kafka = [self._spelling[name] for name in names if name.startswith("kafka.")]
-        streaming = [self._spelling[n] for n in names if n in _STREAM_ONLY and not is_stream]
+        streaming = [self._spelling[n] for n in names if n in _STREAM_ONLY and is_batch_read]
         found: list[str] = []
         if kafka:
             found.append(f"options of Kafka's client have no effect: {', '.join(kafka)}")
         if streaming:
             found.append(f"options of a stream have no effect on a batch: {', '.join(streaming)}")
         return found
-
-
-def refuse_unknown(
-    names: Iterable[str], known: Collection[str], spelling: Mapping[str, str]
-) -> None:
-    """Reject the options that a reader or a writer does not have.
-
-    Options of Kafka's client are allowed, so that a query written for Kafka runs, and so are the
-    options that Spark itself adds.
-
-    Args:
-        names: the options that the user gave.
-        known: the options that exist, in lower case.
-        spelling: the options to suggest, by lower-case name.
-
-    Raises:
-        UsageError: if an option is unknown; the text suggests the nearest known one.
-    """
-    found = []
-    for name in sorted(names, key=str.lower):
-        key = name.lower()
-        if key in known or key in _SPARKS or key.startswith("kafka."):
-            continue
-        near = nearest(name, spelling.values())
-        found.append(f"{name} (did you mean {near}?)" if near else name)
-    if found:
-        raise UsageError(f"there is no option {', '.join(found)}: see docs/spark.md, docs/sink.md")

@@ -182,7 +182,7 @@ def _offsets(given: Given, name: str, *, is_start: bool) -> tuple[OffsetLimit, d
             return OffsetLimit(default=_limit(value, is_start=is_start)), {}
         document = _json_object(text)
         if document and all(isinstance(value, dict) for value in document.values()):
-            return OffsetLimit(), _by_queue(document)
+            return OffsetLimit(), _by_queue(text)
         brokers = {b: _limit(_offset(v), is_start=is_start) for b, v in document.items()}
         return OffsetLimit(brokers=brokers), {}
 
@@ -202,12 +202,9 @@ def _check_order(start: OffsetLimit, stop: OffsetLimit) -> None:
             raise UsageError(f"startingOffsets: {first}{of} is after endingOffsets, {beyond}")
 
 
-def _queue_offsets(given: Given, name: str) -> dict[Queue, int]:
-    """Parse an option of queue offsets: JSON topic -> queue -> offset."""
-    return given.parsed(name, lambda text: _by_queue(_json_object(text))) or {}
-
-
-def _by_queue(document: Mapping[str, Any]) -> dict[Queue, int]:
+def _by_queue(text: str) -> dict[Queue, int]:
+    """Parse queue offsets: JSON topic -> queue -> offset."""
+    document = _json_object(text)
     found: dict[Queue, int] = {}
     for topic, queues in document.items():
         if not isinstance(queues, dict):
@@ -317,11 +314,7 @@ class ReadOptions:
         return self.schema == "kafka"
 
     def check_names(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return `names` as a tuple if all of them are columns of the table.
-
-        Raises:
-            UsageError: if there is no name, a name is not a column, or a name appears twice.
-        """
+        """Return `names` as a tuple if all of them are columns of the table."""
         if self.is_kafka:
             return kafka.check_names(names, headers=self.include_headers)
         return schema.check_names(names)
@@ -333,9 +326,6 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -
     Args:
         options: by name, in any case.
         is_stream: whether they are options of ``readStream``.
-
-    Raises:
-        UsageError: if an option has an invalid value, or the path is missing.
     """
     given = Given(options)
     given.refuse_unknown()
@@ -343,8 +333,8 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -
         given.refuse_ends()
     start, first_queues = _offsets(given, "startingOffsets", is_start=True)
     stop, last_queues = _offsets(given, "endingOffsets", is_start=False)
-    first_queues |= _queue_offsets(given, "startingQueueOffsets")
-    last_queues |= _queue_offsets(given, "endingQueueOffsets")
+    first_queues |= given.parsed("startingQueueOffsets", _by_queue) or {}
+    last_queues |= given.parsed("endingQueueOffsets", _by_queue) or {}
     single_queues = given.parsed("assign", _assigned)
     topics = given.parsed("topics", _names)
     if single_queues is not None:
@@ -379,7 +369,7 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -
         decompress=given.parsed("decompress", _boolean) or False,
         config=given.parsed("config", _config) or StoreConfig(),
         storage_options=given.parsed("storageOptions", _json_object),
-        remarks=tuple(given.remarks(is_stream=is_stream)),
+        remarks=tuple(given.remarks(is_batch_read=not is_stream)),
     )
     found = _with_table(found, given)
     found = _with_damage(found, given)

@@ -27,7 +27,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from pyarrow import fs as pafs
 
 from logquarry.disk.locks import lock_folder
 from logquarry.errors import CorruptFile, UsageError
@@ -36,17 +38,9 @@ from logquarry.log.store_names import absolute
 from logquarry.systems import fcntl
 from logquarry.text import listed
 
-if TYPE_CHECKING:
-    from pyarrow import fs as pafs
-
 
 class OutputFolder:
-    """A folder on a local disk or in an object store; all paths are relative to it. Picklable.
-
-    Attributes:
-        location: its path or URL.
-        storage_options: options for the file system of a URL.
-    """
+    """A folder on a local disk or in an object store; all paths are relative to it. Picklable."""
 
     def __init__(
         self, location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
@@ -64,8 +58,6 @@ class OutputFolder:
 
     @cached_property
     def _opened(self) -> tuple[pafs.FileSystem, str]:
-        from pyarrow import fs as pafs
-
         if self.is_local:
             return pafs.LocalFileSystem(), self.location
         filesystem, base = arrow_folder(self.location, self.storage_options)
@@ -83,9 +75,6 @@ class OutputFolder:
 
         Take the lock before you list the folder: the files that another export commits after the
         listing would stay beside the new files.
-
-        Raises:
-            StoreUnavailable: if another export holds the lock.
         """
         if not self.is_local:
             return None
@@ -97,21 +86,19 @@ class OutputFolder:
 
     def files(self, path: str = "") -> Iterator[str]:
         """Yield the paths of all files in a folder and below it; none if it does not exist."""
-        from pyarrow import fs as pafs
-
         start = len(self._full("")) + 1
-        selector = pafs.FileSelector(self._full(path), recursive=True, allow_not_found=True)
-        for info in self._fs.get_file_info(selector):
+        for info in self._listed(path, recursive=True):
             if info.type != pafs.FileType.Directory:
                 yield info.path[start:]
 
     def names(self) -> list[tuple[str, bool]]:
         """List the folder, without folders below it: (name, whether it is a folder)."""
-        from pyarrow import fs as pafs
-
-        selector = pafs.FileSelector(self._full(""), allow_not_found=True)
-        found = self._fs.get_file_info(selector)
+        found = self._listed("")
         return sorted((info.base_name, info.type == pafs.FileType.Directory) for info in found)
+
+    def _listed(self, path: str, *, recursive: bool = False) -> list[pafs.FileInfo]:
+        selector = pafs.FileSelector(self._full(path), recursive=recursive, allow_not_found=True)
+        return list(self._fs.get_file_info(selector))
 
     def size(self, path: str) -> int:
         """Return the bytes of a file."""
@@ -149,8 +136,6 @@ class OutputFolder:
 
     def remove(self, path: str) -> None:
         """Remove a file if it exists."""
-        from pyarrow import fs as pafs
-
         if self._fs.get_file_info(self._full(path)).type != pafs.FileType.NotFound:
             self._fs.delete_file(self._full(path))
 
@@ -161,20 +146,13 @@ class OutputFolder:
 
     def remove_if_empty(self, path: str) -> bool:
         """Remove a folder if it is empty; return whether it was."""
-        from pyarrow import fs as pafs
-
-        selector = pafs.FileSelector(self._full(path), allow_not_found=True)
-        if self._fs.get_file_info(selector):
+        if self._listed(path):
             return False
         self.remove_folder(path)
         return True
 
     def read_json(self, path: str) -> Any:
-        """Read a JSON document; None if the file does not exist.
-
-        Raises:
-            ValueError: if the file is not JSON.
-        """
+        """Read a JSON document; None if the file does not exist."""
         try:
             with self._fs.open_input_stream(self._full(path)) as source:
                 return json.loads(source.read())
@@ -204,30 +182,17 @@ _COMPACTION: Final = "compaction"
 
 
 class ExportCommit:
-    """The commit of one export: :meth:`begin`, then :meth:`commit` or :meth:`abort`.
-
-    Args:
-        folder: the destination.
-    """
+    """The commit of one export: :meth:`begin`, then :meth:`commit` or :meth:`abort`."""
 
     def __init__(self, folder: OutputFolder) -> None:
         self._folder = folder
-        self._staging = TEMPORARY + uuid.uuid4().hex[:12]
+        self.staging = TEMPORARY + uuid.uuid4().hex[:12]
+        """Name of the folder below the destination that tasks write into."""
         self._earlier: frozenset[str] = frozenset()
         self._lock: int | None = None
 
-    @property
-    def staging(self) -> str:
-        """Name of the folder below the destination that tasks write into."""
-        return self._staging
-
     def begin(self) -> None:
-        """Check the destination, clean up after exports that crashed, make the staging folder.
-
-        Raises:
-            UsageError: if it holds another table, or Parquet files that no export wrote.
-            StoreUnavailable: if another export is running there.
-        """
+        """Check the destination, clean up after exports that crashed, make the staging folder."""
         self._folder.make()
         self._lock = self._folder.lock()
         try:
@@ -257,11 +222,8 @@ class ExportCommit:
                 f"{self._folder.location}: holds Parquet files that no export wrote "
                 f"({listed(foreign, _MOST_NAMED)}): give a folder without them"
             )
-        for name, is_folder in names.items():
-            if is_folder and name.startswith(TEMPORARY):
-                # An export that crashed left it: a running one would hold the lock.
-                self._folder.remove_folder(name)
-        self._folder.make(self._staging)
+        remove_temporary(self._folder)
+        self._folder.make(self.staging)
 
     def commit(self, files: Sequence[tuple[str, str]], manifest: Mapping[str, Any]) -> None:
         """Put files in place, remove other files of an earlier export, write manifest and _SUCCESS.
@@ -272,14 +234,14 @@ class ExportCommit:
         """
         try:
             self._put(files, manifest)
-            self._folder.remove_folder(self._staging)
+            self._folder.remove_folder(self.staging)
         finally:
             self._unlock()
 
     def abort(self) -> None:
         """Remove the staged files; the earlier export stays complete."""
         try:
-            self._folder.remove_folder(self._staging)
+            self._folder.remove_folder(self.staging)
         finally:
             self._unlock()
 
@@ -293,7 +255,7 @@ class ExportCommit:
         wanted = [path for _, path in files]
         if len(set(wanted)) != len(wanted):
             raise AssertionError("two tasks of one export wrote files of the same name")
-        draft = f"{self._staging}/{MANIFEST}"
+        draft = f"{self.staging}/{MANIFEST}"
         intent = {"written_by": WRITTEN_BY, "files": sorted({*self._earlier, *wanted})}
         folder.write_json(INTENT, intent, by_way_of=draft)
         folder.remove(SUCCESS)
@@ -305,11 +267,7 @@ class ExportCommit:
         for path in sorted(unwanted):
             folder.remove(path)
         _remove_empty(folder, unwanted)
-        document = {"written_by": WRITTEN_BY, **manifest}
-        folder.write_json(MANIFEST, document, by_way_of=draft)
-        with folder.create(SUCCESS):
-            pass
-        folder.remove(INTENT)
+        _complete(folder, {"written_by": WRITTEN_BY, **manifest}, draft)
 
     def _ours(self) -> frozenset[str]:
         """Return the files that earlier exports put here or intended to put here."""
@@ -333,6 +291,21 @@ class ExportCommit:
         return frozenset(found)
 
 
+def remove_temporary(folder: OutputFolder) -> None:
+    """Remove what a crashed export or compaction left: a running one would hold the lock."""
+    for name, is_folder in folder.names():
+        if is_folder and name.startswith(TEMPORARY):
+            folder.remove_folder(name)
+
+
+def _complete(folder: OutputFolder, manifest: Mapping[str, Any], draft: str) -> None:
+    """Write the manifest and _SUCCESS, and end the commit."""
+    folder.write_json(MANIFEST, manifest, by_way_of=draft)
+    with folder.create(SUCCESS):
+        pass
+    folder.remove(INTENT)
+
+
 def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
     """Remove the folders that the removal of some files has emptied."""
     places = {os.path.dirname(path) for path in removed}  # noqa: PTH120
@@ -345,9 +318,6 @@ def written_path(folder: OutputFolder, name: str, path: Any) -> str:
     """Return a path in a manifest or intent, if an export can have written that file.
 
     The commit removes such files. This check prevents a forged document from removing other files.
-
-    Raises:
-        UsageError: if an export cannot have written the path.
     """
     parts = path.split("/") if isinstance(path, str) else []
     plain = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
@@ -429,10 +399,7 @@ def finish_compaction(folder: OutputFolder) -> bool:
     for path in removed:
         folder.remove(path)
     folder.make(staging)
-    folder.write_json(MANIFEST, manifest, by_way_of=f"{staging}/{MANIFEST}")
-    with folder.create(SUCCESS):
-        pass
-    folder.remove(INTENT)
+    _complete(folder, manifest, f"{staging}/{MANIFEST}")
     folder.remove_folder(staging)
     return True
 

@@ -10,7 +10,7 @@ import hashlib
 import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from typing import Any, Final
 
@@ -67,11 +67,6 @@ class WrittenFile:
     Attributes:
         path: final path, below the destination.
         staged: current path, below the destination.
-        broker: broker of its messages.
-        rows: number of messages.
-        bytes: size of the file.
-        first_offset: physical offset of the first message.
-        last_offset: physical offset of the last message.
         values: values of the partition columns, if the export is partitioned.
     """
 
@@ -87,27 +82,14 @@ class WrittenFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskResult:
-    """The result of one task.
+    """The result of one task."""
 
-    Attributes:
-        task: number of the task.
-        files: the files that it wrote.
-        summary: counts and damage.
-        length: bytes of log that the task read.
-    """
-
-    task: int
     files: tuple[WrittenFile, ...]
     summary: Summary
-    length: int
 
 
 def check_partition_columns(names: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """Return `names` as a tuple if an export of `columns` can be partitioned by them.
-
-    Raises:
-        UsageError: if it cannot.
-    """
+    """Return `names` as a tuple if an export of `columns` can be partitioned by them."""
     for name in names:
         if name not in PARTITION_COLUMNS:
             known = ", ".join(PARTITION_COLUMNS)
@@ -123,11 +105,7 @@ def check_partition_columns(names: Sequence[str], columns: Sequence[str]) -> tup
 def write_task(
     number: int, task: ReadTask, folder: OutputFolder, staging: str, partition_by: Sequence[str]
 ) -> TaskResult:
-    """Write the messages of a task below `staging`, in a folder for this attempt.
-
-    Raises:
-        CorruptFrame: on damage, depending on the task's options.
-    """
+    """Write the messages of a task below `staging`, in a folder for this attempt."""
     # A second attempt at the task can run at the same time (speculation).
     attempt = f"{staging}/{number:06d}-{uuid.uuid4().hex[:12]}"
     files = PartedFiles(
@@ -151,7 +129,7 @@ def write_task(
         del rows
     written = files.close()
     summary.damage = damage.spans
-    return TaskResult(task=number, files=written, summary=summary, length=task.length)
+    return TaskResult(files=written, summary=summary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +198,6 @@ class FileForm:
 
     Attributes:
         schema: columns of the files, in order; a subset of the columns of the rows.
-        partition_by: keys to partition by.
         exact: whether the file's metadata records properties that the column ``properties`` cannot
             represent; the rows then need the column ``properties_string``.
     """
@@ -230,6 +207,7 @@ class FileForm:
     exact: bool = False
 
 
+@dataclass
 class PartedFiles:
     """The files of one attempt, with one open file for each partition.
 
@@ -241,24 +219,17 @@ class PartedFiles:
             files that the partition has already.
     """
 
-    def __init__(
-        self,
-        folder: OutputFolder,
-        broker: str,
-        form: FileForm,
-        name: Callable[[tuple[Any, ...], int], tuple[str, str]],
-    ) -> None:
-        self._folder = folder
-        self._broker = broker
-        self._form = form
-        self._name = name
-        self._open: dict[tuple[Any, ...], _File] = {}
-        self._begun: dict[tuple[Any, ...], int] = {}
-        self._written: list[WrittenFile] = []
+    folder: OutputFolder
+    broker: str
+    form: FileForm
+    name: Callable[[tuple[Any, ...], int], tuple[str, str]]
+    _open: dict[tuple[Any, ...], _File] = field(default_factory=dict)
+    _begun: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _written: list[WrittenFile] = field(default_factory=list)
 
     def add(self, rows: pa.Table) -> None:
         """Write rows, which need ``physical_offset`` and the columns of the form."""
-        for values, part in _parted(rows, self._form.partition_by):
+        for values, part in _parted(rows, self.form.partition_by):
             # Move the file to the end of the dict: if too many files are open, the first is closed.
             file = self._open.pop(values, None) or self._begin(values)
             self._open[values] = file
@@ -277,10 +248,10 @@ class PartedFiles:
         if len(self._open) >= _MOST_FILES:
             self._close(next(iter(self._open)))
         number = self._begun[values] = self._begun.get(values, -1) + 1
-        path, staged = self._name(values, number)
+        path, staged = self.name(values, number)
         if not number:
-            self._folder.make(staged.rpartition("/")[0])
-        return _File(self._folder, path, staged, values, self._broker, self._form)
+            self.folder.make(staged.rpartition("/")[0])
+        return _File(self, path, staged, values)
 
     def _close(self, values: tuple[Any, ...]) -> None:
         self._written.append(self._open.pop(values).close())
@@ -289,24 +260,21 @@ class PartedFiles:
 class _File:
     def __init__(
         self,
-        folder: OutputFolder,
+        parted: PartedFiles,
         path: str,
         staged: str,
         values: tuple[Any, ...],
-        broker: str,
-        form: FileForm,
     ) -> None:
-        self._folder = folder
+        self._parted = parted
         self._path = path
         self._staged = staged
         self._values = values
-        self._broker = broker
-        self._columns = form.schema.names
         self._rows = 0
         self._first = self._last = 0
-        self._exact = ExactProperties() if form.exact else None
-        self._sink = folder.create(self._staged)
-        self._writer = pq.ParquetWriter(self._sink, form.schema, **writer_settings(form.schema))
+        schema = parted.form.schema
+        self._exact = ExactProperties() if parted.form.exact else None
+        self._sink = parted.folder.create(staged)
+        self._writer = pq.ParquetWriter(self._sink, schema, **writer_settings(schema))
 
     @property
     def is_full(self) -> bool:
@@ -321,7 +289,9 @@ class _File:
         self._rows += rows.num_rows
         if self._exact is not None:
             self._exact.add(rows)
-        self._writer.write_table(rows.select(self._columns), row_group_size=rows.num_rows)
+        self._writer.write_table(
+            rows.select(self._parted.form.schema.names), row_group_size=rows.num_rows
+        )
 
     def close(self) -> WrittenFile:
         if self._exact is not None and (found := self._exact.metadata()):
@@ -331,9 +301,9 @@ class _File:
         return WrittenFile(
             path=self._path,
             staged=self._staged,
-            broker=self._broker,
+            broker=self._parted.broker,
             rows=self._rows,
-            bytes=self._folder.size(self._staged),
+            bytes=self._parted.folder.size(self._staged),
             first_offset=self._first,
             last_offset=self._last,
             values=self._values,

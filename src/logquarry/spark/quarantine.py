@@ -27,23 +27,14 @@ _PIECE: Final = 8 << 20
 
 
 class Quarantine:
-    """The copies of one store's damage.
-
-    Args:
-        folder: the folder for all stores.
-        broker: name of the store.
-    """
+    """The copies of one store's damage."""
 
     def __init__(self, folder: OutputFolder, broker: str) -> None:
         self._folder = folder
         self._broker = broker
 
     def keep(self, layout: StoreLayout, span: DamagedSpan) -> None:
-        """Copy a damaged span, unless an earlier copy is at least as long.
-
-        Raises:
-            StoreUnavailable: if the copy cannot be written.
-        """
+        """Copy a damaged span, unless an earlier copy is at least as long."""
         # A broker's name can contain slashes.
         name = f"{quote(self._broker, safe=' ')}/{span.offset:0{NAME_DIGITS}d}"
         try:

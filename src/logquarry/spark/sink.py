@@ -14,16 +14,15 @@ import os
 import pickle
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, UsageError
-from logquarry.ingest.dead_letters import dead_letter_folder
 from logquarry.ingest.load import (
     Appending,
     LoadSummary,
@@ -41,7 +40,7 @@ from logquarry.spark.columns import (
     arrow_schema,
 )
 from logquarry.spark.jobs import context_of, explain, run_tasks
-from logquarry.spark.option_names import refuse_unknown
+from logquarry.spark.option_names import Given
 from logquarry.spark.worker import Packaged, ignore_hang_ups, settle, without_traceback
 from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.loading import Loaded
@@ -54,14 +53,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 DEFAULT_QUEUES: Final = 4
 _OURS: Final = (
     *("path", "brokers", "queues", "txnAppId", "txnVersion", "onRejected", "deadLetterPath"),
     "config",
 )
-_SPELLING: Final = {name.lower(): name for name in _OURS}
 _MOST_BROKERS: Final = 1 << 12
 
 
@@ -70,7 +66,6 @@ class WriteOptions:
     """Target and settings of a write.
 
     Attributes:
-        plan: the target stores; no store is opened yet.
         app: name of the application (txnAppId); None if the user gave none.
         version: number of this load of the application.
         remarks: warnings about options that have no effect.
@@ -88,61 +83,34 @@ def parse_write_options(options: Mapping[str, str], *, is_stream: bool) -> Write
     Args:
         options: as the user gave them; names are case-insensitive.
         is_stream: whether they are options of ``writeStream``, whose batches have numbers.
-
-    Raises:
-        UsageError: if an option has an invalid value, or the path is missing. The text begins with
-            the option's name.
     """
-    refuse_unknown(options, _SPELLING.keys(), _SPELLING)
-    given = {name.lower(): value for name, value in options.items()}
-    app = _parsed(given, "txnAppId", _some)
-    version = _parsed(given, "txnVersion", lambda text: _number(text, 0))
+    given = Given(options, {name.lower(): name for name in _OURS})
+    given.refuse_unknown()
+    app = given.parsed("txnAppId", _some)
+    version = given.parsed("txnVersion", lambda text: _number(text, 0))
     if not is_stream and (app is None) is not (version is None):
         raise UsageError("txnAppId: needs txnVersion too: give both or none")
-    on_rejected = _parsed(given, "onRejected", _on_rejected) or "fail"
-    dead_letters = _parsed(given, "deadLetterPath", _dead_letters)
+    on_rejected = given.parsed("onRejected", _on_rejected) or "fail"
+    dead_letters = given.parsed("deadLetterPath", _dead_letters)
     if on_rejected == "deadLetter" and dead_letters is None:
         raise UsageError("onRejected: deadLetter needs a folder: give deadLetterPath too")
     plan = LoadPlan(
-        path=_path(given),
-        brokers=_parsed(given, "brokers", _brokers) or 1,
-        queues=_parsed(given, "queues", lambda text: _number(text, 1)) or DEFAULT_QUEUES,
-        config=_parsed(given, "config", _config) or StoreConfig(),
+        path=_path(given.text("path") or ""),
+        brokers=given.parsed("brokers", _brokers) or 1,
+        queues=given.parsed("queues", lambda text: _number(text, 1)) or DEFAULT_QUEUES,
+        config=given.parsed("config", _config) or StoreConfig(),
         on_rejected=on_rejected,
         dead_letters=dead_letters if on_rejected == "deadLetter" else None,
     )
-    return WriteOptions(
-        plan=plan, app=app, version=version, remarks=tuple(_remarks(options, is_stream))
-    )
+    remarks = given.remarks(is_batch_read=False)
+    if is_stream and version is not None:
+        remarks.append("txnVersion has no effect on a stream: its batches have numbers already")
+    if dead_letters is not None and given.text("onRejected") is None:
+        remarks.append("deadLetterPath has no effect without onRejected=deadLetter")
+    return WriteOptions(plan=plan, app=app, version=version, remarks=tuple(remarks))
 
 
-def _parsed(given: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | None:
-    text = given.get(name.lower())
-    if text is None:
-        return None
-    try:
-        return parse(text.strip())
-    except ValueError as error:
-        # Also catches UsageError, which is a ValueError.
-        raise UsageError(f"{name}: {error}") from error
-
-
-def _remarks(options: Mapping[str, str], is_stream: bool) -> list[str]:
-    found = []
-    names = sorted(options, key=str.lower)
-    kafka = [name for name in names if name.lower().startswith("kafka.")]
-    if kafka:
-        found.append(f"options of Kafka's client have no effect: {', '.join(kafka)}")
-    lower = {name.lower() for name in names}
-    if is_stream and "txnversion" in lower:
-        found.append("txnVersion has no effect on a stream: its batches have numbers already")
-    if "deadletterpath" in lower and "onrejected" not in lower:
-        found.append("deadLetterPath has no effect without onRejected=deadLetter")
-    return found
-
-
-def _path(given: Mapping[str, str]) -> str:
-    text = given.get("path", "")
+def _path(text: str) -> str:
     if not text:
         raise UsageError("path: no store to write to: give save(path) or the option path")
     try:
@@ -179,7 +147,7 @@ def _on_rejected(text: str) -> OnRejected:
 
 
 def _dead_letters(text: str) -> str:
-    return str(dead_letter_folder(_some(text)))
+    return str(local_folder(_some(text), "dead letters need a folder on a mounted disk"))
 
 
 def _config(text: str) -> StoreConfig:
@@ -206,11 +174,7 @@ class StagedMessage(WriterCommitMessage):
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceArrowWriter:
-    """Make the writer of `df.write`.
-
-    Raises:
-        UsageError: if an option has an invalid value, or `schema` does not describe messages.
-    """
+    """Make the writer of `df.write`."""
     found = _checked(options, schema, overwrite, is_stream=False)
     return RocketMQWriter(plan_load(found.plan), load_id(found.app, found.version))
 
@@ -218,11 +182,7 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """Make the writer of `df.writeStream`. Spark calls this again for each commit.
-
-    Raises:
-        UsageError: if an option has an invalid value, or `schema` does not describe messages.
-    """
+    """Make the writer of `df.writeStream`. Spark calls this again for each commit."""
     found = _checked(options, schema, overwrite, is_stream=True)
     return RocketMQStreamWriter(plan_load(found.plan), found.app)
 
@@ -247,11 +207,7 @@ def _checked(
 
 
 def check_schema(schema: StructType) -> None:
-    """Check that rows of `schema` can be messages.
-
-    Raises:
-        UsageError: if they cannot.
-    """
+    """Check that rows of `schema` can be messages."""
     check_rows(pa.RecordBatch.from_pylist([], arrow_schema(schema)))
 
 
@@ -282,12 +238,7 @@ def _task() -> Iterator[TaskContext]:
 
 
 class RocketMQWriter(Packaged, DataSourceArrowWriter):
-    """Writes a DataFrame.
-
-    Args:
-        plan: where the rows go.
-        load: identity of the load.
-    """
+    """Writes a DataFrame."""
 
     def __init__(self, plan: LoadPlan, load: LoadId) -> None:
         self._plan = plan
@@ -300,7 +251,6 @@ class RocketMQWriter(Packaged, DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Append the segments of all tasks."""
-        ignore_hang_ups()
         with without_traceback():
             _commit(self._plan, self._load, messages)
 
@@ -311,12 +261,7 @@ class RocketMQWriter(Packaged, DataSourceArrowWriter):
 
 
 class RocketMQStreamWriter(Packaged, DataSourceStreamArrowWriter):
-    """Writes the batches of a stream; each batch is a load whose version is the batch's number.
-
-    Args:
-        plan: where the rows go.
-        app: name of the application (txnAppId); None for the id of the query.
-    """
+    """Writes the batches of a stream; each batch is a load whose version is the batch's number."""
 
     def __init__(self, plan: LoadPlan, app: str | None) -> None:
         self._plan = plan
@@ -335,7 +280,6 @@ class RocketMQStreamWriter(Packaged, DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Append the segments of all tasks."""
-        ignore_hang_ups()
         with without_traceback():
             loads = {message.staged.load for message in _staged_messages(messages)}
             for load in loads:
@@ -478,5 +422,5 @@ class _Stage(Packaged):
         yield pa.record_batch([data], names=["staged"])
 
 
-def _append(number: int, appending: Appending) -> Loaded:
+def _append(_: int, appending: Appending) -> Loaded:
     return append_to_store(appending)

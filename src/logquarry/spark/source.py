@@ -35,7 +35,7 @@ from logquarry.spark.option_names import FORMAT
 from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.stream.planner import Limits, StreamPlanner, UnlimitedPlanner
 from logquarry.spark.tasks import ReadTask, open_stores, plan_tasks
-from logquarry.spark.worker import Packaged, ignore_hang_ups, without_traceback
+from logquarry.spark.worker import Packaged, without_traceback
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -49,10 +49,6 @@ class _Reader(Packaged, DataSourceStreamReader):
     Spark makes a second instance and sends it to the workers for `read`. The options are parsed at
     the query's first call, not in the constructor: PySpark up to 4.3 replaces an exception that
     the constructor raises with an error without its text.
-
-    Args:
-        given: the options, as the user gave them.
-        struct: the schema that is read.
     """
 
     def __init__(self, given: Mapping[str, str], struct: StructType) -> None:
@@ -77,11 +73,7 @@ class _Reader(Packaged, DataSourceStreamReader):
             return StreamPlanner(self._options, self._columns)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the offset at which a new query starts.
-
-        Raises:
-            LogquarryError: if the stores cannot be read with these options.
-        """
+        """Return the offset at which a new query starts."""
         with without_traceback():
             return self._planner.initial()
 
@@ -117,11 +109,7 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the offset at which the next batch ends.
-
-        Raises:
-            LogquarryError: if a store, or the part of it that was read, no longer exists.
-        """
+        """Return the offset at which the next batch ends."""
         with without_traceback():
             return self._planner.latest(start, self._limits(limit))
 
@@ -155,11 +143,7 @@ class RocketMQUnlimitedReader(_Reader):
             return UnlimitedPlanner(self._options, self._columns)
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
-        """Return the offset at which the next batch ends: the current ends of the logs.
-
-        Raises:
-            LogquarryError: if a store, or the part of it that was read, no longer exists.
-        """
+        """Return the offset at which the next batch ends: the current ends of the logs."""
         with without_traceback():
             return self._planner.newest_end()
 
@@ -177,13 +161,7 @@ class RocketMQDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return all columns, or those of the option `columns`.
-
-        Raises:
-            UsageError: if an option has an invalid value.
-            StoreNotFound: if there is no store.
-        """
-        ignore_hang_ups()
+        """Return all columns, or those of the option `columns`."""
         with without_traceback():
             options = parse_read_options(self.options)
             open_stores(options)
@@ -191,12 +169,7 @@ class RocketMQDataSource(DataSource):
 
     # The parameter's name must be that of PySpark, which passes it by keyword.
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make a batch reader of the columns of `schema`: all or some, in any order.
-
-        Raises:
-            UsageError: if the table has no such column, or its type differs.
-        """
-        ignore_hang_ups()
+        """Make a batch reader of the columns of `schema`: all or some, in any order."""
         with without_traceback():
             options = parse_read_options(self.options)
             for remark in options.remarks:
@@ -205,19 +178,13 @@ class RocketMQDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Make a stream reader of the columns of `schema`: all or some, in any order."""
-        ignore_hang_ups()
         kind = RocketMQStreamReader if has_admission() else RocketMQUnlimitedReader
         return kind(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Make a writer that puts the rows of a batch into stores.
-
-        Raises:
-            UsageError: if an option has an invalid value, or `schema` does not describe messages.
-        """
+        """Make a writer that puts the rows of a batch into stores."""
         from logquarry.spark.sink import batch_writer
 
-        ignore_hang_ups()
         with without_traceback():
             return batch_writer(self.options, schema, overwrite)
 
@@ -225,14 +192,9 @@ class RocketMQDataSource(DataSource):
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamArrowWriter:
-        """Make a writer that puts the batches of a stream into stores.
-
-        Raises:
-            UsageError: if an option has an invalid value, or `schema` does not describe messages.
-        """
+        """Make a writer that puts the batches of a stream into stores."""
         from logquarry.spark.sink import stream_writer
 
-        ignore_hang_ups()
         with without_traceback():
             return stream_writer(self.options, schema, overwrite)
 

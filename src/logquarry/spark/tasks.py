@@ -65,8 +65,6 @@ class ReadTask:
     """Parts of one store that one task reads.
 
     Attributes:
-        location: path or URL of the store.
-        broker: name of the store.
         plan: how to read; it has only the parts of this task.
         options: how to read; see :func:`for_workers`.
         columns: columns to read, in order, of the table that the options select.
@@ -99,14 +97,7 @@ class _Store:
 
 # -------------------------------------------------------------------------------- on the driver
 def open_stores(options: ReadOptions) -> list[tuple[str, str, StoreLayout]]:
-    """Return (location, broker, layout) of each store that the options select.
-
-    Raises:
-        StoreNotFound: if a path is not a store, or a glob matches none.
-        UnsupportedStore: if a store keeps its log in other folders.
-        UsageError: if an option has a broker that is the name of no store, or the files of a store
-            contradict the configuration.
-    """
+    """Return (location, broker, layout) of each store that the options select."""
     locations = find_stores(options.paths, options.storage_options)
     brokers = broker_names(locations)
     check_brokers(options, brokers)
@@ -119,11 +110,7 @@ def open_stores(options: ReadOptions) -> list[tuple[str, str, StoreLayout]]:
 
 
 def check_brokers(options: ReadOptions, brokers: Sequence[str]) -> None:
-    """Check that the options have only known brokers.
-
-    Raises:
-        UsageError: if an option has an unknown broker.
-    """
+    """Check that the options have only known brokers."""
     for name, limit in (("startingOffsets", options.start), ("endingOffsets", options.stop)):
         for broker in limit.brokers:
             if broker not in brokers:
@@ -144,13 +131,6 @@ def plan_tasks(
         columns: columns to read; None for the columns of the options.
         min_tasks: fewest tasks, if each then has LEAST_SPLIT bytes. ``options.min_partitions`` can
             make smaller tasks (see LEAST_STATED_SPLIT).
-
-    Raises:
-        StoreNotFound: if a path is not a store.
-        UnsupportedStore: if a store keeps its log in other folders.
-        UsageError: if an option has an unknown broker.
-        MessageNotFound: if messages from the wanted start on were deleted, and ``options`` treat
-            that as an error.
     """
     stores: list[_Store] = []
     for location, broker, layout in open_stores(options):
@@ -270,11 +250,7 @@ def for_workers(options: ReadOptions) -> ReadOptions:
 
 
 def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> None:
-    """Check that retention has not deleted the wanted start (Kafka's failOnDataLoss).
-
-    Raises:
-        MessageNotFound: if the start was deleted and `fail` is true; otherwise this is logged.
-    """
+    """Check that retention has not deleted the wanted start (Kafka's failOnDataLoss)."""
     start, oldest = selection.start_offset, layout.commit_log.start
     if start is not None and layout.commit_log.files and start < oldest:
         lost(
@@ -285,26 +261,17 @@ def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> Non
     for (topic, queue_id), (first, _) in (selection.wanted.queue_ranges or {}).items():
         if first <= 0 or not selection.wanted.takes_queue(topic, queue_id):
             continue
-        found = _oldest_in_queue(layout, topic, queue_id)
-        if found is not None and first < found:
+        queue = open_queue(layout, topic, queue_id)
+        if queue is not None and first < queue.min_offset:
             lost(
                 f"{layout.root}: startingQueueOffsets is {first} for queue {queue_id} of {topic}, "
-                f"but the queue starts at {found}: the messages before it were deleted",
+                f"but the queue starts at {queue.min_offset}: the messages before it were deleted",
                 fail=fail,
             )
 
 
-def _oldest_in_queue(layout: StoreLayout, topic: str, queue_id: int) -> int | None:
-    queue = open_queue(layout, topic, queue_id)
-    return None if queue is None else queue.min_offset
-
-
 def lost(text: str, *, fail: bool) -> None:
-    """Report that wanted messages were deleted: log it, or raise if `fail` is true.
-
-    Raises:
-        MessageNotFound: if `fail` is true.
-    """
+    """Report that wanted messages were deleted: log it, or raise if `fail` is true."""
     if fail:
         raise MessageNotFound(f"{text} (give failOnDataLoss=false to read the rest)")
     logger.warning("%s", text)
@@ -329,7 +296,10 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
     layout = StoreLayout.open(task.location, options.config, options.storage_options)
     seen = DamageLog() if damage is None else damage
     names = kafka.sources(task.columns) if options.is_kafka else task.columns
-    quarantine = _quarantine(task)
+    quarantine = None
+    if options.quarantine_path is not None:
+        folder = OutputFolder(options.quarantine_path, options.storage_options)
+        quarantine = Quarantine(folder, task.broker)
     bad_bodies = BadBodies(layout, options.on_damage, seen)
     decoding = Decoding(
         columns=names,
@@ -354,13 +324,6 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
                 return
     except OSError as error:
         raise StoreNotFound(f"{error.filename or layout.root}: {error.strerror}") from error
-
-
-def _quarantine(task: ReadTask) -> Quarantine | None:
-    path = task.options.quarantine_path
-    if path is None:
-        return None
-    return Quarantine(OutputFolder(path, task.options.storage_options), task.broker)
 
 
 def _kept(

@@ -88,7 +88,11 @@ _HIDE = "SPARK_HIDE_TRACEBACK"
 
 @contextmanager
 def without_traceback() -> Iterator[None]:
-    """In a worker, hide the traceback of our exceptions, so that the user sees only their text."""
+    """In a worker, hide the traceback of our exceptions, so that the user sees only their text.
+
+    Also ignores that the JVM closes the connection; see :func:`ignore_hang_ups`.
+    """
+    ignore_hang_ups()
     try:
         yield
     except LogquarryError:

@@ -189,7 +189,8 @@ def test_a_held_pull_keeps_nothing_of_its_request(tmp_path: Path) -> None:
         await arrived(client, "t")
         fields = pull_fields("t", 1, sysFlag=2 | 4, suspendTimeoutMillis=100_000, junk="x" * 99_999)
         held = client.post(RequestCode.PULL_MESSAGE, fields, bytes(99_999))
-        await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
+        while ("t", 0) not in broker._pulling._held:
+            await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
         (pull,) = broker._pulling._held["t", 0]
         assert not (pull.request.command.body or pull.request.command.ext_fields)
         await client.send("t", b"wakes")

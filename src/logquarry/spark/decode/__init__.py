@@ -111,9 +111,6 @@ def decoder_for(
 
     Returns:
         None if the schema must be inferred and there is no message.
-
-    Raises:
-        UsageError: if a schema is invalid, or no JSON object is among the messages.
     """
     if options.kind == "avro":
         from logquarry.spark.decode.binary import AvroDecoder

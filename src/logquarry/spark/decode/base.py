@@ -17,21 +17,13 @@ _LONGEST_REASON: Final = 500
 
 
 class BodyDecoder(ABC):
-    """Decodes bodies into values of an Arrow struct. Picklable.
-
-    Attributes:
-        arrow_type: the struct.
-    """
+    """Decodes bodies into values of an Arrow struct. Picklable."""
 
     arrow_type: pa.DataType
 
     @abstractmethod
     def value(self, body: bytes) -> Any:
-        """Decode one body into a value for :func:`pyarrow.array`.
-
-        Raises:
-            Exception: any, if the body does not match the schema.
-        """
+        """Decode one body into a value for :func:`pyarrow.array`."""
 
     def field(self, name: str) -> pa.Field:
         """Return the Arrow field of a column with this name."""
@@ -105,11 +97,7 @@ _DEEPEST: Final = 50
 
 
 def struct_of(text: str) -> pa.StructType:
-    """Parse a DDL: ``id bigint, tags array<string>``, or ``struct<...>``.
-
-    Raises:
-        UsageError: if it is invalid.
-    """
+    """Parse a DDL: ``id bigint, tags array<string>``, or ``struct<...>``."""
     parser = _Parser(text)
     if re.match(r"\s*struct\s*<", text, re.IGNORECASE):
         found = parser.type()
@@ -120,17 +108,8 @@ def struct_of(text: str) -> pa.StructType:
     return found
 
 
-def check_struct(found: pa.StructType) -> None:
-    """Check that every kind of table can hold the struct.
-
-    Raises:
-        UsageError: if a struct has no fields, if the name of a field is invalid, or if two names
-            differ only in case.
-    """
-    _check(found, "value")
-
-
-def _check(kind: pa.DataType, path: str) -> None:
+def check_struct(kind: pa.DataType, path: str = "value") -> None:
+    """Check that every kind of table can hold the struct."""
     if pa.types.is_struct(kind):
         if not kind.num_fields:
             raise UsageError(f"schema: {path} has no fields: tables need at least one")
@@ -141,11 +120,11 @@ def _check(kind: pa.DataType, path: str) -> None:
             if child.name.lower() in seen:
                 raise UsageError(f"schema: {path} has {child.name} twice (names ignore case)")
             seen.add(child.name.lower())
-            _check(child.type, f"{path}.{child.name}")
+            check_struct(child.type, f"{path}.{child.name}")
     elif pa.types.is_list(kind):
-        _check(kind.value_type, f"{path}[]")
+        check_struct(kind.value_type, f"{path}[]")
     elif pa.types.is_map(kind):
-        _check(kind.item_type, f"{path}{{}}")
+        check_struct(kind.item_type, f"{path}{{}}")
 
 
 def is_column_name(name: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -42,14 +42,7 @@ Convert = Callable[[Any], Any]
 
 
 class AvroDecoder(BodyDecoder):
-    """Decodes Avro datums.
-
-    Args:
-        schema: schema of a record, as JSON.
-
-    Raises:
-        UsageError: if columns cannot hold the schema, or the package fastavro is missing.
-    """
+    """Decodes Avro datums."""
 
     def __init__(self, schema: str) -> None:
         try:
@@ -156,7 +149,7 @@ class _Types:
             return pa.date32(), None
         if logical in _TIMES and kind == "long":
             factor = _TIMES[logical]
-            return pa.timestamp("us", "UTC"), _times(factor) if factor > 1 else None
+            return pa.timestamp("us", "UTC"), partial(_times, factor) if factor > 1 else None
         if logical == "decimal" and kind in ("bytes", "fixed"):
             precision, scale = schema["precision"], schema.get("scale", 0)
             if precision > 38:
@@ -182,7 +175,7 @@ class _Types:
             if convert is not None:
                 converts[field["name"]] = convert
         self._open.pop()
-        return pa.struct(fields), _fields(converts) if converts else None
+        return pa.struct(fields), partial(_fields, converts) if converts else None
 
     def _union(
         self, schema: list[Any], path: str, space: str
@@ -212,23 +205,17 @@ def _pairs(convert: Convert | None) -> Convert:
     return lambda value: [(name, convert(own)) for name, own in value.items()]
 
 
-def _fields(converts: dict[str, Convert]) -> Convert:
-    def convert(value: dict[str, Any]) -> dict[str, Any]:
-        for name, own in converts.items():
-            value[name] = own(value[name])
-        return value
-
-    return convert
+def _fields(converts: dict[str, Convert], value: dict[str, Any]) -> dict[str, Any]:
+    for name, own in converts.items():
+        value[name] = own(value[name])
+    return value
 
 
-def _times(factor: int) -> Convert:
-    def convert(value: int) -> int:
-        found = value * factor
-        if not -_LONG_MAX <= found <= _LONG_MAX:
-            raise NotOfTheSchema(f"the time {value} is outside the range of microseconds")
-        return found
-
-    return convert
+def _times(factor: int, value: int) -> int:
+    found = value * factor
+    if not -_LONG_MAX <= found <= _LONG_MAX:
+        raise NotOfTheSchema(f"the time {value} is outside the range of microseconds")
+    return found
 
 
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
@@ -240,9 +227,6 @@ class ProtobufDecoder(BodyDecoder):
     Args:
         descriptors: serialized `FileDescriptorSet` of the message and all its imports.
         message: full name of the message.
-
-    Raises:
-        UsageError: if there is no such message, columns cannot hold it, or the package is missing.
     """
 
     def __init__(self, descriptors: bytes, message: str) -> None:

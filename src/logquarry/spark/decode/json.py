@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -33,11 +33,7 @@ _DEEPEST: Final = 50
 
 # ------------------------------------------------------------------------------------- JSON Schema
 def struct_of_schema(document: Mapping[str, Any]) -> pa.StructType:
-    """Return the struct of a JSON Schema for objects.
-
-    Raises:
-        UsageError: if the schema is not for objects, or columns cannot hold it.
-    """
+    """Return the struct of a JSON Schema for objects."""
     found = _type(document, document, "value", 0)
     if not pa.types.is_struct(found):
         raise UsageError("JSON Schema: needs an object with properties")
@@ -80,15 +76,11 @@ def _type(schema: Any, root: Mapping[str, Any], path: str, depth: int) -> pa.Dat
 
 def _object(schema: Mapping[str, Any], root: Mapping[str, Any], path: str, depth: int) -> Any:
     properties = schema.get("properties")
-    if properties:
-        return pa.struct(
-            [
-                (name, _type(own, root, f"{path}.{name}", depth + 1))
-                for name, own in properties.items()
-            ]
-        )
-    return pa.map_(
-        pa.string(), _type(schema.get("additionalProperties", True), root, path, depth + 1)
+    if not properties:
+        items = schema.get("additionalProperties", True)
+        return pa.map_(pa.string(), _type(items, root, path, depth + 1))
+    return pa.struct(
+        [(name, _type(own, root, f"{path}.{name}", depth + 1)) for name, own in properties.items()]
     )
 
 
@@ -118,11 +110,7 @@ Convert = Callable[[Any], Any]
 
 
 class JsonDecoder(BodyDecoder):
-    """Decodes JSON objects.
-
-    Args:
-        arrow_type: struct of the values.
-    """
+    """Decodes JSON objects."""
 
     def __init__(self, arrow_type: pa.DataType) -> None:
         self.arrow_type = arrow_type
@@ -140,12 +128,7 @@ class JsonDecoder(BodyDecoder):
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """Parse a body as a JSON object.
-
-    Raises:
-        ValueError: if it is not a JSON object.
-        RecursionError: if it is nested too deeply.
-    """
+    """Parse a body as a JSON object."""
     # json.loads on bytes would also accept UTF-16 and UTF-32.
     found = json.loads(body.decode("utf-8"), parse_float=_Number, parse_constant=_no_constant)
     if not isinstance(found, dict):
@@ -195,19 +178,19 @@ def _converter(kind: pa.DataType, path: str) -> Convert:
     elif types.is_boolean(kind):
         make = _of(path, "a boolean", bool, lambda value: value)
     elif types.is_integer(kind):
-        make = _integer(path, kind.bit_width)
+        make = partial(_integer, path, kind.bit_width)
     elif types.is_floating(kind):
-        make = _floating(path)
+        make = partial(_floating, path)
     elif types.is_decimal(kind):
-        make = _decimal(path)
+        make = partial(_decimal, path)
     elif types.is_timestamp(kind):
-        make = _of(path, "a string with a time", str, _microseconds(path))
+        make = _of(path, "a string with a time", str, partial(_microseconds, path))
     elif types.is_date(kind):
-        make = _of(path, "a string with a date", str, _day(path))
+        make = _of(path, "a string with a date", str, partial(_day, path))
     elif types.is_binary(kind):
         make = _of(path, "a string in base64", str, lambda v: base64.b64decode(v, validate=True))
     else:
-        make = _any_text(path)
+        make = partial(_any_text, path)
     return lambda value: None if value is None else make(value)
 
 
@@ -229,73 +212,54 @@ def _struct(kind: pa.StructType, path: str) -> Convert:
     return _of(path, "an object", dict, convert)
 
 
-def _integer(path: str, bits: int) -> Convert:
+def _integer(path: str, bits: int, value: Any) -> int:
     least, largest = -(1 << bits - 1), (1 << bits - 1) - 1
-
-    def convert(value: Any) -> int:
-        if isinstance(value, _Number) and value.is_integer() and abs(value) <= _EXACT:
-            value = int(value)
-        if type(value) is not int:
-            what = _kind(value) if not isinstance(value, float) else "a number with a fraction"
-            raise NotOfTheSchema(f"{path}: needs a whole number, not {what}")
-        if not least <= value <= largest:
-            raise NotOfTheSchema(f"{path}: needs a whole number of {bits} bits, not {value}")
-        return value
-
-    return convert
+    if isinstance(value, _Number) and value.is_integer() and abs(value) <= _EXACT:
+        value = int(value)
+    if type(value) is not int:
+        what = _kind(value) if not isinstance(value, float) else "a number with a fraction"
+        raise NotOfTheSchema(f"{path}: needs a whole number, not {what}")
+    if not least <= value <= largest:
+        raise NotOfTheSchema(f"{path}: needs a whole number of {bits} bits, not {value}")
+    return value
 
 
-def _floating(path: str) -> Convert:
-    def convert(value: Any) -> float:
-        if type(value) is not int and not isinstance(value, float):
-            raise NotOfTheSchema(f"{path}: needs a number, not {_kind(value)}")
-        found = float(value)
-        if math.isinf(found):
-            raise NotOfTheSchema(f"{path}: the number is too large")
-        return found
-
-    return convert
-
-
-def _decimal(path: str) -> Convert:
-    def convert(value: Any) -> Decimal:
-        if type(value) is int:
-            return Decimal(value)
-        if isinstance(value, _Number):
-            return Decimal(value.text)
+def _floating(path: str, value: Any) -> float:
+    if type(value) is not int and not isinstance(value, float):
         raise NotOfTheSchema(f"{path}: needs a number, not {_kind(value)}")
-
-    return convert
-
-
-def _microseconds(path: str) -> Convert:
-    def convert(text: str) -> int:
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            raise NotOfTheSchema(f"{path}: needs a time (ISO 8601), not {text!r}") from None
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return (moment - _EPOCH) // _MICROSECOND
-
-    return convert
+    found = float(value)
+    if math.isinf(found):
+        raise NotOfTheSchema(f"{path}: the number is too large")
+    return found
 
 
-def _day(path: str) -> Convert:
-    def convert(text: str) -> date:
-        try:
-            return date.fromisoformat(text)
-        except ValueError:
-            raise NotOfTheSchema(f"{path}: needs a date (ISO 8601), not {text!r}") from None
-
-    return convert
+def _decimal(path: str, value: Any) -> Decimal:
+    if type(value) is int:
+        return Decimal(value)
+    if isinstance(value, _Number):
+        return Decimal(value.text)
+    raise NotOfTheSchema(f"{path}: needs a number, not {_kind(value)}")
 
 
-def _any_text(path: str) -> Convert:
-    def convert(value: Any) -> str:
-        return _text(value if type(value) is str else _as_json(value), path)
+def _microseconds(path: str, text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise NotOfTheSchema(f"{path}: needs a time (ISO 8601), not {text!r}") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // _MICROSECOND
 
-    return convert
+
+def _day(path: str, text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise NotOfTheSchema(f"{path}: needs a date (ISO 8601), not {text!r}") from None
+
+
+def _any_text(path: str, value: Any) -> str:
+    return _text(value if type(value) is str else _as_json(value), path)
 
 
 def _as_json(value: Any) -> str:

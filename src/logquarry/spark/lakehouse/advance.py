@@ -54,10 +54,7 @@ class Target:
     """Source and destination of an export.
 
     Attributes:
-        table: table of the messages.
         dead_letters: table of the bodies that cannot be decoded; None without decoding.
-        read: what to read, and how.
-        partition_by: columns that the table is partitioned by.
         decode: how to decode bodies; None to keep them as they are.
         moved: whether a store is allowed to have another path than at the last export.
     """
@@ -76,10 +73,7 @@ class Done:
 
     Attributes:
         summary: counts of the exported messages, and the damage.
-        files: number of files added to the table.
-        bytes: bytes of these files.
         dead_messages: number of bodies that were written to the dead letters.
-        commits: number of commits.
         is_stopped: whether damage has ended the export (on_damage="stop").
     """
 
@@ -92,18 +86,7 @@ class Done:
 
 
 class Advance:
-    """The export into one table.
-
-    Args:
-        target: what to export, and where.
-        run: the lock and the notes of this export; it has begun.
-        run_tasks: runs the tasks.
-
-    Raises:
-        UsageError: if the table belongs to another export, or a store's name or path has changed.
-        StoreNotFound: as :class:`StreamPlanner`.
-        MessageNotFound: as :class:`StreamPlanner`.
-    """
+    """The export into one table."""
 
     def __init__(self, target: Target, run: Run, run_tasks: RunTasks) -> None:
         self._target = target

@@ -10,8 +10,8 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -39,12 +39,7 @@ _DAY: Final = "day"
 
 
 class Delta:
-    """A Delta table; implements :class:`~logquarry.spark.lakehouse.table.Table`.
-
-    Args:
-        folder: folder of the table.
-        options: options of `deltalake` for a URL.
-    """
+    """A Delta table; implements :class:`~logquarry.spark.lakehouse.table.Table`."""
 
     partitions_in_files = False
 
@@ -97,7 +92,7 @@ class Delta:
         document = table.metadata().configuration.get(PROPERTY)
         if document is None:
             raise UsageError(f"{self.name}: no export created this Delta table: give another one")
-        return _State(table, document)
+        return TableState(document, pa.schema(table.schema().to_arrow()), partial(_marks, table))
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
         """Create the table; see :meth:`Table.create`."""
@@ -148,19 +143,6 @@ class Delta:
         """Merge small files; return the metrics of `deltalake`."""
         with self._our_errors():
             return self._there().optimize.compact(target_size=target_size)
-
-
-@dataclass(frozen=True)
-class _State:
-    table: DeltaTable
-    document: str
-
-    @property
-    def schema(self) -> pa.Schema:
-        return pa.schema(self.table.schema().to_arrow())
-
-    def marks(self, names: Iterable[str]) -> dict[str, int]:
-        return _marks(self.table, names)
 
 
 def _marks(table: DeltaTable, names: Iterable[str]) -> dict[str, int]:

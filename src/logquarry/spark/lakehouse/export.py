@@ -104,13 +104,7 @@ class TableExport:
     options: TableOptions
 
     def check(self) -> None:
-        """Check stores and destination; change no file.
-
-        Raises:
-            UsageError: if the destination holds other files, or overlaps with a store; or if the
-                files of a store contradict the configuration.
-            StoreNotFound: if a path is not a store.
-        """
+        """Check stores and destination; change no file."""
         read, table = self.target.read, self.target.table
         check_apart(self.folder.location, [location for location, _, _ in open_stores(read)])
         if table.look() is None:

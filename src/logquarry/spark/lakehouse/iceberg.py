@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -128,7 +129,8 @@ class Iceberg:
                     f"{self.name}: no export created this Iceberg table: give another one"
                 )
             self._check_parts(table, document)
-            return _State(document, table.schema().as_arrow(), _marks(table))
+            marks = partial(_some, _marks(table))
+            return TableState(document, table.schema().as_arrow(), marks)
 
     def _check_parts(self, table: IcebergTable, document: str) -> None:
         """Check that the partitioning has not changed, because it determines the files."""
@@ -167,23 +169,32 @@ class Iceberg:
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
         """Add files and move marks; see :meth:`Table.append`."""
+
+        def commit(table: IcebergTable | None) -> None:
+            if table is None:
+                raise StoreUnavailable(f"{self.name}: the table no longer exists")
+            found = _marks(table)
+            # If the process that committed first was not an export, the marks have not moved, and
+            # the next try succeeds.
+            check_unmoved(self.name, _some(found, marks), before)
+            self._append(table, files, {**found, **marks})
+
+        self._commit(commit, StoreUnavailable)
+
+    def _commit(
+        self, commit: Callable[[IcebergTable | None], None], failure: type[StoreUnavailable]
+    ) -> None:
+        """Call `commit` with the current table until no other process commits first."""
         from pyiceberg.exceptions import CommitFailedException
 
         with self._catalog() as catalog:
             for left in reversed(range(_TRIES)):
-                table = self._load(catalog)
-                if table is None:
-                    raise StoreUnavailable(f"{self.name}: the table no longer exists")
-                found = _marks(table)
-                check_unmoved(self.name, _some(found, marks), before)
                 try:
-                    self._append(table, files, {**found, **marks})
+                    commit(self._load(catalog))
                     return
                 except CommitFailedException as error:
-                    # Another process committed first. If it was not an export, the marks have not
-                    # moved, and the next try succeeds.
                     if not left:
-                        raise StoreUnavailable(
+                        raise failure(
                             f"{self.name}: {_TRIES} commits lost against other writers: run again: "
                             f"{error}"
                         ) from error
@@ -237,68 +248,36 @@ class Iceberg:
             TableUnchanged: if an old file is gone, or another writer commits before each try.
             StoreUnavailable: if the catalog fails; the commit may have succeeded.
         """
-        from pyiceberg.exceptions import CommitFailedException
-
         removed = {file.path: file for file in old}
-        with self._catalog() as catalog:
-            for left in reversed(range(_TRIES)):
-                table = self._load(catalog)
-                there = set() if table is None else {f.path for f in self._data_files(table)}
-                if table is None or not there.issuperset(removed):
-                    raise TableUnchanged(
-                        f"{self.name}: another process changed the files meanwhile: run again"
-                    )
-                try:
-                    self._replace(table, removed.values(), new)
-                    return
-                except CommitFailedException as error:
-                    if not left:
-                        raise TableUnchanged(
-                            f"{self.name}: {_TRIES} commits lost against other writers: run again: "
-                            f"{error}"
-                        ) from error
 
-    def _replace(
-        self, table: IcebergTable, old: Iterable[TableDataFile], new: Sequence[TableFile]
-    ) -> None:
-        text = json.dumps(dict(_marks(table)), sort_keys=True)
-        with _one_try(table):
-            change = table.transaction()
-            with change.update_snapshot({MARKS: text}).overwrite() as swap:
-                for file in old:
-                    swap.delete_data_file(file.file)
-                for added in new:
-                    swap.append_data_file(_data_file(table, self.folder, added))
-            change.commit_transaction()
+        def commit(table: IcebergTable | None) -> None:
+            there = set() if table is None else {f.path for f in self._data_files(table)}
+            if table is None or not there.issuperset(removed):
+                raise TableUnchanged(
+                    f"{self.name}: another process changed the files meanwhile: run again"
+                )
+            text = json.dumps(dict(_marks(table)), sort_keys=True)
+            with _one_try(table):
+                change = table.transaction()
+                with change.update_snapshot({MARKS: text}).overwrite() as swap:
+                    for file in removed.values():
+                        swap.delete_data_file(file.file)
+                    for added in new:
+                        swap.append_data_file(_data_file(table, self.folder, added))
+                change.commit_transaction()
+
+        self._commit(commit, TableUnchanged)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableDataFile:
-    """A file of the table.
-
-    Attributes:
-        path: path below the table's folder.
-        rows: number of rows.
-        bytes: size of the file.
-        values: values of the partition fields, by field name.
-        file: `pyiceberg`'s entry of the file.
-    """
+    """A file of the table."""
 
     path: str
     rows: int
     bytes: int
     values: Mapping[str, Any]
     file: DataFile
-
-
-@dataclass(frozen=True)
-class _State:
-    document: str
-    schema: pa.Schema
-    found: Marks
-
-    def marks(self, names: Iterable[str]) -> dict[str, int]:
-        return _some(self.found, names)
 
 
 def _some(found: Marks, names: Iterable[str]) -> dict[str, int]:

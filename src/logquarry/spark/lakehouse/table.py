@@ -8,7 +8,7 @@ property, and an export with another document is rejected.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import unquote
@@ -65,11 +65,7 @@ def document(own: Mapping[str, Any], start: Mapping[str, Any], dead_letters: str
 
 
 def parsed(name: str, text: str) -> dict[str, Any]:
-    """Parse a table's document.
-
-    Raises:
-        UsageError: if it is invalid, or of another version.
-    """
+    """Parse a table's document."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -80,11 +76,7 @@ def parsed(name: str, text: str) -> dict[str, Any]:
 
 
 def check_same(name: str, own: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Check that an export has the same identity as the table.
-
-    Raises:
-        UsageError: if it differs; the text gives the difference.
-    """
+    """Check that an export has the same identity as the table."""
     for key, value in own.items():
         if json.loads(json.dumps(value)) != found.get(key):
             raise UsageError(
@@ -115,8 +107,6 @@ class TableFile:
 
     Attributes:
         path: path below the table's folder.
-        rows: number of rows.
-        bytes: size of the file.
         values: values of the partition columns, by column.
         bounds: smallest and largest value by column, as Parquet stores them: numbers (times in
             microseconds since 1970) or bytes.
@@ -189,27 +179,23 @@ class Table(Protocol):
         """
 
 
-class TableState(Protocol):
-    """State of a table at the time of :meth:`Table.look`."""
+@dataclass(frozen=True)
+class TableState:
+    """State of a table at the time of :meth:`Table.look`.
 
-    @property
-    def document(self) -> str:
-        """The document of the table's first export."""
+    Attributes:
+        document: the document of the table's first export.
+        schema: columns of the table.
+        marks: returns the values of those of some marks that exist.
+    """
 
-    @property
-    def schema(self) -> pa.Schema:
-        """Columns of the table."""
-
-    def marks(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the values of the marks that exist."""
+    document: str
+    schema: pa.Schema
+    marks: Callable[[Iterable[str]], dict[str, int]]
 
 
 def check_unmoved(name: str, found: Marks, before: Marks) -> None:
-    """Check that marks have their expected values.
-
-    Raises:
-        StoreUnavailable: if one differs.
-    """
+    """Check that marks have their expected values."""
     if dict(found) != dict(before):
         raise StoreUnavailable(
             f"{name}: another export has committed meanwhile: nothing was added: run again"
@@ -225,9 +211,6 @@ def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
         folder: folder of the table.
         package: the package that writes the table's metadata.
         marks: characters that end the path of a URL.
-
-    Raises:
-        UsageError: if the path would be misread.
     """
     path = folder.location
     if not folder.is_local or (unquote(path) == path and not set(marks) & set(path)):

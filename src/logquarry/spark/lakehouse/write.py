@@ -62,20 +62,14 @@ class TableResult:
     """The result of one task.
 
     Attributes:
-        task: number of the task.
-        files: files for the table.
-        dead: files for the dead letters.
         summary: counts of the messages for the table, and the damage.
         dead_messages: number of bodies that could not be decoded and are new to the dead letters.
-        length: bytes of log that the task read.
     """
 
-    task: int
     files: tuple[TableFile, ...]
     dead: tuple[TableFile, ...]
     summary: Summary
     dead_messages: int
-    length: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +77,9 @@ class TableWriter:
     """Writes the files of a task. Picklable.
 
     Attributes:
-        folder: folder of the table.
         run: name of the run: letters and digits.
-        columns: columns of the messages, in order.
-        partition_by: columns that the table is partitioned by.
         partitions_in_files: whether files contain these columns.
         decoder: makes the column ``value``; None without decoding.
-        is_kafka: whether the columns are those of Spark's Kafka source.
-        dead_folder: folder of the dead letters' table.
         dead_from: by broker, the physical offset up to which that table has all dead letters.
     """
 
@@ -104,12 +93,8 @@ class TableWriter:
     dead_folder: OutputFolder | None = None
     dead_from: Mapping[str, int] = field(default_factory=dict)
 
-    def __call__(self, number: int, task: ReadTask) -> TableResult:
-        """Write the messages of a task.
-
-        Raises:
-            CorruptFrame: on damage, depending on the task's options.
-        """
+    def __call__(self, _: int, task: ReadTask) -> TableResult:
+        """Write the messages of a task."""
         wanted = table_schema(self.columns, is_kafka=self.is_kafka)
         if self.decoder is not None:
             wanted = wanted.append(pa.field(VALUE, self.decoder.arrow_type))
@@ -143,12 +128,10 @@ class TableWriter:
             raise
         summary.damage = damage.spans
         return TableResult(
-            task=number,
             files=tuple(_as_table_file(self.folder, file, self.partition_by) for file in written),
             dead=dead_files,
             summary=summary,
             dead_messages=sum(file.rows for file in dead_files),
-            length=task.length,
         )
 
     def _needed(self) -> tuple[str, ...]:
@@ -316,12 +299,7 @@ _ON_ITS_WAY: Final = "on_its_way"
 
 
 class Run:
-    """A running export; on a local disk it locks the destination.
-
-    Args:
-        folder: the destination.
-        tables: its tables, in the reverse order of their commits.
-    """
+    """A running export; on a local disk it locks the destination."""
 
     def __init__(self, folder: OutputFolder, tables: Sequence[Table]) -> None:
         self._folder = folder
@@ -330,11 +308,7 @@ class Run:
         self.name = ""
 
     def begin(self) -> None:
-        """Lock the destination and clean up after runs that crashed.
-
-        Raises:
-            StoreUnavailable: if another export is running there.
-        """
+        """Lock the destination and clean up after runs that crashed."""
         self._folder.make()
         self._lock = self._folder.lock()
         try:
@@ -353,13 +327,10 @@ class Run:
         """Write the note of the next commit; call it before the first file is written."""
         self.name = uuid.uuid4().hex[:12]
         self._folder.make(CONTROL)
-        self._tell(marks, is_on_its_way=False)
+        self.tell(marks, is_on_its_way=False)
 
-    def tell(self, marks: Marks) -> None:
+    def tell(self, marks: Marks, *, is_on_its_way: bool = True) -> None:
         """Update the note with the final marks; call it just before the commit."""
-        self._tell(marks, is_on_its_way=True)
-
-    def _tell(self, marks: Marks, *, is_on_its_way: bool) -> None:
         path = self._note(self.name)
         document = {"marks": dict(marks), _ON_ITS_WAY: is_on_its_way}
         self._folder.write_json(path, document, by_way_of=f"{path}.tmp")

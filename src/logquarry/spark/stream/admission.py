@@ -67,11 +67,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StreamOffset:
-        """Parse the JSON form.
-
-        Raises:
-            UsageError: if it is invalid, for example from the checkpoint of another source.
-        """
+        """Parse the JSON form."""
         try:
             start = document.get(START, {})
             time, first = start.get(_TIME), start.get(_FIRST)
@@ -159,13 +155,7 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
 def by_rows(
     backlogs: Mapping[str, Backlog], limit: int, wanted: Mapping[str, MessageFilter]
 ) -> dict[str, int]:
-    """Return the physical offset, by broker, at which a batch of at most `limit` messages ends.
-
-    Args:
-        backlogs: the new parts of the logs.
-        limit: maximum number of messages that pass the filter.
-        wanted: filter by broker.
-    """
+    """Return the physical offset, by broker, at which a batch of at most `limit` messages ends."""
     counted = {name: _counted(log, wanted[name], limit) for name, log in backlogs.items()}
     shares = shared({name: len(found) for name, (found, _) in counted.items()}, limit)
     ends: dict[str, int] = {}

@@ -50,12 +50,7 @@ class Limits:
 
 
 class StreamPlanner:
-    """Plans the batches of one query.
-
-    Args:
-        options: what to read.
-        columns: columns to read, in order.
-    """
+    """Plans the batches of one query."""
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         self._options = options
@@ -73,11 +68,6 @@ class StreamPlanner:
 
         Spark calls this repeatedly until there are messages; all calls return the first result, so
         that "latest" means the latest offset at the start of the query.
-
-        Raises:
-            StoreNotFound: if there is no store.
-            UsageError: if an option names an unknown broker.
-            MessageNotFound: if a wanted start was deleted, unless failOnDataLoss=false.
         """
         if self._initial is not None:
             return self._initial
@@ -101,12 +91,7 @@ class StreamPlanner:
         return self._initial
 
     def latest(self, start: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-        """Return the offset at which the batch from ``start`` ends, or ``start`` if nothing is new.
-
-        Raises:
-            MessageNotFound: if a store lost messages that were read already, unless
-                failOnDataLoss=false.
-        """
+        """Return the offset at which the batch from ``start`` ends: ``start`` if nothing is new."""
         offset = StreamOffset.from_json(start)
         layouts = self._layouts()
         backlogs: dict[str, Backlog] = {}
@@ -134,11 +119,7 @@ class StreamPlanner:
         return replace(offset.moved(moved), first=first).to_json()
 
     def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ReadTask]:
-        """Plan tasks that read each message between two offsets exactly once.
-
-        Raises:
-            MessageNotFound: if some were deleted, unless failOnDataLoss=false.
-        """
+        """Plan tasks that read each message between two offsets exactly once."""
         until = StreamOffset.from_json(end)
         begins = StreamOffset.from_json(start).brokers if until.first is None else until.first
         layouts = self._layouts()
@@ -223,8 +204,6 @@ class StreamPlanner:
             return log.start
         if start >= end:
             return end
-        if start == layout.commit_log.start:
-            return start
         found = LogReader(layout).find(start, end)
         return end if found is None else found
 
@@ -306,12 +285,7 @@ _SAME_START = "this Spark cannot keep a start across a restart; give the origina
 
 
 class UnlimitedPlanner(StreamPlanner):
-    """Plans batches that take everything there is.
-
-    Args:
-        options: what to read.
-        columns: columns to read, in order.
-    """
+    """Plans batches that take everything there is."""
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
@@ -332,13 +306,7 @@ class UnlimitedPlanner(StreamPlanner):
         return start
 
     def newest_end(self) -> dict[str, Any]:
-        """Return the offset at which a batch of all messages ends.
-
-        Raises:
-            StoreNotFound: if there is no store.
-            MessageNotFound: if a store lost messages that were read already, unless
-                failOnDataLoss=false.
-        """
+        """Return the offset at which a batch of all messages ends."""
         if self._reached is not None:
             return self.latest(self._reached, Limits())
         layouts = self._layouts()
@@ -356,12 +324,7 @@ class UnlimitedPlanner(StreamPlanner):
         return dict(self._resumed)
 
     def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ReadTask]:
-        """Plan tasks that read each message between two offsets exactly once.
-
-        Raises:
-            MessageNotFound: if some were deleted, unless failOnDataLoss=false.
-            UsageError: if the options of a restarted query give another start than its checkpoint.
-        """
+        """Plan tasks that read each message between two offsets exactly once."""
         if end == self._resumed:
             end = self._continued(StreamOffset.from_json(start), StreamOffset.from_json(end))
         self._reached = end
