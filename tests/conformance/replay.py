@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from logquarry.config import StoreConfig
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import RunningFlags
 from logquarry.format import properties as props
@@ -58,7 +58,7 @@ class OurLog:
         self.clock = FakeClock()
         self.flags = RunningFlags()
         assert self.config.mapped_file_size_commit_log is not None
-        self.disk = LocalDisk()
+        self.disk = Disk()
         self.files = MappedFileQueue(
             self.disk, root / "commitlog", self.config.mapped_file_size_commit_log
         )

@@ -13,7 +13,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.config import StoreConfig
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.format import checkpoint
 from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq
 from tests.conformance import broker_truth
@@ -35,7 +35,7 @@ def differences(store: Path, recovered: Path) -> Iterator[str]:
         recovered: a folder with ``store/`` after the broker's shutdown, and its truth.
     """
     plan = plan_rocketmq(store, StoreConfig())
-    done = apply_rocketmq(plan, LocalDisk())
+    done = apply_rocketmq(plan, Disk())
     facts = json.loads((recovered / "facts.json").read_text("utf-8"))
     if plan.log_end != facts["maxPhyOffset"]:
         yield f"the log ends at {plan.log_end}, and in Java at {facts['maxPhyOffset']}"

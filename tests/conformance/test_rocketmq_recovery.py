@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.repair.recover.plan import StepKind
 from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq
 from tests.conformance import test_store_facts as read_side
@@ -73,9 +73,9 @@ def test_a_plan_carried_out_apart(scenario: Scenario, store: Path) -> None:
     plan = plan_rocketmq(store, config)
     if plan.refused is not None:
         with pytest.raises(lq.errors.StoreUnavailable, match="instead of a file"):
-            apply_rocketmq(plan, LocalDisk())
+            apply_rocketmq(plan, Disk())
         return
-    done = apply_rocketmq(plan, LocalDisk())
+    done = apply_rocketmq(plan, Disk())
     # The plan leaves out only the changes of the index.
     assert dataclasses.replace(plan, checkpoint=done.checkpoint) == done
     assert plan.checkpoint[:2] == done.checkpoint[:2]

@@ -20,9 +20,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 WRITES = """
 from pathlib import Path
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
-class Sparse(LocalDisk):
+class Sparse(Disk):
     def allocate(self, descriptor, size):
         os.truncate(descriptor, size)
 path = Path(root) / "file"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.log.readable import BLOCK, Probe, probed_by
 from tests.conformance.rocketmq5 import content_of
 from tests.fuzz.templates import Template
@@ -146,23 +146,21 @@ class FaultyStore:
     @contextmanager
     def probed(self) -> Iterator[None]:
         """While the blocks are unreadable."""
-        write = LocalDisk.write_all
+        write = Disk.write_all
         bad = self.bad
 
-        def writes(
-            disk: LocalDisk, descriptor: int, data: bytes | memoryview, position: int
-        ) -> None:
+        def writes(disk: Disk, descriptor: int, data: bytes | memoryview, position: int) -> None:
             write(disk, descriptor, data, position)
             bad.heal(descriptor, position, len(memoryview(data).cast("B")))
 
-        def reads(disk: LocalDisk, descriptor: int, count: int, position: int) -> bytes:
+        def reads(disk: Disk, descriptor: int, count: int, position: int) -> bytes:
             return bad.read("", descriptor, position, count)
 
         try:
             with (
                 probed_by(bad),
-                patch.object(LocalDisk, "write_all", writes),
-                patch.object(LocalDisk, "read", reads),
+                patch.object(Disk, "write_all", writes),
+                patch.object(Disk, "read", reads),
             ):
                 yield
         finally:

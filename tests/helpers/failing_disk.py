@@ -8,10 +8,10 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 
 
-class FaultyDisk(LocalDisk):
+class FaultyDisk(Disk):
     """A local disk that counts its calls by name.
 
     Attributes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import logquarry as lq
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
 from logquarry.units import now_ms
@@ -204,7 +204,7 @@ def full_disk(root: Path) -> Iterator[None]:
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with patch.object(LocalDisk, "write", refuse), patch.object(LocalDisk, "write_all", refuse):
+    with patch.object(Disk, "write", refuse), patch.object(Disk, "write_all", refuse):
         yield
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.config import StoreConfig
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.ingest.load import Appending, append_to_store, plan_load
 from logquarry.ingest.staging import LoadPlan, Staged, Stager, by_broker
 from logquarry.log import schema
@@ -128,7 +128,7 @@ def _queues(store: Path, out: Path, size: int) -> None:
     layout = StoreLayout.open(store)
     config = with_sizes(StoreConfig(), layout)
     spans = [(run.start, run.end) for run in parts.find_runs(layout, config, 0, size)]
-    parts.write_entries(layout, config, spans, LocalDisk(), out, frozenset())
+    parts.write_entries(layout, config, spans, Disk(), out, frozenset())
 
 
 def _index(store: Path, out: Path, size: int) -> None:
@@ -144,7 +144,7 @@ def _index(store: Path, out: Path, size: int) -> None:
         for run in parts.find_runs(layout, config, 0, size)
     ]
     path = out / "index"
-    parts.write_index_file(layout, sources, LocalDisk(), path, shape, is_first=True)
+    parts.write_index_file(layout, sources, Disk(), path, shape, is_first=True)
 
 
 def _config() -> StoreConfig:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.format import frame
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
@@ -123,9 +123,7 @@ def test_index_files(
     def written() -> list[bytes]:
         folder = tmp_path_factory.mktemp("index")
         clock = iter(range(1_700_000_000_000, 1_800_000_000_000))
-        writer = IndexWriter(
-            LocalDisk(), folder, IndexShape(slots, entries), clock=lambda: next(clock)
-        )
+        writer = IndexWriter(Disk(), folder, IndexShape(slots, entries), clock=lambda: next(clock))
         offset = 0
         for keys in calls:
             offsets = np.arange(offset, offset + len(keys), dtype=np.int64)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.format import java, queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.repair.recover.java_queues import Applied, JavaFile, JavaQueue, Noted, Target
@@ -106,7 +106,7 @@ def test_many_at_once(
         name = f"{FILE_SIZE:020d}"
         (folder / name).write_bytes(before[FILE_SIZE])
         files = [JavaFile(FILE_SIZE, f"consumequeue/t/3/{name}", FILE_SIZE)]
-    target = Applied(root, LocalDisk()) if really else Noted(root)
+    target = Applied(root, Disk()) if really else Noted(root)
     queue = JavaQueue(("t", 3), files, FILE_SIZE, target)
     model = Model(before, max_physical)
     queue.max_physical = max_physical

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.config import StoreConfig
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import LogquarryError, MessageRejected
 from logquarry.format import frame, sys_flag
@@ -94,7 +94,7 @@ def fields(draw: st.DrawFn, *, tame: bool) -> dict[str, Any]:
 
 class Log:
     def __init__(self, root: str, **settings: Any) -> None:
-        disk = LocalDisk()
+        disk = Disk()
         self.root = Path(root)
         self.files = MappedFileQueue(disk, self.root / "commitlog", FILE_SIZE)
         self.waited: list[bool] = []

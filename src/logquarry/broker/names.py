@@ -17,7 +17,7 @@ from logquarry.broker.connection import Request
 from logquarry.broker.core import Core, Part, answers
 from logquarry.broker.tables import WRITE
 from logquarry.disk.config_file import ConfigTable, config_file
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.format import fastjson
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 
@@ -156,7 +156,7 @@ class KeyValues(Part):
         table = ConfigTable(
             "kvConfig.json", _decode, lambda found: fastjson.encode({_TABLE: found})
         )
-        self._file = config_file(LocalDisk(), Path(core.store.root), table)
+        self._file = config_file(Disk(), Path(core.store.root), table)
         self._found: Namespaces | None = None
 
     async def _namespaces(self) -> Namespaces:

@@ -22,7 +22,7 @@ from logquarry.disk.config_file import (
     ConsumerOffsets,
     config_file,
 )
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.format import broker_config
 from logquarry.format.broker_config import TopicConfig
 from logquarry.log.store_files import CONFIG
@@ -68,7 +68,7 @@ class Tables:
             self._groups_file = self._writer.subscription_groups
             groups = self._groups_file.load().value
         else:
-            disk = LocalDisk()
+            disk = Disk()
             theirs = ConsumerOffsets(disk, root)
             self.offsets = theirs
             if options.offsets is not None:

@@ -412,7 +412,3 @@ class Disk:
         except OSError as error:
             raise self.failed(path, "cannot be allocated or deleted", error) from error
         self.sync_names(path.parent)
-
-
-LocalDisk = Disk
-"""The name by which callers make a disk."""

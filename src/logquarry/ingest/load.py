@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from logquarry.config import StoreConfig
-from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.locks import StoreLock
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format.index import IndexShape
@@ -209,12 +209,12 @@ def commit_load(
     """
     if any(task.load != load for task in tasks):
         raise UsageError(f"{plan.path}: a task has staged another load than {load}")
-    return _Commit(plan, load, tasks, run, disk or LocalDisk()).run()
+    return _Commit(plan, load, tasks, run, disk or Disk()).run()
 
 
 def discard_load(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged]) -> None:
     """Remove the staged files of a load that is cancelled, unless the load is decided."""
-    disk = LocalDisk()
+    disk = Disk()
     if not plan.loads.is_dir():
         return
     with _locked(disk, plan.loads):

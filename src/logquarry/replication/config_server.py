@@ -30,7 +30,7 @@ from logquarry.disk.config_file import (
     ConfigTable,
     config_file,
 )
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.errors import ProtocolViolation, UsageError
 from logquarry.protocol.remoting import (
     LARGEST_FRAME,
@@ -110,7 +110,7 @@ class ConfigAnswers:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._disk = LocalDisk()
+        self._disk = Disk()
         self._known: dict[str, _Found] = {}
         self.given = 0
 

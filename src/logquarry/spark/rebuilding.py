@@ -21,7 +21,7 @@ from urllib.parse import quote
 import numpy as np
 
 from logquarry.config import StoreConfig
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.errors import UsageError
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import StoreLayout
@@ -396,7 +396,7 @@ def _find(store: _Store, _: int, part: tuple[int, int]) -> list[FoundRun]:
 def _write_entries(
     store: _Store, folder: Path, odd: frozenset[QueueKey], _: int, spans: list[tuple[int, int]]
 ) -> None:
-    parts.write_entries(store.open(), store.config, spans, LocalDisk(), folder, odd)
+    parts.write_entries(store.open(), store.config, spans, Disk(), folder, odd)
 
 
 def _write_index(store: _Store, _: int, file: _IndexFile) -> None:
@@ -405,5 +405,5 @@ def _write_index(store: _Store, _: int, file: _IndexFile) -> None:
     # Remove the unfinished file of an earlier attempt.
     file.path.unlink(missing_ok=True)
     parts.write_index_file(
-        store.open(), file.sources, LocalDisk(), file.path, shape, is_first=file.is_first
+        store.open(), file.sources, Disk(), file.path, shape, is_first=file.is_first
     )

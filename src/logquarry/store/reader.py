@@ -261,13 +261,13 @@ class BaseReader(StoreReads):
     def _make_consumers(self) -> Consumers:
         # Import here: it takes 0.1 s, which a reader of a few messages need not wait for.
         from logquarry.disk.config_file import ConsumerOffsets, offsets_in_rocksdb
-        from logquarry.disk.disk import LocalDisk
+        from logquarry.disk.disk import Disk
         from logquarry.store.consumer.progress import LostOffsets, Progress
         from logquarry.store.consumer.registry import Consumers
         from logquarry.store.consumer.source import PolledArrivals, PolledQueueReader
 
         # The offsets stay in memory: another process may write the store.
-        disk, root = LocalDisk(), Path(self.root)
+        disk, root = Disk(), Path(self.root)
         offsets = ConsumerOffsets(disk, root)
         known = offsets_in_rocksdb(self.layout)
         offsets.update(known or {})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
-from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.service import close_at_exit, was_closed
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
@@ -92,7 +92,7 @@ class BaseWriter(LiveStore, ServiceCalls):
             root,
             settings_of(config),
             clock=clock or now_ms,
-            disk=disk or LocalDisk(),
+            disk=disk or Disk(),
             accept_loss=accept_loss,
         )
         try:

@@ -14,7 +14,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.broker import Broker, BrokerOptions, clients, connection, pull
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.errors import StoreError, UsageError
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from logquarry.store.consumer.sql_parser import parse
@@ -47,14 +47,14 @@ def beat(*groups: str, producers: tuple[str, ...] = (), **subscription: Any) -> 
 
 def test_many_new_groups_need_few_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
-    replace = LocalDisk.replace
+    replace = Disk.replace
 
-    def noted(self: LocalDisk, path: Path, data: bytes) -> None:
+    def noted(self: Disk, path: Path, data: bytes) -> None:
         written.append(path.name)
         replace(self, path, data)
 
     async def scenario(broker: Broker, client: Client) -> None:
-        monkeypatch.setattr(LocalDisk, "replace", noted)
+        monkeypatch.setattr(Disk, "replace", noted)
         names = [f"g{number}" for number in range(3_000)]
         assert (await client.ask(RequestCode.HEART_BEAT, body=beat(*names))).code == 0
         await broker.core.slow(lambda: None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from logquarry.disk.config_file import ConfigFile, ConsumerOffsets
-from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
 from logquarry.format import broker_config
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk, StoppedDisk
@@ -26,11 +26,11 @@ def config_file(disk: Disk, root: Path) -> ConfigFile[Offsets]:
 
 
 def test_what_was_saved_is_loaded_and_the_one_before_is_kept(tmp_path: Path) -> None:
-    file = config_file(LocalDisk(), tmp_path)
+    file = config_file(Disk(), tmp_path)
     assert file.load().value is None
     assert file.save({1: 2}) and file.save({1: 3})
     assert not file.save({1: 3}), "nothing new"
-    again = config_file(LocalDisk(), tmp_path).load()
+    again = config_file(Disk(), tmp_path).load()
     assert (again.value, again.path, again.problems) == ({1: 3}, file.path, ())
     assert broker_config.decode_delay_offsets(file.backup.read_bytes()) == {1: 2}
     assert sorted(path.name for path in file.path.parent.iterdir()) == [
@@ -41,24 +41,24 @@ def test_what_was_saved_is_loaded_and_the_one_before_is_kept(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("harm", [b"", b"{", b"[]", b"\xff\xfe", b'{"offsetTable":{1:"x"}}'])
 def test_bak_serves_where_the_file_cannot_be_read(tmp_path: Path, harm: bytes) -> None:
-    first = config_file(LocalDisk(), tmp_path)
+    first = config_file(Disk(), tmp_path)
     first.save({1: 2})
     first.save({1: 3})
     first.path.write_bytes(harm)
-    file = config_file(LocalDisk(), tmp_path)
+    file = config_file(Disk(), tmp_path)
     loaded = file.load()
     assert loaded.value == {1: 2} and loaded.path == file.backup
     assert len(loaded.problems) == 1 and str(file.path) in loaded.problems[0]
     assert file.path.read_bytes() == harm, "reading changes nothing"
     # The bad file does not replace the good one, and is kept for a look at it.
     file.save({1: 4})
-    assert config_file(LocalDisk(), tmp_path).load().value == {1: 4}
+    assert config_file(Disk(), tmp_path).load().value == {1: 4}
     assert broker_config.decode_delay_offsets(file.backup.read_bytes()) == {1: 2}
     assert (tmp_path / "aside" / file.path.name).read_bytes() == harm
 
 
 def test_two_unreadable_files_are_told_of_and_kept(tmp_path: Path) -> None:
-    file = config_file(LocalDisk(), tmp_path)
+    file = config_file(Disk(), tmp_path)
     file.path.parent.mkdir()
     file.path.write_bytes(b"{")
     file.backup.write_bytes(b"}")
@@ -73,21 +73,21 @@ def test_whatever_call_it_dies_at_one_of_the_two_values_is_there(tmp_path: Path)
     number = 0
     while True:
         root = tmp_path / str(number)
-        config_file(LocalDisk(), root).save({1: 1})
-        config_file(LocalDisk(), root).save({1: 2})
+        config_file(Disk(), root).save({1: 1})
+        config_file(Disk(), root).save({1: 2})
         disk = StoppedDisk(number)
         dying = config_file(disk, root)
         dying.load()
         try:
             dying.save({1: 3})
         except KeyboardInterrupt:
-            loaded = config_file(LocalDisk(), root).load()
+            loaded = config_file(Disk(), root).load()
             assert loaded.value in ({1: 2}, {1: 3}) and not loaded.problems
             # And the next write finds nothing in its way.
-            again = config_file(LocalDisk(), root)
+            again = config_file(Disk(), root)
             again.load()
             again.save({1: 4})
-            assert config_file(LocalDisk(), root).load().value == {1: 4}
+            assert config_file(Disk(), root).load().value == {1: 4}
         else:
             break
         number += 1
@@ -102,11 +102,11 @@ def test_a_full_disk_leaves_what_was_saved(tmp_path: Path, call: str) -> None:
     disk.failing[call] = ENOSPC
     with pytest.raises(StoreUnavailable):
         file.save({1: 3})
-    assert config_file(LocalDisk(), tmp_path).load().value == {1: 2}
+    assert config_file(Disk(), tmp_path).load().value == {1: 2}
     del disk.failing[call]
     assert disk.health.reason is None
     assert file.save({1: 3})
-    assert config_file(LocalDisk(), tmp_path).load().value == {1: 3}
+    assert config_file(Disk(), tmp_path).load().value == {1: 3}
 
 
 def test_a_failed_sync_is_never_tried_again(tmp_path: Path) -> None:
@@ -119,14 +119,14 @@ def test_a_failed_sync_is_never_tried_again(tmp_path: Path) -> None:
     del disk.failing["fdatasync"]
     with pytest.raises(StoreUnavailable):
         file.save({1: 3})
-    assert config_file(LocalDisk(), tmp_path).load().value == {1: 2}
+    assert config_file(Disk(), tmp_path).load().value == {1: 2}
 
 
 def test_consumer_offsets_of_a_broker_come_back(golden: Path, tmp_path: Path) -> None:
     path = tmp_path / "config" / broker_config.CONSUMER_OFFSET_FILE
     path.parent.mkdir()
     path.write_bytes((golden / "real-broker/store/config" / path.name).read_bytes())
-    offsets = ConsumerOffsets(LocalDisk(), tmp_path)
+    offsets = ConsumerOffsets(Disk(), tmp_path)
     assert offsets.found == path and not offsets.problems
     assert offsets.of("MainTopic", "cg_main") == {0: 43, 1: 43, 2: 44, 3: 43}
     assert offsets.of("MainTopic", "other") == {}
@@ -134,7 +134,7 @@ def test_consumer_offsets_of_a_broker_come_back(golden: Path, tmp_path: Path) ->
     offsets.commit("MainTopic", "cg_main", 2, 45)
     offsets.commit("New", "other", 0, 1)
     assert offsets.save()
-    again = ConsumerOffsets(LocalDisk(), tmp_path)
+    again = ConsumerOffsets(Disk(), tmp_path)
     assert again.groups() == offsets.groups()
     assert again.of("MainTopic", "cg_main")[2] == 45 and again.of("New", "other") == {0: 1}
     assert "\t\t" in path.read_text() and "{0:1\n" in path.read_text()
@@ -144,7 +144,7 @@ def test_lost_consumer_offsets_are_told_of(tmp_path: Path) -> None:
     path = tmp_path / "config" / broker_config.CONSUMER_OFFSET_FILE
     path.parent.mkdir()
     path.write_bytes(b"{")
-    offsets = ConsumerOffsets(LocalDisk(), tmp_path)
+    offsets = ConsumerOffsets(Disk(), tmp_path)
     assert offsets.found is None and offsets.groups() == {}
     assert len(offsets.problems) == 1 and str(path) in offsets.problems[0]
 
@@ -157,7 +157,7 @@ def test_members_that_are_not_known_stay(tmp_path: Path) -> None:
         '\t"offsetTable":{\n\t\t"A@g":{0:1\n\t\t}\n\t},\n\t"pullOffsetTable":{\n\t\t"A@g":{0:3}\n\t}\n}'
     )
     path.write_text(before)
-    offsets = ConsumerOffsets(LocalDisk(), tmp_path)
+    offsets = ConsumerOffsets(Disk(), tmp_path)
     head, _, tail = before.partition('"offsetTable":{\n\t\t"A@g":{0:1\n\t\t}\n\t}')
     for offset in (5, 6):
         offsets.commit("A", "g", 0, offset)
@@ -167,7 +167,7 @@ def test_members_that_are_not_known_stay(tmp_path: Path) -> None:
         assert broker_config.decode_consumer_offsets(after) == {("A", "g"): {0: offset}}
     # All values that only .bak has stay, too.
     path.write_text("{")
-    again = ConsumerOffsets(LocalDisk(), tmp_path)
+    again = ConsumerOffsets(Disk(), tmp_path)
     again.commit("A", "g", 1, 7)
     assert again.save()
     assert path.read_text().endswith(tail)

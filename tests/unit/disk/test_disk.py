@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
 from logquarry.testing.faulty_disk import FaultyDisk as ModelDisk
@@ -119,7 +119,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.root
 def test_a_full_disk_is_an_error_and_reads_go_on(small_disk: Path) -> None:
-    queue = MappedFileQueue(LocalDisk(), small_disk / "commitlog", 400_000)
+    queue = MappedFileQueue(Disk(), small_disk / "commitlog", 400_000)
     queue.load()
     with pytest.raises(StoreUnavailable, match="no room"):
         for _ in range(20):

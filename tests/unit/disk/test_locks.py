@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile, StoreLock
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
@@ -20,7 +20,7 @@ from tests.helpers.python_process import run
 
 def test_the_lock_is_as_javas(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
-    lock = StoreLock(LocalDisk(), tmp_path)
+    lock = StoreLock(Disk(), tmp_path)
     assert (tmp_path / "lock").read_bytes() == b"lock"
     assert (lock.is_held, StoreLayout.open(tmp_path).is_live()) == (True, True)
     lock.release()
@@ -36,20 +36,20 @@ def test_a_new_lock_file_is_durable(tmp_path: Path) -> None:
 
 
 def test_a_second_opener_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    lock = StoreLock(LocalDisk(), tmp_path)
+    lock = StoreLock(Disk(), tmp_path)
     before = (tmp_path / "lock").stat()
     with pytest.raises(StoreUnavailable, match=str(os.getpid())):
-        StoreLock(LocalDisk(), tmp_path)
+        StoreLock(Disk(), tmp_path)
     # Nor did the attempt drop the lock, as it would drop a lock of the process.
     done = run(
         """
         import sys
         from pathlib import Path
         from logquarry.errors import StoreUnavailable
-        from logquarry.disk.disk import LocalDisk
+        from logquarry.disk.disk import Disk
         from logquarry.disk.locks import StoreLock
         try:
-            StoreLock(LocalDisk(), Path(sys.argv[1]))
+            StoreLock(Disk(), Path(sys.argv[1]))
         except StoreUnavailable as error:
             print(error)
         """,
@@ -59,7 +59,7 @@ def test_a_second_opener_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     after = (tmp_path / "lock").stat()
     assert (after.st_mtime_ns, after.st_ctime_ns) == (before.st_mtime_ns, before.st_ctime_ns)
     lock.release()
-    StoreLock(LocalDisk(), tmp_path).release()
+    StoreLock(Disk(), tmp_path).release()
 
 
 def test_a_lock_of_another_kind_of_process_excludes_ours(tmp_path: Path) -> None:
@@ -79,19 +79,19 @@ def test_a_lock_of_another_kind_of_process_excludes_ours(tmp_path: Path) -> None
     )
     assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
     with pytest.raises(StoreUnavailable, match=str(holder.pid)):
-        StoreLock(LocalDisk(), tmp_path)
+        StoreLock(Disk(), tmp_path)
     assert (tmp_path / "lock").read_bytes() == b""
     holder.communicate()
-    StoreLock(LocalDisk(), tmp_path).release()
+    StoreLock(Disk(), tmp_path).release()
 
 
 def test_our_lock_excludes_one_of_a_process(tmp_path: Path) -> None:
-    lock = StoreLock(LocalDisk(), tmp_path)
+    lock = StoreLock(Disk(), tmp_path)
     with (tmp_path / "lock").open("r+b") as file, pytest.raises(OSError, match="unavailable"):
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
     # The other descriptor is closed, and the lock is still there.
     with pytest.raises(StoreUnavailable):
-        StoreLock(LocalDisk(), tmp_path)
+        StoreLock(Disk(), tmp_path)
     lock.release()
 
 
@@ -114,14 +114,14 @@ def test_javas_lock_and_ours_exclude_each_other(tmp_path: Path) -> None:
         pytest.skip("no Java")
     (tmp_path / "TryLock.java").write_text(JAVA)
     command = [java, str(tmp_path / "TryLock.java"), str(tmp_path / "lock")]
-    lock = StoreLock(LocalDisk(), tmp_path)
+    lock = StoreLock(Disk(), tmp_path)
     done = subprocess.run(command, check=True, capture_output=True, input=b"\n")
     assert done.stdout == b"refused\n"
     lock.release()
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None and holder.stdout.readline() == b"taken\n"
     with pytest.raises(StoreUnavailable, match=str(holder.pid)):
-        StoreLock(LocalDisk(), tmp_path)
+        StoreLock(Disk(), tmp_path)
     holder.communicate(b"\n")
 
 
@@ -130,7 +130,7 @@ def test_a_failed_lock_lets_go(tmp_path: Path) -> None:
     disk.failing["write"] = EIO
     with pytest.raises(StoreUnavailable):
         StoreLock(disk, tmp_path)
-    StoreLock(LocalDisk(), tmp_path).release()
+    StoreLock(Disk(), tmp_path).release()
 
 
 # ----------------------------------------------------------------------------------------- abort
@@ -161,14 +161,14 @@ FORK = """
     from pathlib import Path
     from logquarry.errors import StoreUnavailable
     from logquarry.disk.service import close_at_exit, was_closed
-    from logquarry.disk.disk import LocalDisk
+    from logquarry.disk.disk import Disk
     from logquarry.disk.page_file import CheckpointFile
     from logquarry.write.flush import GroupCommitService
     from logquarry.disk.mapped_file import MappedFile
     from logquarry.disk.mapped_file_queue import MappedFileQueue
     from logquarry.disk.locks import StoreLock
     root = Path(sys.argv[1])
-    disk = LocalDisk()
+    disk = Disk()
     lock = StoreLock(disk, root)
     times = CheckpointFile(disk, root / "checkpoint")
     queue = MappedFileQueue(disk, root / "log", 1 << 20)
@@ -216,7 +216,7 @@ FORK = """
     assert flusher.request(14).result(60)
     assert bytes(queue.select(0)) == b"parent goes on"
     try:
-        StoreLock(LocalDisk(), root)
+        StoreLock(Disk(), root)
     except StoreUnavailable:
         print("still locked", flush=True)
 """
@@ -233,9 +233,9 @@ def test_the_lock_goes_with_the_parent_although_a_child_lives(tmp_path: Path) ->
         """
         import os, sys, time
         from pathlib import Path
-        from logquarry.disk.disk import LocalDisk
+        from logquarry.disk.disk import Disk
         from logquarry.disk.locks import StoreLock
-        lock = StoreLock(LocalDisk(), Path(sys.argv[1]))
+        lock = StoreLock(Disk(), Path(sys.argv[1]))
         child = os.fork()
         if child == 0:
             os.close(1); os.close(2)
@@ -249,7 +249,7 @@ def test_the_lock_goes_with_the_parent_although_a_child_lives(tmp_path: Path) ->
     )
     child = int(done.stdout)
     try:
-        StoreLock(LocalDisk(), tmp_path).release()
+        StoreLock(Disk(), tmp_path).release()
     finally:
         os.kill(child, 9)
 
@@ -261,7 +261,7 @@ def test_the_end_of_the_interpreter_closes_and_does_not_hang(tmp_path: Path) -> 
         from pathlib import Path
         from logquarry.disk.service import close_at_exit, was_closed
         from logquarry.disk.log_files import AllocateMappedFileService
-        from logquarry.disk.disk import LocalDisk
+        from logquarry.disk.disk import Disk
         from logquarry.write.flush import FlushRealTimeService, Timing
         from logquarry.write.flush import GroupCommitService
         from logquarry.disk.mapped_file_queue import MappedFileQueue
@@ -269,7 +269,7 @@ def test_the_end_of_the_interpreter_closes_and_does_not_hang(tmp_path: Path) -> 
         root = Path(sys.argv[1])
         class Store:
             def __init__(self):
-                self.disk = disk = LocalDisk()
+                self.disk = disk = Disk()
                 self.lock = StoreLock(disk, root)
                 self.abort = AbortFile(disk, root)
                 self.abort.make()
@@ -301,7 +301,7 @@ def test_the_end_of_the_interpreter_closes_and_does_not_hang(tmp_path: Path) -> 
     assert "ZeroDivisionError" in done.stderr
     assert not (tmp_path / "abort").exists()
     assert [int(path.name) for path in (tmp_path / "log").iterdir()] == [0]
-    queue = MappedFileQueue(LocalDisk(), tmp_path / "log", 4096)
+    queue = MappedFileQueue(Disk(), tmp_path / "log", 4096)
     queue.load()
     assert bytes(queue.select(0, 4) or b"") == b"text"
     queue.close()

@@ -15,7 +15,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.disk import log_files
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.log_files import AllocateMappedFileService, PagesAhead, free_room
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
@@ -194,10 +194,10 @@ def blocks(path: Path) -> int:
 @pytest.fixture
 def punching(tmp_path: Path) -> None:
     path = tmp_path / "probe"
-    descriptor = LocalDisk().make_file(path, 1 << 20)
+    descriptor = Disk().make_file(path, 1 << 20)
     try:
-        LocalDisk().punch(descriptor, 0, 1 << 20)
-        if sys.platform != "linux" or blocks(path) or LocalDisk().next_hole(descriptor, 0, 9)[0]:
+        Disk().punch(descriptor, 0, 1 << 20)
+        if sys.platform != "linux" or blocks(path) or Disk().next_hole(descriptor, 0, 9)[0]:
             pytest.skip("this file system frees no blocks")
     except OSError:
         pytest.skip("this file system frees no blocks")
@@ -207,7 +207,7 @@ def punching(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("punching")
 def test_only_unwritten_ranges_of_the_last_file_are_freed(tmp_path: Path) -> None:
-    disk = LocalDisk()
+    disk = Disk()
     folder = tmp_path / "files"
     for name in ("000", "100", "notes"):
         descriptor = disk.make_file(folder / name, ROOM_SIZE)
@@ -248,7 +248,7 @@ class Ahead:
     """The service over one log file, with what it loads."""
 
     def __init__(self, root: Path, patched: pytest.MonkeyPatch) -> None:
-        disk = LocalDisk()
+        disk = Disk()
         self.log = MappedFileQueue(disk, root, FILE_SIZE)
         file = self.log.last_file(create=True)
         assert file is not None

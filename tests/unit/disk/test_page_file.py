@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.format.checkpoint import Checkpoint
 
 
-class BadFile(LocalDisk):
+class BadFile(Disk):
     """A disk that does not deliver the bytes of one file."""
 
     def __init__(self, path: Path) -> None:

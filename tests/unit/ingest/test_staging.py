@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import logquarry as lq
-from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.errors import CorruptFile, MessageRejected, StoreUnavailable, UsageError
 from logquarry.format import java
 from logquarry.ingest import load as load_module
@@ -339,12 +339,12 @@ def test_a_small_load_fills_one_store_after_the_other(
 def test_no_log_file_is_made_for_messages_after_the_load(tmp_path: Path) -> None:
     plan, made = planned(tmp_path / "s"), list[str]()
 
-    def make(disk: LocalDisk, path: Path, size: int) -> int:
+    def make(disk: Disk, path: Path, size: int) -> int:
         if path.parent.name == "commitlog":
             made.append(path.name)
         return Disk.make_file(disk, path, size)
 
-    with mock.patch.object(LocalDisk, "make_file", make):
+    with mock.patch.object(Disk, "make_file", make):
         commit_load(plan, LOAD, staged(plan, [row()]))
     assert made == [f"{0:020d}"]
 
@@ -479,9 +479,9 @@ def test_an_intent_that_is_none_is_told(tmp_path: Path, document: str) -> None:
 
 
 def test_the_ledger_knows_its_applications(tmp_path: Path) -> None:
-    from logquarry.disk.disk import LocalDisk
+    from logquarry.disk.disk import Disk
 
-    ledger = Ledger(LocalDisk(), tmp_path)
+    ledger = Ledger(Disk(), tmp_path)
     ledger.add(LoadId("имя / with anything", 5))
     assert ledger.has(LoadId("имя / with anything", 5))
     assert not ledger.has(LoadId("имя / with anything", 6))

@@ -126,7 +126,7 @@ def test_a_retention_that_was_stopped_has_lost_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("logquarry.disk.disk.LocalDisk.remove", stop)
+        patched.setattr("logquarry.disk.disk.Disk.remove", stop)
         with pytest.raises(KeyboardInterrupt):
             lq.retain(root, RULES, apply=True)
     assert start_of(root) != 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from logquarry.config import StoreConfig
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Refusal, RunningFlags
 from logquarry.errors import MessageRejected, StoreUnavailable
@@ -28,7 +28,7 @@ NOW = 1_700_000_000_000
 
 class Log:
     def __init__(self, root: Path, file_size: int = FILE_SIZE, **settings: object) -> None:
-        self.disk = LocalDisk()
+        self.disk = Disk()
         self.files = MappedFileQueue(self.disk, root / "commitlog", file_size)
         self.flags = RunningFlags()
         self.offsets: dict[QueueKey, int] = {}

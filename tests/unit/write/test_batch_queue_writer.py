@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile
 from logquarry.format.batch import ENTRY_SIZE, MOST_MESSAGES
@@ -54,7 +54,7 @@ def test_a_large_gap_takes_several_entries_of_one_frame(gap: int) -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> MappedFileQueue:
-    found = MappedFileQueue(LocalDisk(), tmp_path / "queue", 4 * ENTRY_SIZE)
+    found = MappedFileQueue(Disk(), tmp_path / "queue", 4 * ENTRY_SIZE)
     found.load()
     return found
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from logquarry.config import StoreConfig
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Refusal, RunningFlags
 from logquarry.errors import CorruptFile, CorruptFrame
@@ -42,7 +42,7 @@ class Store:
 
     def __init__(self, root: Path, **settings: Any) -> None:
         self.root = root
-        self.disk = LocalDisk()
+        self.disk = Disk()
         self.config = StoreConfig(**settings)
         self.flags = RunningFlags()
         self.files = MappedFileQueue(self.disk, root / "commitlog", 2_000)

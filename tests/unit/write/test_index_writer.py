@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.page_file import CheckpointFile
 from logquarry.format import index
 from logquarry.format.index import HEADER, IndexHeader, IndexShape
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def open_index(folder: Path, shape: IndexShape = SHAPE) -> IndexWriter:
-    return IndexWriter(LocalDisk(), folder, shape, clock=lambda: NOON)
+    return IndexWriter(Disk(), folder, shape, clock=lambda: NOON)
 
 
 def put(writer: IndexWriter, messages: list[tuple[int, int, list[str]]]) -> None:
@@ -96,7 +96,7 @@ def test_a_message_without_a_key_makes_the_first_file(folder: Path) -> None:
 
 def test_a_message_without_a_key_makes_the_next_file(folder: Path) -> None:
     filled: list[IndexFileWriter] = []
-    writer = IndexWriter(LocalDisk(), folder, SHAPE, clock=lambda: NOON, filled=filled.append)
+    writer = IndexWriter(Disk(), folder, SHAPE, clock=lambda: NOON, filled=filled.append)
     put(writer, [(100 * n, NOON + n, ["k"]) for n in range(SHAPE.entries - 1)])
     first = writer.last
     assert first is not None and first.room == 0 and len(contents(folder)) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile
 from logquarry.format import queue_entry
@@ -19,7 +19,7 @@ UNITS_PER_FILE = 4
 
 @pytest.fixture
 def files(tmp_path: Path) -> MappedFileQueue:
-    return MappedFileQueue(LocalDisk(), tmp_path / "0", UNITS_PER_FILE * UNIT_SIZE)
+    return MappedFileQueue(Disk(), tmp_path / "0", UNITS_PER_FILE * UNIT_SIZE)
 
 
 def append(writer: ConsumeQueueWriter, offsets: list[int], first_physical: int = 0) -> int:
@@ -95,7 +95,7 @@ def test_a_new_epoch_is_passed_over(files: MappedFileQueue) -> None:
 def test_a_queue_that_is_there_is_gone_on_with(files: MappedFileQueue, tmp_path: Path) -> None:
     append(ConsumeQueueWriter(files), [2, 3, 4])
     files.close()
-    again = MappedFileQueue(LocalDisk(), tmp_path / "0", files.file_size)
+    again = MappedFileQueue(Disk(), tmp_path / "0", files.file_size)
     again.load()
     again.truncate_to(5 * UNIT_SIZE)
     writer = ConsumeQueueWriter(again)
@@ -107,7 +107,7 @@ def test_a_queue_that_is_there_is_gone_on_with(files: MappedFileQueue, tmp_path:
 def test_fillers_say_nothing_of_the_log(files: MappedFileQueue, tmp_path: Path) -> None:
     append(ConsumeQueueWriter(files), [2])
     files.close()
-    again = MappedFileQueue(LocalDisk(), tmp_path / "0", files.file_size)
+    again = MappedFileQueue(Disk(), tmp_path / "0", files.file_size)
     again.load()
     again.truncate_to(2 * UNIT_SIZE)
     assert ConsumeQueueWriter(again).physical_end == 0

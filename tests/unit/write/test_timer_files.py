@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.format import properties as props
 from logquarry.format import timer
 from logquarry.log.layout import StoreLayout
@@ -34,9 +34,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def write(root: Path, disk: LocalDisk | None = None, now: int = NOW) -> None:
+def write(root: Path, disk: Disk | None = None, now: int = NOW) -> None:
     found = timers_of(StoreLayout.open(root))
-    write_timer_files(disk or LocalDisk(), root, found, now, file_size=FILE, precision_ms=1_000)
+    write_timer_files(disk or Disk(), root, found, now, file_size=FILE, precision_ms=1_000)
 
 
 def entries(root: Path) -> list[tuple[int, ...]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import logquarry as lq
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.write.queue_table import TopicTable, is_listed, topics_of
 from tests.helpers.small_store import NOW, opened
 
@@ -51,7 +51,7 @@ def put(root: Path, *queues: tuple[str, int]) -> None:
 def table_of(
     root: Path, existing: list[tuple[str, int]], *, was_unclean: bool = False
 ) -> TopicTable:
-    return TopicTable(LocalDisk(), root, lambda: NOW, existing, was_unclean=was_unclean)
+    return TopicTable(Disk(), root, lambda: NOW, existing, was_unclean=was_unclean)
 
 
 def test_a_new_store_lists_its_topics(tmp_path: Path) -> None:
@@ -102,14 +102,14 @@ def test_an_unreadable_file_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_does_not_end_the_store(tmp_path: Path) -> None:
-    class Full(LocalDisk):
+    class Full(Disk):
         def replace(self, path: Path, data: bytes) -> None:
             raise self.refused(path, OSError(errno.ENOSPC, "No space left on device"))
 
     table = TopicTable(Full(), tmp_path, lambda: NOW, [("orders", 1)])
     assert table.flush() is False and not file(tmp_path).exists()
     # The queues are still noted: the next flush lists them.
-    table._file._disk = LocalDisk()
+    table._file._disk = Disk()
     assert table.flush() is True and counts(tmp_path) == {"orders": (2, 2)}
 
 

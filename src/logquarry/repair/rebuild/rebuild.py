@@ -22,7 +22,7 @@ from pathlib import Path
 
 from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
-from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.locks import StoreLock, alone_in
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.open_files import OpenFiles
@@ -170,7 +170,7 @@ def rebuild(
         )
     if into is None and not apply:
         return _report(layout, None, names, is_live=layout.is_live())
-    disk = disk or LocalDisk()
+    disk = disk or Disk()
     work = _Rebuild(root, target, names, settings, disk, clock or now_ms, builder, note)
     if into is not None:
         is_new = not target.exists()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.config import StoreConfig
-from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.locks import alone_in
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.log.layout import StoreLayout
@@ -90,7 +90,7 @@ def finish_into(
     """
     if not target.is_dir():
         return False
-    root, disk = local_store(path), LocalDisk()
+    root, disk = local_store(path), Disk()
     with alone_in(disk, target):
         bring_out_cut_off(target, disk)
         there = [name for name in names if (target / name).exists()]

@@ -15,7 +15,7 @@ from typing import Final
 
 from logquarry import arguments
 from logquarry.config import RECOVERIES, StoreConfig, settings_of
-from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.queue_folders import NameGuard
@@ -116,7 +116,7 @@ def recover(
         return plan
     if unsupported is not None:
         raise unsupported
-    disk = disk or LocalDisk()
+    disk = disk or Disk()
     if not is_lockable(root):
         # Check this before the lock creates a file: a refused recovery must change nothing.
         check_entries(root, settings)

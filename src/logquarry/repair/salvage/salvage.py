@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UnreadableFile, UsageError
 from logquarry.format import broker_config, dledger, fastjson
 from logquarry.log.layout import StoreLayout
@@ -187,7 +187,7 @@ def salvage(
         found.timers = len(timers_of(layout).due())
     else:
         found.into = str(into)
-        target = SalvageTarget(into, disk or LocalDisk())
+        target = SalvageTarget(into, disk or Disk())
         try:
             with none_lost(layout.root):
                 target.begin()

@@ -24,7 +24,7 @@ from typing import Final
 from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
 from logquarry.dialect31.state_table import StateTableKeeper
-from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.locks import StoreLock
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import record_start
@@ -264,7 +264,7 @@ def retain(
         plan = plan_retention(layout, rules, now_ms=clock())
         return dataclasses.replace(plan, refused=_refusal(layout, root))
     require(layout, Action.RETAIN)
-    disk = disk or LocalDisk()
+    disk = disk or Disk()
     lock = StoreLock(disk, root)
     try:
         check_entries(root, settings)
@@ -295,7 +295,7 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
         end = missing.offset + missing.length
         return f"{missing.path}: the log has no file for {missing.offset} to {end}: {_RECOVER}"
     try:
-        intent = Ledger(LocalDisk(), root).intent()
+        intent = Ledger(Disk(), root).intent()
     except CorruptFile as error:
         return f"the record of an unfinished load is unreadable: {error}"
     if intent is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.format.batch import ENTRY_SIZE
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries
 from logquarry.repair.rebuild.other_queues import BatchFiles
@@ -28,7 +28,7 @@ def entries(places: range, first: int, count: int) -> BatchEntries:
 @pytest.mark.parametrize("restart", [0, 1, 6, 17])
 def test_only_the_newest_epoch_counts(tmp_path: Path, restart: int) -> None:
     """The lower offset can lie within the older epoch."""
-    files = BatchFiles(LocalDisk(), tmp_path, 10 * ENTRY_SIZE)
+    files = BatchFiles(Disk(), tmp_path, 10 * ENTRY_SIZE)
     files.add(KEY, entries(range(0, 600, 100), 0, 3))
     newest = entries(range(600, 900, 100), restart, 2)
     files.add(KEY, newest)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import logquarry as lq
 from logquarry.cli.main import app
 from logquarry.config import StoreConfig
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.disk.locks import alone_in
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
@@ -67,9 +67,9 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 def test_not_beside_a_salvage(tmp_path: Path) -> None:
     root, into = a_log(tmp_path / "store"), tmp_path / "new"
-    with alone_in(LocalDisk(), into), pytest.raises(StoreUnavailable, match="at work"):
+    with alone_in(Disk(), into), pytest.raises(StoreUnavailable, match="at work"):
         rebuild(root, into=into)
-    with alone_in(LocalDisk(), into), pytest.raises(StoreUnavailable, match="at work"):
+    with alone_in(Disk(), into), pytest.raises(StoreUnavailable, match="at work"):
         salvage(StoreLayout.open(root), into)
     assert not list(into.iterdir())
     (into / ".salvage").mkdir()
@@ -120,7 +120,7 @@ def test_whose_they_are_is_told(tmp_path: Path, names: tuple[str, ...]) -> None:
 def test_what_was_killed_on_its_way_in_is_ended_by_whoever_comes_next(tmp_path: Path) -> None:
     root, into = a_log(tmp_path / "store"), tmp_path / "new"
 
-    class Killed(LocalDisk):
+    class Killed(Disk):
         def rename(self, source: Path, target: Path) -> None:
             if target == into / "index":
                 raise KeyboardInterrupt

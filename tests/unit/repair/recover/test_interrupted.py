@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.repair.recover.apply import disk_json
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.failing_disk import StoppedDisk
@@ -184,5 +184,5 @@ def test_a_note_that_cannot_be_read_is_passed_over(tmp_path: Path, text: str) ->
 def test_a_folder_whose_name_is_no_utf8_is_told(tmp_path: Path) -> None:
     path = tmp_path / "recovery.json"
     document = {"file": os.fsdecode(b"consumequeue/\xff\xfe/0")}
-    disk_json(LocalDisk(), path, document)
+    disk_json(Disk(), path, document)
     assert json.loads(path.read_bytes()) == document

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
 from tests.helpers.small_store import bodies, config, facts, opened
 
@@ -18,7 +18,7 @@ COUNT = 60
 PARTS = ("commitlog", "consumequeue", "index")
 
 
-class ManyDisks(LocalDisk):
+class ManyDisks(Disk):
     """Each folder of a store is on a separate disk, and the other files are on one more.
 
     Attributes:

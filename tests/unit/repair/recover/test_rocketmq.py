@@ -13,7 +13,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.config import StoreConfig
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
 from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq, recover_as_rocketmq
 from logquarry.store.message_store import StoreWriter
@@ -55,7 +55,7 @@ def refused(root: Path, reason: str, config: StoreConfig = CONFIG) -> None:
     assert not plan.is_needed
     assert bytes_of(root) == before
     with pytest.raises(StoreUnavailable, match="refus|" + reason.split(maxsplit=1)[0]):
-        apply_rocketmq(plan, LocalDisk())
+        apply_rocketmq(plan, Disk())
     assert bytes_of(root) == before
     with pytest.raises(StoreUnavailable) as caught:
         lq.MessageStore.open(root, mode="rw", config=config)
@@ -215,7 +215,7 @@ def test_dispatching_goes_on_where_lengths_lead(tmp_path: Path) -> None:
 def test_nothing_to_do_changes_nothing(tmp_path: Path) -> None:
     made(tmp_path)
     before = bytes_of(tmp_path)
-    done = recover_as_rocketmq(tmp_path, CONFIG, LocalDisk())
+    done = recover_as_rocketmq(tmp_path, CONFIG, Disk())
     assert done.dispatched_timestamp == 0
     after = bytes_of(tmp_path)
     assert {name: after[name] for name in before} == before
@@ -256,7 +256,7 @@ def test_a_store_that_is_not_there_is_made(tmp_path: Path) -> None:
         assert store.put(lq.Message("t", b"x")).queue_offset == 0
 
 
-class _NotingDisk(LocalDisk):
+class _NotingDisk(Disk):
     """Notes the opened and renamed files."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.salvage.salvage import salvage
@@ -22,7 +22,7 @@ class Killed(BaseException):
     pass
 
 
-class DyingDisk(LocalDisk):
+class DyingDisk(Disk):
     """Stops before a rename, as a killed process does."""
 
     def __init__(self, renames: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import logquarry as lq
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import INTENT, LOADS
@@ -116,7 +116,7 @@ def test_a_crashed_store_is_left_alone(store_root: Path) -> None:
 
 
 def test_a_load_that_died_is_left_alone(store_root: Path) -> None:
-    Ledger(LocalDisk(), store_root).begin(Intent(LoadId("job", 1), 100, LOADS, ()))
+    Ledger(Disk(), store_root).begin(Intent(LoadId("job", 1), 100, LOADS, ()))
     with pytest.raises(StoreUnavailable, match="a load is unfinished"):
         retain(store_root, older_than_ms=0, apply=True)
     (store_root / LOADS / INTENT).write_text("{}")
@@ -192,7 +192,7 @@ def test_a_load_that_is_going_on_stays(tmp_path: Path) -> None:
     with live(root, clock) as store:
         put_all(store, clock)
         store.flush()
-        ledger = Ledger(LocalDisk(), root)
+        ledger = Ledger(Disk(), root)
         ledger.begin(Intent(LoadId("job", 1), 3 * FILE + 100, LOADS, ()))
         assert store.retain(rules).new_min_offset == 3 * FILE
         ledger.end()

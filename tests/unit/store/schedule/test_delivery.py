@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.errors import MessageRejected, StoreUnavailable
 from logquarry.format.frame import Frame
 from logquarry.format.properties import DEFAULT_LEVELS, SCHEDULE_TOPIC, parse_levels
@@ -122,7 +122,7 @@ class Sink:
 def delivery(
     log: FakeLog, sink: Sink, root: Path, levels: Sequence[int] = LEVELS
 ) -> DelayedDelivery:
-    return DelayedDelivery(log, sink, levels, DelayProgress(LocalDisk(), root, lambda: None))
+    return DelayedDelivery(log, sink, levels, DelayProgress(Disk(), root, lambda: None))
 
 
 def test_a_hundred_thousand_over_all_levels_in_order(tmp_path: Path) -> None:

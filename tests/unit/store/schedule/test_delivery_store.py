@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.disk.disk import LocalDisk
+from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
 from logquarry.format import broker_config
 from logquarry.store.message_store import StoreWriter
@@ -24,7 +24,7 @@ NOW = 1_700_000_000_000
 
 # ----------------------------------------------------------------------------------- progress
 def progress_of(root: Path, disk: FaultyDisk | None = None) -> DelayProgress:
-    return DelayProgress(disk or LocalDisk(), root, lambda: None)
+    return DelayProgress(disk or Disk(), root, lambda: None)
 
 
 def test_progress_is_saved_with_its_place_in_the_log(tmp_path: Path) -> None:
