@@ -16,10 +16,10 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.format import java, queue_entry, state_table, sys_flag
 from logquarry.format import properties as props
+from logquarry.format.arrays import Bools, Records
 from logquarry.format.frame import FIXED_SIZE_V1, Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.format.rows import POSITION, SIZE
@@ -31,7 +31,7 @@ from logquarry.log.store_files import REDO_LOG, STATE_TABLE, FileSequence
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 
-Units = npt.NDArray[np.void]
+Units = Records
 
 TABLE_DTYPE: Final = state_table.LAYOUT.dtype()
 REDO_DTYPE: Final = queue_entry.LAYOUT.dtype()
@@ -97,7 +97,7 @@ def _read(layout: StoreLayout, sequence: FileSequence, dtype: np.dtype[np.void])
     return UnitFiles(joined, first, fault)
 
 
-def _sound(units: Units) -> npt.NDArray[np.bool_]:
+def _sound(units: Units) -> Bools:
     sound = (units["physical_offset"] >= 0) & (units["size"] > 0)
     if "state" in (units.dtype.names or ()):
         sound &= np.isin(units["state"], state_table.STATES)

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk import open_files
 from logquarry.disk.disk import Disk
@@ -35,6 +34,7 @@ from logquarry.disk.file_place import FilePlace
 from logquarry.disk.service import abandon_in_children, stays
 from logquarry.disk.write_buffers import FileCopy, TransientStorePool
 from logquarry.errors import StoreUnavailable, UnreadableFile
+from logquarry.format.arrays import Bytes
 from logquarry.format.fields import PAGE_SIZE
 from logquarry.log.lost_pages import lost
 from logquarry.log.readable import CHUNK, UNREADABLE, ReadableMap, Unreadable, first_unreadable
@@ -228,7 +228,7 @@ class MappedFile(FilePlace):
         """Whether any byte of the file is not 0, no matter which process wrote it."""
         return next(self._written_from(0), None) is not None
 
-    def _written_from(self, position: int) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+    def _written_from(self, position: int) -> Iterator[tuple[int, Bytes]]:
         """The parts of the file after a position that are not zeros, each with its position."""
         at = self._next_data(position)
         while at is not None and at < self.size:

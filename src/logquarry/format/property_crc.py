@@ -13,7 +13,8 @@ import zlib
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
+
+from logquarry.format.arrays import Bytes, Int64
 
 PREFIX: Final = b"__CRC32#\x01"
 SIZE: Final = 20
@@ -29,9 +30,6 @@ _DIGITS_AT: Final = slice(len(PREFIX), len(PREFIX) + _DIGITS)
 _ZERO: Final = ord("0")
 _HIGHEST: Final = 9
 _POWERS: Final = 10 ** np.arange(_DIGITS)
-
-Int64 = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 
 
 def encode(frame: bytes | memoryview) -> bytes:

@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from logquarry.format.arrays import Int64
+
 (
     SIZE,
     TOPIC,
@@ -53,7 +55,7 @@ ANY_TIME = np.iinfo(np.int64).min
 HEAD_SIZE, TIME_AT, ADVANCES, HEAD_FACTS = range(4)
 """Facts of a head: its size, the position of STORETIMESTAMP, whether the queue advances."""
 
-PutRows = npt.NDArray[np.int64]
+PutRows = Int64
 Array = npt.NDArray[Any]
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from logquarry.errors import BadRow, DecompressionError, SourceNotReadable, UsageError
 from logquarry.format import java, message_id, sys_flag
+from logquarry.format.arrays import Bools, Int64
 from logquarry.format.java import crc32
 from logquarry.log import codec
 from logquarry.log.location import path_or_url
@@ -145,8 +145,6 @@ _HOSTS: Final = (("born_host", sys_flag.BORN_HOST_V6), ("store_host", sys_flag.S
 _MAPPED_V4: Final = bytes(10) + b"\xff\xff"
 _MOST_CONTENT: Final = 1 << 30
 
-Int64 = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -200,7 +198,7 @@ def _numbers(batch: pa.RecordBatch, name: str, default: int) -> Int64:
 
 
 # ------------------------------------------------------------------------------------------ hosts
-def _hosts(rows: Rows, name: str, is_v6: npt.NDArray[np.bool_]) -> pa.Array:
+def _hosts(rows: Rows, name: str, is_v6: Bools) -> pa.Array:
     """Return hosts as bytes: 16 bytes if SYSFLAG has the IPv6 bit, even for an IPv4 address."""
     coded = rows.batch.column(name).dictionary_encode()
     words = coded.dictionary.to_pylist()

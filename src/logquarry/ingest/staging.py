@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,6 +26,7 @@ from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import frame, java
 from logquarry.format import put_rows as r
+from logquarry.format.arrays import Bytes, Int64
 from logquarry.ingest.dead_letters import DeadLetters
 from logquarry.log import codec
 from logquarry.log.store_files import LOADS
@@ -46,8 +46,6 @@ from logquarry.write.outgoing_arrow import (
     joined_keys,
     messages_of,
 )
-
-Int64 = npt.NDArray[np.int64]
 
 NO_WORD: Final = -(1 << 32)
 """The result for a text that has no words. No Java hash has this value."""
@@ -335,7 +333,7 @@ class Stager:
             counts[number] = counts.get(number, 0) + 1
         writer.add(data.data, counts.items())
 
-    def _room(self, size: int) -> npt.NDArray[np.uint8]:
+    def _room(self, size: int) -> Bytes:
         """Return memory that is valid until the next call; allocating it each time is too slow."""
         if len(self._scratch) < size:
             self._scratch = np.empty(size + size // 4, np.uint8)
@@ -345,7 +343,7 @@ class Stager:
     def _encode(
         table: FrameTable,
         rows: r.PutRows,
-        data: npt.NDArray[np.uint8],
+        data: Bytes,
         starts: Int64,
         odd: list[int],
     ) -> None:

@@ -16,10 +16,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.compiled import is_switched_off
 from logquarry.format import dledger, frame, java
+from logquarry.format.arrays import Bytes, Int32, Int64
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, ROW_WIDTH, SIZE, TABLE_FULL
 from logquarry.log.filesystem import FileView
 
@@ -32,7 +32,7 @@ SWITCH = "LOGQUARRY_KERNELS"
 
 crc32_address = java.crc32_address
 
-Rows = npt.NDArray[np.int32]
+Rows = Int32
 
 
 @cache
@@ -78,7 +78,7 @@ class Window:
             (:mod:`logquarry.log.frames`). Then only PHYSICALOFFSET has a frame's place in the log.
     """
 
-    data: npt.NDArray[np.uint8]
+    data: Bytes
     base: int
     end: int
     has_heads: bool = False
@@ -245,11 +245,11 @@ def _bytes_needed(window: Window, position: int) -> int:
 
 def check_places(
     window: Window,
-    places: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.int32],
+    places: Int64,
+    sizes: Int32,
     *,
     check_crc: bool,
-) -> tuple[Rows, npt.NDArray[np.int32]]:
+) -> tuple[Rows, Int32]:
     """Judge several positions, such as those in the entries of consume queues or of the index.
 
     Args:

@@ -12,24 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from logquarry.errors import DecompressionError
 from logquarry.format import frame, java, property_crc
 from logquarry.format import properties as props
 from logquarry.format import rows as r
+from logquarry.format.arrays import Bools, Int32, Int64
 from logquarry.format.sys_flag import DEFAULT_LIMIT, decompress, is_compressed
 from logquarry.log import codec, schema
 from logquarry.log.codec import Rows, Window
-from logquarry.log.columns_kernel import (
-    MS,
-    WHOLE_PROPERTIES,
-    Int32,
-    Int64,
-    KernelColumns,
-    too_large,
-)
+from logquarry.log.columns_kernel import MS, WHOLE_PROPERTIES, KernelColumns, too_large
 from logquarry.log.walk import Run
 from logquarry.stored_message import StoredMessage
 
@@ -262,9 +255,7 @@ def fixed_fields(window: Window, rows: Rows, names: Sequence[str]) -> dict[str, 
     }
 
 
-def tags_codes(
-    window: Window, rows: Rows, decoding: Decoding
-) -> tuple[Int64, npt.NDArray[np.bool_]]:
+def tags_codes(window: Window, rows: Rows, decoding: Decoding) -> tuple[Int64, Bools]:
     """The tags code of each frame, and whether the frame has KEYS or a UNIQ_KEY."""
     fast = codec.kernels()
     if fast is not None and not fast.bad_utf8(window.address, rows, len(rows)):

@@ -8,12 +8,12 @@ from functools import cache
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from logquarry.errors import LogquarryError
 from logquarry.format import frame, java
 from logquarry.format import rows as r
+from logquarry.format.arrays import Bools, Bytes, Int32, Int64
 from logquarry.log import codec, schema
 
 FIXED: Final = {
@@ -37,9 +37,6 @@ WHOLE_PROPERTIES: Final = frozenset({"properties", _EXACT})
 """Columns that need all properties of a message."""
 _SMALLEST_PAIR: Final = 4
 """Bytes of the shortest property with its separators."""
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 
 def too_large() -> LogquarryError:
@@ -171,7 +168,7 @@ class KernelColumns:
             ),
         )
 
-    def _text(self, most: int, fill: Callable[[Int32, npt.NDArray[np.uint8]], int]) -> pa.Array:
+    def _text(self, most: int, fill: Callable[[Int32, Bytes], int]) -> pa.Array:
         offsets = np.empty(self.count + 1, np.int32)
         out = np.empty(self.count * most, np.uint8)
         used = fill(offsets, out)
@@ -260,10 +257,10 @@ class KernelColumns:
         )
         return out, odd[:left_over]
 
-    def has_key(self) -> npt.NDArray[np.bool_]:
+    def has_key(self) -> Bools:
         """Whether each frame has KEYS or a UNIQ_KEY."""
         _, lengths = self.all_property_spans()
-        found: npt.NDArray[np.bool_] = lengths[self.k.KEYS] >= 0
+        found: Bools = lengths[self.k.KEYS] >= 0
         found |= lengths[self.k.UNIQ_KEY] >= 0
         return found
 

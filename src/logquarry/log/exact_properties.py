@@ -20,11 +20,11 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from logquarry.format import properties as props
+from logquarry.format.arrays import Int64
 from logquarry.log.schema import EXACT_PROPERTIES
 
 KEY: Final = b"logquarry.properties_string"
@@ -34,8 +34,6 @@ MOST_BYTES: Final = 16 << 20
 
 _END: Final = props.PROPERTY_SEPARATOR.encode()
 _SCHEMA: Final = pa.schema({"skip": pa.uint32(), "string": pa.binary()})
-
-Int64 = npt.NDArray[np.int64]
 
 
 class ExactProperties:

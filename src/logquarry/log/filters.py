@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.errors import UsageError
 from logquarry.format import java
 from logquarry.format import properties as props
+from logquarry.format.arrays import Bools
 from logquarry.log import columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
-
-Bools = npt.NDArray[np.bool_]
 
 TAG_SEPARATOR = props.TAG_SEPARATOR
 """Re-exported for spark/, which does not import format/."""

@@ -7,21 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.config import IndexKeys
 from logquarry.format import index, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format import rows as r
+from logquarry.format.arrays import Bools, Int32, Int64
 from logquarry.format.frame import MAGIC_V1, Frame
 from logquarry.log import codec, columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns_kernel import KernelColumns
 from logquarry.log.frames import require_whole
 from logquarry.log.walk import Run
-
-Int64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _NUMBERS = ("queue_id", "queue_offset", "sys_flag", "store_timestamp")
 
@@ -43,7 +40,7 @@ class DispatchRequests:
         has_key: whether the index has the frame: it has KEYS or UNIQ_KEY, and is not a ROLLBACK.
     """
 
-    topic_ids: npt.NDArray[np.int32]
+    topic_ids: Int32
     topics: list[str]
     queue_id: Int64
     queue_offset: Int64

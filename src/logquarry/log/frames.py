@@ -18,11 +18,11 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.errors import CorruptFrame
 from logquarry.format import frame
 from logquarry.format import rows as r
+from logquarry.format.arrays import Int64
 from logquarry.format.batch import is_inner_batch, queue_count, unwrap
 from logquarry.format.sys_flag import DEFAULT_LIMIT
 from logquarry.log import codec
@@ -117,8 +117,6 @@ def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]
                     raise
             left = copied(left, done) if is_lost(left) else None
 
-
-Int64 = npt.NDArray[np.int64]
 
 _COMPRESSED: Final = -1
 _AT_SYS_FLAG: Final = frame.HEAD.offsets["sys_flag"]

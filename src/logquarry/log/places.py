@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from logquarry.format.arrays import Int32, Int64
 from logquarry.format.frame import BLANK, FIXED_SIZE_V1, DamageKind
 from logquarry.format.rows import NEED_MORE, REACHED_STOP, SIZE
 from logquarry.log import codec, walk
@@ -91,8 +91,8 @@ def _behind(event: Run | walk.BlankSpan | DamagedSpan | walk.ExpiredSpan) -> int
 # --------------------------------------------------------------------------------------------------
 # Frames at given offsets
 
-Offsets = npt.NDArray[np.int64]
-Sizes = npt.NDArray[np.int32]
+Offsets = Int64
+Sizes = Int32
 
 
 def runs_at(
@@ -221,7 +221,7 @@ def _hidden(
     window: Window,
     places: Offsets,
     rows: Rows,
-    codes: npt.NDArray[np.int32],
+    codes: Int32,
 ) -> dict[int, Unreadable]:
     """Number of a place -> unreadable range, for each place whose frame overlaps such a range."""
     if not view.unreadable:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UnreadableFile
 from logquarry.format import batch, java
+from logquarry.format.arrays import Bools, Int64, Records
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import FileSequence, StoreFile
@@ -37,10 +37,8 @@ from logquarry.read.queue import (
 from logquarry.read.rocksdb_queue import RocksQueue, rocksdb_queues
 
 BATCH_DTYPE: Final = batch.ENTRY.dtype()
-BatchEntries = npt.NDArray[np.void]
+BatchEntries = Records
 """Entries as on the disk: the fields of :data:`logquarry.format.batch.ENTRY`."""
-Bools = npt.NDArray[np.bool_]
-Int64 = npt.NDArray[np.int64]
 
 _MOST_UNITS: Final = 1 << 16
 _LARGEST_CHUNK: Final = 1 << 16

@@ -21,11 +21,11 @@ from functools import cached_property
 from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreNotFound
 from logquarry.format import index, java
+from logquarry.format.arrays import Int32, Int64, Records
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.format.queue_entry import QueueEntry
@@ -162,9 +162,9 @@ def _share_that_fits(data: memoryview, header: IndexHeader, slots: int) -> float
 
 
 def _share_chained(
-    entries: npt.NDArray[np.void],
-    table: npt.NDArray[np.int32],
-    numbers: npt.NDArray[np.int64],
+    entries: Records,
+    table: Int32,
+    numbers: Int64,
     header: IndexHeader,
 ) -> float:
     """Share of some entries that are chained correctly: the entry's slot points to it or to a newer
@@ -315,7 +315,6 @@ def _hashes(topic: str, key: str) -> tuple[int, int]:
     return index.key_hash(topic, key), java.hash_code(index.key_text(topic, key))
 
 
-Int64 = npt.NDArray[np.int64]
 LARGEST_MESSAGE: Final = 64 << 20
 """Maximum bytes of a message; a message that seems larger is damage."""
 _ENTRIES_AT_ONCE: Final = 1 << 20

@@ -17,11 +17,11 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.config import StoreConfig
 from logquarry.format import java, queue_entry, sys_flag
 from logquarry.format import properties as props
+from logquarry.format.arrays import Bools, Int64
 from logquarry.format.rows import SIZE
 from logquarry.log.frames import message_counts
 from logquarry.log.walk import Event, LogEnd, Run
@@ -183,7 +183,7 @@ _SYSTEM_PREFIXES: Final = ("%RETRY%", "rmq_sys_")
 _COLUMNS: Final = ("queue_id", "queue_offset", "physical_offset", "sys_flag", "tags_code")
 
 QueueKey = tuple[str, int]
-Offsets = npt.NDArray[np.int64]
+Offsets = Int64
 
 
 class LogQueue(Queue):
@@ -306,7 +306,7 @@ class QueueBuilder:
         if self.config.enable_multi_dispatch is not False:
             self._add_copies(run, queued, units)
 
-    def _add_copies(self, run: Run, queued: npt.NDArray[np.bool_], units: Units) -> None:
+    def _add_copies(self, run: Run, queued: Bools, units: Units) -> None:
         """Add messages to other queues that their properties list (``multiDispatchLmqQueue``)."""
         from logquarry.log import columns
 
@@ -319,7 +319,7 @@ class QueueBuilder:
 
 
 def _spread(
-    offsets: Offsets, units: Units, counts: Offsets | None, rows: npt.NDArray[np.int64]
+    offsets: Offsets, units: Units, counts: Offsets | None, rows: Int64
 ) -> tuple[Offsets, Units]:
     """One entry for each message of some frames. ``counts``: messages in each; None: one each."""
     if counts is None:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.format import java
+from logquarry.format.arrays import Bools, Int64
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
@@ -130,8 +130,8 @@ def lost_messages(
     starts = np.array([span.offset for span in spans], np.int64)
     ends = np.array([span.offset + span.length for span in spans], np.int64)
 
-    def lost(at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        is_lost: npt.NDArray[np.bool_] = (at >= log_end) & (at < limit)
+    def lost(at: Int64) -> Bools:
+        is_lost: Bools = (at >= log_end) & (at < limit)
         if len(starts):
             number = np.searchsorted(starts, at, side="right") - 1
             is_lost |= (number >= 0) & (at < ends[np.maximum(number, 0)])

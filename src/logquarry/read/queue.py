@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UsageError
 from logquarry.format import java, queue_entry
+from logquarry.format.arrays import Bools, Records
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import FileSequence, StoreFile
@@ -30,7 +30,7 @@ NO_CODE: Final = java.LONG_MIN
 """Tags code of an entry whose frame holds several messages, each with other tags. Like an address
 into ConsumeQueueExt, the code does not determine the tags."""
 UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
-Units = npt.NDArray[np.void]
+Units = Records
 """Entries as on the disk: fields physical_offset, size and tags_code, big-endian."""
 
 StoreTime = Callable[[int, int], int]
@@ -236,15 +236,15 @@ def _bisect(
     return right if abs(timestamp - left_time) > abs(timestamp - right_time) else left
 
 
-def is_written(units: Units) -> npt.NDArray[np.bool_]:
+def is_written(units: Units) -> Bools:
     """Which entries RocketMQ counts as present."""
-    written: npt.NDArray[np.bool_] = (units["physical_offset"] >= 0) & (units["size"] > 0)
+    written: Bools = (units["physical_offset"] >= 0) & (units["size"] > 0)
     return written
 
 
-def has_message(units: Units) -> npt.NDArray[np.bool_]:
+def has_message(units: Units) -> Bools:
     """Which entries point to a message: those that are written and do not only pad a file."""
-    message: npt.NDArray[np.bool_] = is_written(units) & (units["size"] != FILLER_SIZE)
+    message: Bools = is_written(units) & (units["size"] != FILLER_SIZE)
     return message
 
 

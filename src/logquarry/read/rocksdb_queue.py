@@ -16,10 +16,10 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.errors import CorruptFile
 from logquarry.format import rocksdb_queue as table
+from logquarry.format.arrays import Int64, Records
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb, is_installed, is_there, needs_package
@@ -33,9 +33,8 @@ logger = logging.getLogger(__name__)
 ROCKSDB_FOLDERS: Final = (CONSUME_QUEUE, "consumequeue_rocksdb")
 """Folders that may hold the queues in RocksDB."""
 ENTRY_DTYPE: Final = table.ENTRY.dtype()
-RocksEntries = npt.NDArray[np.void]
+RocksEntries = Records
 """Entries as in RocksDB: the fields of :data:`logquarry.format.rocksdb_queue.ENTRY`."""
-Int64 = npt.NDArray[np.int64]
 
 _SEGMENT: Final = 1 << 16
 _CHUNK: Final = 1 << 13

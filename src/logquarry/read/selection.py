@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import frame
+from logquarry.format.arrays import Int32, Int64
 from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.log.places import runs_at
@@ -45,8 +45,8 @@ MOST_PLACES = 1 << 11
 WORTHWHILE = 0.5
 """Largest share of the log to read through the queues; for a larger one a walk is as fast."""
 
-Offsets = npt.NDArray[np.int64]
-Sizes = npt.NDArray[np.int32]
+Offsets = Int64
+Sizes = Int32
 
 
 @dataclass(frozen=True, kw_only=True)

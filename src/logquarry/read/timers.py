@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.errors import UnreadableFile
 from logquarry.format import java, timer
 from logquarry.format import properties as props
+from logquarry.format.arrays import Bools, Records
 from logquarry.format.frame import Frame
 from logquarry.format.property_crc import PREFIX
 from logquarry.format.queue_entry import QueueEntry
@@ -420,7 +420,7 @@ def pending(layout: StoreLayout) -> PendingTimers:
     return PendingTimers(in_wheel, in_queue, evidence)
 
 
-def used_slots(layout: StoreLayout) -> npt.NDArray[np.void]:
+def used_slots(layout: StoreLayout) -> Records:
     """The slots of ``timerwheel`` that were ever used; none if there is no wheel.
 
     With ``timerWheelSnapshotFlush``, a broker writes the wheel to files ``timerwheel.POSITION``.
@@ -438,11 +438,11 @@ def used_slots(layout: StoreLayout) -> npt.NDArray[np.void]:
     slots = np.concatenate([np.empty(0, _SLOT), *(_slots_of(layout, name) for name in chosen)])
     order = np.lexsort((-slots["last"].astype(np.int64), slots["time"]))
     slots = slots[order]
-    first: npt.NDArray[np.bool_] = np.append(True, np.diff(slots["time"].astype(np.int64)) != 0)
+    first: Bools = np.append(True, np.diff(slots["time"].astype(np.int64)) != 0)
     return slots[first[: len(slots)]]
 
 
-def _slots_of(layout: StoreLayout, name: str) -> npt.NDArray[np.void]:
+def _slots_of(layout: StoreLayout, name: str) -> Records:
     found = [np.empty(0, _SLOT)]
     try:
         view = layout.open_file(name)
@@ -470,9 +470,7 @@ def _in_wheel(layout: StoreLayout, read_time: int) -> int:
     return int(slots["count"][times >= read_time].clip(0).sum())
 
 
-def precision(
-    layout: StoreLayout, read_time: int, slots: npt.NDArray[np.void] | None = None
-) -> int:
+def precision(layout: StoreLayout, read_time: int, slots: Records | None = None) -> int:
     """Milliseconds of a slot (``timerPrecisionMs``): stated, or inferred from the wheel's times."""
     if layout.config.timer_precision_ms is not None:
         return layout.config.timer_precision_ms

@@ -9,18 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.format import properties as props
 from logquarry.format import rows as r
+from logquarry.format.arrays import Int64
 from logquarry.log import columns
 from logquarry.log.columns import Decoding
 from logquarry.log.frames import unwrapped
 from logquarry.log.walk import BlankSpan, DamagedSpan, Event, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.store.message_store import MessageStore
 from logquarry.units import Progress
-
-Int64 = npt.NDArray[np.int64]
 
 MOST_BINS: Final = 96
 _BIN_SIZES_MS: Final = tuple(

@@ -1,4 +1,4 @@
-"""Reads an open store's messages: :class:`BaseReader` for readers, :class:`LiveReads` for writers.
+"""Reads an open store's messages: :class:`BaseReader` for readers, :class:`LiveStore` for writers.
 
 A reader creates, locks and changes nothing, so it can run beside a live broker. It lists the
 folders when it opens the store. It lists them again on :meth:`BaseReader.refresh`, and when you

@@ -20,8 +20,8 @@ from logquarry.write.message_rules import LONGEST_PROPERTIES
 
 if TYPE_CHECKING:
     from logquarry.disk.mapped_file import MappedFile
+    from logquarry.format.arrays import Int64
     from logquarry.read.log_queues import QueueKey
-    from logquarry.write.frame_table import Int64
     from logquarry.write.put_path import PutPath
 
 try:

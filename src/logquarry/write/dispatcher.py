@@ -18,15 +18,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Flag, Health, Refusal, RunningFlags, Service
 from logquarry.errors import CorruptFrame, StoreError, StoreUnavailable, UsageError
 from logquarry.format import frame
+from logquarry.format.arrays import Int64
 from logquarry.format.frame import DamageKind
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
 from logquarry.log import codec
@@ -122,7 +120,6 @@ class ArrivalListeners:
 # --------------------------------------------------------------------------------------------------
 # The consume queues that the dispatcher writes to, and the dispatcher.
 
-Int64 = npt.NDArray[np.int64]
 Groups = Mapping[QueueKey, QueuePart]
 """Maps each queue of a run to its entries."""
 WriterOf = Callable[[QueueKey], ConsumeQueueWriter | None]

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.errors import UsageError
 from logquarry.format import batch, frame, java, sys_flag
 from logquarry.format import properties as props
+from logquarry.format.arrays import Bytes
 from logquarry.format.batch import INNER_BATCH, MOST_MESSAGES, BatchItem
 from logquarry.log import codec
 from logquarry.message import Message
@@ -55,7 +55,7 @@ _SHARED: Final = (
 )
 """The fields that all messages of a batch share."""
 
-Bytes8 = npt.NDArray[np.uint8]
+Bytes8 = Bytes
 _Frames = tuple[bytearray, tuple[int, ...], int]
 """The bytes of some frames, the start of each frame, and the size of all their bodies."""
 

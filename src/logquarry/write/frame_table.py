@@ -7,17 +7,16 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.format import put_rows as r
+from logquarry.format.arrays import Bytes, Int64
 from logquarry.log import codec
 from logquarry.read.log_queues import QueueKey
 
 if TYPE_CHECKING:
     from logquarry.disk.mapped_file import MappedFile
 
-Int64 = npt.NDArray[np.int64]
-Bytes8 = npt.NDArray[np.uint8]
+Bytes8 = Bytes
 
 _MANY_QUEUES: Final = 1 << 10
 
@@ -74,7 +73,7 @@ class FrameTable:
         for queue in used:
             next_offsets[queue] = offsets.setdefault(self.queues[queue], 0)
         # The view keeps the file mapped while the kernel writes.
-        view: npt.NDArray[np.uint8] = np.frombuffer(file.buffer, np.uint8)
+        view: Bytes = np.frombuffer(file.buffer, np.uint8)
         physical, queued, times, sizes = columns
         found, position = kernels.encode_frames(
             *(self.rows, start, stop),

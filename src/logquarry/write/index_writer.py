@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
@@ -25,12 +24,11 @@ from logquarry.disk.page_file import CheckpointFile
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreUnavailable
 from logquarry.format import index, java
+from logquarry.format.arrays import Bytes, Int32, Int64, Records
 from logquarry.format.fields import PAGE_SIZE
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.log import codec
 from logquarry.log.store_files import INDEX, is_index_name
-
-Int64 = npt.NDArray[np.int64]
 
 _ENTRY_DTYPE: Final = ENTRY.dtype()
 _SLOT_DTYPE: Final = np.dtype(">i4")
@@ -131,12 +129,10 @@ class IndexFileWriter:
             stop = (int(run[-1]) + 1) * PAGE_SIZE
             file.keep(int(run[0]) * PAGE_SIZE, min(stop, first_entry))
 
-    def _entries(self, number: int, count: int) -> npt.NDArray[np.void]:
+    def _entries(self, number: int, count: int) -> Records:
         """A writable view of some entries of the file."""
         position = self.shape.entry_position(number)
-        entries: npt.NDArray[np.void] = np.frombuffer(
-            self.file.buffer, _ENTRY_DTYPE, count, position
-        )
+        entries: Records = np.frombuffer(self.file.buffer, _ENTRY_DTYPE, count, position)
         return entries
 
     def _put_reference(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
@@ -155,7 +151,7 @@ class IndexFileWriter:
         """The kernel twin of :meth:`_put_reference`."""
         kernels = codec.require_kernels()
         # The view keeps the file mapped while the kernel writes.
-        view: npt.NDArray[np.uint8] = np.frombuffer(self.file.buffer, np.uint8)
+        view: Bytes = np.frombuffer(self.file.buffer, np.uint8)
         assert len(view) >= self.shape.entry_position(self.header.entry_count + len(hashes))
         address, number = view.ctypes.data, self.header.entry_count
         begun: int = kernels.put_index_keys(
@@ -178,7 +174,7 @@ class IndexFileWriter:
         self.file.keep(0, HEADER.size)
 
 
-def _chain(table: npt.NDArray[np.int32], slots: Int64, numbers: Int64) -> tuple[Int64, int]:
+def _chain(table: Int32, slots: Int64, numbers: Int64) -> tuple[Int64, int]:
     """Put new entries at the front of their chains.
 
     Returns:

@@ -16,22 +16,21 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import frame, java
 from logquarry.format import put_rows as r
+from logquarry.format.arrays import Bools, Int64
 from logquarry.log import codec
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.common_frames import CommonFrames
 from logquarry.write.encode import Encoded
-from logquarry.write.frame_table import Bytes8, FrameTable, Int64
+from logquarry.write.frame_table import Bytes8, FrameTable
 from logquarry.write.host_fields import HostFields, host_fields
 from logquarry.write.message_rules import LONGEST_PROPERTIES, topic_bytes
 
-Bools = npt.NDArray[np.bool_]
 Encode = Callable[[Message], Encoded]
 
 _FEW: Final = 256

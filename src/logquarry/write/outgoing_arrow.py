@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 
 from logquarry.arguments import keys
 from logquarry.errors import UsageError
+from logquarry.format.arrays import Bools, Int64
 from logquarry.format.put_rows import ANY_TIME
 from logquarry.log import codec, schema
 from logquarry.message import DEFAULT_BORN_HOST, Message
-from logquarry.write.frame_table import Int64
-from logquarry.write.outgoing import Bools, Columns, Spans, distinct, distinct_spans
+from logquarry.write.outgoing import Columns, Spans, distinct, distinct_spans
 
 _NUMBERS: Final = {
     "queue_id": 0,

@@ -22,13 +22,14 @@ import numpy as np
 
 from logquarry.errors import MessageRejected, StoreUnavailable
 from logquarry.format import message_id
+from logquarry.format.arrays import Int64
 from logquarry.format.frame import BLANK
 from logquarry.log import codec
 from logquarry.message import Message, require_iterable, require_messages
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.common_frames import IS_COMPILED, CommonFrames
 from logquarry.write.encode import Encoded
-from logquarry.write.frame_table import FrameTable, Int64, load_kernel
+from logquarry.write.frame_table import FrameTable, load_kernel
 from logquarry.write.log_appender import end_file, require_fit
 from logquarry.write.outgoing import (
     Columns,

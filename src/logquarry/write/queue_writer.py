@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file import MappedFile
@@ -31,6 +30,7 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile, StoreUnavailable
 from logquarry.format import properties as props
 from logquarry.format import queue_entry
+from logquarry.format.arrays import Int64
 from logquarry.format.batch import ENTRY_SIZE, MOST_MESSAGES, NOT_COMPACTED
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.format.rows import FIELD_COUNT
@@ -42,8 +42,6 @@ from logquarry.log.frames import queue_counts
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, is_batch_written
 from logquarry.read.log_queues import QueueKey, copies_of
 from logquarry.read.queue import UNIT_DTYPE, Units
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,7 @@ def _add_copies(
 # --------------------------------------------------------------------------------------------------
 # The writer of one queue, and the writer that a recovery uses.
 
-Offsets = npt.NDArray[np.int64]
+Offsets = Int64
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 MOST_GAP: Final = 1 << 24

@@ -11,20 +11,18 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile
 from logquarry.format import frame, staged
+from logquarry.format.arrays import Int64
 from logquarry.log import codec
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.frame_table import advance
 from logquarry.write.log_appender import end_file
 from logquarry.write.put_many import CHUNK_BYTES
-
-Int64 = npt.NDArray[np.int64]
 
 _BLANK: Final = frame.BLANK.size
 

@@ -146,7 +146,7 @@ NO_USE: dict[str, tuple[Any, str]] = {
     "tags": (pa.array([1]), "takes text or bytes, not int64"),
     "keys": (pa.array([b"\xff"]), "column keys is of binary"),
     "body": (pa.array([[1]]), "takes text or bytes, not list"),
-    "properties": (pa.array([{"a": "b"}]), "a map of text to text, not struct"),
+    "properties": (pa.array([{"a": 1}]), "a map of text to text, not struct"),
     "sys_flag": (pa.array([1 << 63], pa.uint64()), "column sys_flag is of uint64"),
 }
 

@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 
 from logquarry.disk.open_files import OpenFiles
+from logquarry.format.arrays import Bools, Int64
 from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import QueueEntry
@@ -42,11 +43,9 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.repair.audit.differences import (
     AuditedQueue,
-    Bools,
     Difference,
     EntryGroup,
     FirstDifference,
-    Int64,
     LostSpans,
     and_more,
     names_damage,

@@ -13,9 +13,9 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.format import java
+from logquarry.format.arrays import Bools, Int64
 from logquarry.format.index import IndexHeader
 from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.format.queue_entry import QueueEntry
@@ -25,8 +25,6 @@ from logquarry.read.index_file import Span
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Units
 
-Int64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 LostSpans = Sequence[DamagedSpan | ExpiredSpan]
 """Parts of the log that hold no readable message. Queues and index cannot be checked there."""
 

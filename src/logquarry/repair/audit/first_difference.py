@@ -19,6 +19,7 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import TransactionCheck
+from logquarry.format.arrays import Int64
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import Follower
@@ -32,7 +33,6 @@ from logquarry.repair.audit.differences import (
     MOST_MOVED,
     AuditedQueue,
     FirstDifference,
-    Int64,
     TagsRule,
     consecutive,
     may_stay,

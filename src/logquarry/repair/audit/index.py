@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import index
+from logquarry.format.arrays import Bools, Int32, Int64
 from logquarry.format.frame import Frame
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.log import codec
@@ -26,14 +26,7 @@ from logquarry.log.walk import Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
 from logquarry.read.index_file import IndexFile
-from logquarry.repair.audit.differences import (
-    Bools,
-    Difference,
-    Int64,
-    LostSpans,
-    and_more,
-    names_ends,
-)
+from logquarry.repair.audit.differences import Difference, LostSpans, and_more, names_ends
 from logquarry.repair.audit.index_entries import (
     ENTRY_DTYPE,
     Entries,
@@ -47,7 +40,7 @@ from logquarry.repair.audit.index_entries import (
 _CHUNK: Final = 1 << 22
 _SLOT: Final = SLOT.dtype()
 
-Slots = npt.NDArray[np.int32]
+Slots = Int32
 
 
 class IndexAudit:

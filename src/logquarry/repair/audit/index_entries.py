@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import java, sys_flag
 from logquarry.format import rows as r
+from logquarry.format.arrays import Bools, Int64, Records
 from logquarry.format.index import ENTRY, IndexHeader
 from logquarry.log import columns
 from logquarry.log.follow import index_keys
@@ -26,17 +26,10 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.places import runs_at
 from logquarry.log.walk import Run
 from logquarry.read.index_file import IndexFile
-from logquarry.repair.audit.differences import (
-    Bools,
-    EntryGroup,
-    Int64,
-    LostSpans,
-    names_ends,
-    within,
-)
+from logquarry.repair.audit.differences import EntryGroup, LostSpans, names_ends, within
 
 ENTRY_DTYPE: Final = ENTRY.dtype()
-Entries = npt.NDArray[np.void]
+Entries = Records
 
 _CHUNK: Final = 1 << 18
 """Entries that are checked together, so that memory does not grow with the file."""

@@ -19,11 +19,11 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import properties as props
 from logquarry.format import rows as r
+from logquarry.format.arrays import Bools, Int32, Int64
 from logquarry.format.properties import MULTI_SEPARATOR
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import columns
@@ -38,10 +38,8 @@ from logquarry.read.lost_messages import checkpoint_times
 from logquarry.read.queue import ConsumeQueue, Queue, Units, has_message, is_written
 from logquarry.repair.audit.differences import (
     MOST_STRETCHES,
-    Bools,
     Difference,
     EntryGroup,
-    Int64,
     LostSpans,
     TagsRule,
     queue_file_differences,
@@ -103,9 +101,7 @@ class SpareEntries:
             self.entries += len(inside)
             self._check_frames(start, places, entries["size"].astype(np.int32), inside)
 
-    def _check_frames(
-        self, start: int, places: Int64, sizes: npt.NDArray[np.int32], inside: Int64
-    ) -> None:
+    def _check_frames(self, start: int, places: Int64, sizes: Int32, inside: Int64) -> None:
         order = inside[np.argsort(places[inside], kind="stable")]
         bad: list[int] = []
         frames: list[tuple[Int64, Int64, Int64]] = []

@@ -19,14 +19,11 @@ import heapq
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from logquarry.format.arrays import Bytes, Int64
 from logquarry.format.rows import POSITION, SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
-
-Int64 = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 
 _PAGES: Final = (4 << 10, 16 << 10, 64 << 10)
 """Page sizes of the systems that RocketMQ runs on."""

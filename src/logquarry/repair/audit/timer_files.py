@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.disk import Disk
 from logquarry.errors import UnreadableFile
 from logquarry.format import timer
+from logquarry.format.arrays import Records
 from logquarry.format.frame import Frame
 from logquarry.format.timer import TimerCheck
 from logquarry.log.layout import StoreLayout
@@ -85,7 +85,7 @@ class _Wheel:
         self._end: tuple[int, int] | None = None
         self._read_end()
 
-    def _timer_log(self) -> dict[int, npt.NDArray[np.void]]:
+    def _timer_log(self) -> dict[int, Records]:
         """The entries of the timer log, by the offset of their file."""
         found = {}
         for entry in self._layout.filesystem.list(timer.LOG):

@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import message_id
+from logquarry.format.arrays import Bools, Bytes
 from logquarry.format.frame import BLANK, Damage, Frame
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.layout import StoreLayout
@@ -38,8 +38,6 @@ from logquarry.units import Progress
 
 _STEP: Final = 8 << 20
 _WORD: Final = 8
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class LogDiff:
@@ -243,9 +241,9 @@ class Common:
     end: int
     is_live: bool
 
-    def relevant(self, units: Units) -> npt.NDArray[np.bool_]:
+    def relevant(self, units: Units) -> Bools:
         """Mark the entries that point to messages that both logs have."""
-        found: npt.NDArray[np.bool_] = (
+        found: Bools = (
             (units["size"] > 0)
             & (units["size"] != FILLER_SIZE)
             & (units["physical_offset"] >= self.start)

@@ -17,13 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.errors import CorruptFrame
+from logquarry.format.arrays import Int64
 from logquarry.format.index import IndexHeader, IndexShape
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
@@ -35,7 +33,6 @@ from logquarry.repair.rebuild.queue_files import QueueFiles
 from logquarry.write.index_writer import IndexFileWriter
 from logquarry.write.queue_writer import QueuePart, parts_with_copies
 
-Int64 = npt.NDArray[np.int64]
 T = TypeVar("T")
 Segments = tuple[tuple[int, int], ...]
 

@@ -26,6 +26,7 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.open_files import OpenFiles
 from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.format import frame, queue_entry
+from logquarry.format.arrays import Int64
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import none_lost
@@ -62,7 +63,7 @@ from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept
 from logquarry.repair.recover.safe import SafePlan
 from logquarry.units import Progress
 from logquarry.write.dispatcher import Dispatcher, WriterOf
-from logquarry.write.index_writer import IndexKeeper, IndexWriter, Int64
+from logquarry.write.index_writer import IndexKeeper, IndexWriter
 from logquarry.write.queue_table import QueueTable
 from logquarry.write.queue_writer import MOST_GAP, Mending
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.open_files import MOST_OPEN
 from logquarry.errors import StoreUnavailable
 from logquarry.format import java, queue_entry
+from logquarry.format.arrays import Int64
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.filesystem import whole_file
 from logquarry.log.readable import first_unreadable
@@ -203,7 +203,7 @@ def _mapped(path: Path) -> memoryview:
 
 # -------------------------------------------------------------------------------------- the queues
 
-Offsets = npt.NDArray[np.int64]
+Offsets = Int64
 
 RECOVERED_FILES: Final = 3
 """Recovery begins with the third-last file."""

@@ -28,11 +28,11 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry import text
 from logquarry.errors import StoreUnavailable
 from logquarry.format import java
+from logquarry.format.arrays import Bools
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
 from logquarry.read.batch_queue import all_queues
@@ -308,10 +308,10 @@ class _Search:
             if len(frames):
                 after = int(frames[0, 0])
 
-    def _is_expected(self, frames: Frames) -> npt.NDArray[np.bool_]:
+    def _is_expected(self, frames: Frames) -> Bools:
         """Mark the frames that lie in sound parts of the recovered log."""
         starts, ends = frames[:, 0], frames[:, 0] + frames[:, 1]
-        inside: npt.NDArray[np.bool_] = (starts >= self._log.start) & (ends <= self._end)
+        inside: Bools = (starts >= self._log.start) & (ends <= self._end)
         for span in self._all_damage:
             inside &= (starts >= span.offset + span.length) | (ends <= span.offset)
         return inside & ~np.isin(starts, list(self._never))
@@ -325,10 +325,10 @@ class _Search:
         frames = np.stack([places, sizes, np.ones(len(places), np.int64)], axis=1)
         return frames[self._lacks(frames)]
 
-    def _lacks(self, frames: Frames) -> npt.NDArray[np.bool_]:
+    def _lacks(self, frames: Frames) -> Bools:
         """Mark the messages that the recovered log lacks."""
         starts, ends = frames[:, 0], frames[:, 0] + frames[:, 1]
-        lacking: npt.NDArray[np.bool_] = ends > self._end
+        lacking: Bools = ends > self._end
         for span in self._damage:
             lacking |= (starts < span.offset + span.length) & (ends > span.offset)
         if self._durable is not None and self._is_closed:
@@ -338,7 +338,7 @@ class _Search:
         return lacking & (starts >= self._start)
 
     # ------------------------------------------------------------------------------- which count
-    def _is_vouched(self, lost: Frames) -> npt.NDArray[np.bool_]:
+    def _is_vouched(self, lost: Frames) -> Bools:
         """Mark the lost messages that were certainly on the disk."""
         starts = lost[:, 0]
         if self._durable is not None:
@@ -356,7 +356,7 @@ class _Search:
                 vouched |= (starts >= file.base) & (starts < file.base + self._log.file_size)
         return vouched | self._is_missing(lost)
 
-    def _is_missing(self, lost: Frames) -> npt.NDArray[np.bool_]:
+    def _is_missing(self, lost: Frames) -> Bools:
         """Mark the messages that were in missing files."""
         missing = np.ones(len(lost), np.bool_)
         for file in self._log.files:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.format import java
+from logquarry.format.arrays import Bools, Int64
 from logquarry.format.frame import FIXED_SIZE_V1, Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.log.places import runs_at
@@ -28,7 +28,7 @@ from logquarry.read.index_file import LARGEST_MESSAGE
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units, has_message
 
-Frames = npt.NDArray[np.int64]
+Frames = Int64
 """Physical offset, size and number of messages of each frame."""
 _NONE: Final[Frames] = np.empty((0, 3), np.int64)
 _MOST_PROBES: Final = 4_096
@@ -53,7 +53,7 @@ class ReplacedFiles:
         self,
         layout: StoreLayout,
         queues: Sequence[Queue],
-        is_expected: Callable[[Frames], npt.NDArray[np.bool_]],
+        is_expected: Callable[[Frames], Bools],
         known: Container[int],
     ) -> None:
         self._layout = layout
@@ -126,7 +126,7 @@ class ReplacedFiles:
         ]
         return frames[np.isin(frames[:, 0], bad)]
 
-    def _are_replaced(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _are_replaced(self, places: Int64) -> Bools:
         """Mark the places that lie among frames for which the store's queues have no entries.
 
         Args:

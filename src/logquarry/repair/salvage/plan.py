@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptStore
 from logquarry.format import sys_flag
+from logquarry.format.arrays import Int32, Int64
 from logquarry.format.frame import BLANK
 from logquarry.format.properties import parse_levels
 from logquarry.format.rows import POSITION, SIZE
@@ -31,7 +31,6 @@ from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.lost_messages import lost_messages, lost_tail
 from logquarry.read.store_sizes import with_sizes
-from logquarry.repair.audit.differences import Int64
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.recover.loss import replaced_files, replaced_frames, vouched_end
 from logquarry.repair.salvage.losses import (
@@ -313,7 +312,7 @@ class _Planner:
             for row in columns.wrong_property_crcs(run.window, run.rows)
         ]
 
-    def _count(self, topics: list[str], ids: npt.NDArray[np.int32], sizes: Int64) -> None:
+    def _count(self, topics: list[str], ids: Int32, sizes: Int64) -> None:
         counts = np.bincount(ids, minlength=len(topics)).tolist()
         totals = np.bincount(ids, sizes, minlength=len(topics)).tolist()
         for topic, count, total in zip(topics, counts, totals, strict=True):

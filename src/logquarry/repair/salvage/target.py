@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile, alone_in, lock_folder
 from logquarry.errors import CorruptStore, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import frame, message_id, property_crc, queue_entry, sys_flag
+from logquarry.format.arrays import Bytes, Int64
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.format.rows import BODY_AT, POSITION, SIZE
 from logquarry.log import columns
@@ -52,7 +52,6 @@ from logquarry.log.store_names import absolute
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue
-from logquarry.repair.audit.differences import Int64
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.salvage.losses import raised_from
@@ -264,8 +263,6 @@ class SalvageTarget:
             self.work.rmdir()
             self.disk.sync_names(self._into)
 
-
-Bytes = npt.NDArray[np.uint8]
 
 _LONG = np.arange(8)
 _QUEUE_OFFSET_AT = frame.HEAD.offsets["queue_offset"]

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.errors import UsageError
 from logquarry.format import rows as r
+from logquarry.format.arrays import Int64
 from logquarry.log.columns import Decoding
 from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
@@ -112,8 +112,6 @@ NEAR: Final = 16 << 20
 """Maximum bytes to walk from a known frame; if it is farther away, search a nearer frame first."""
 MOST_COUNTED: Final = 1 << 30
 """Maximum bytes of a log in which one batch counts messages: a rare topic would need far more."""
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,11 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from logquarry.disk.service import Health, Service, monotonic_ms
 from logquarry.errors import MessageRejected, StoreUnavailable
 from logquarry.format import properties as props
+from logquarry.format.arrays import Int64
 from logquarry.format.frame import Frame
 from logquarry.message import Message
 from logquarry.read.queue import Queue, Units, has_message
@@ -49,7 +49,6 @@ from logquarry.store.transaction.half import ServedLog
 
 logger = logging.getLogger(__name__)
 
-Int64 = npt.NDArray[np.int64]
 
 AT_ONCE: Final = 2_048
 """Maximum number of entries of a level to read at once, and of messages of one put call."""
