@@ -39,7 +39,7 @@ def refuse_type(value: object, field: str, takes: str) -> NoReturn:
     Args:
         value: the argument.
         field: its name.
-        takes: the accepted types, in words for the error.
+        takes: the accepted types, as the error's text names them.
 
     Raises:
         WrongType: always.

@@ -67,7 +67,7 @@ def runs(
 ) -> Iterator[Run]:
     """The messages before ``stop_offset`` that could pass a filter, in physical order.
 
-    Each message of an inner batch is a separate row, in an unwrapped window.
+    Each message of an inner batch is a separate row: its run is a copy without inner batches.
     """
     batches.check_policy(on_damage)
     if damage is not None:

@@ -22,7 +22,7 @@ from logquarry.read.log_end import last_file_start, sound_bound
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _LONGEST_CHAIN: Final = 256
-"""Maximum number of frames to follow without kernels; if there are more, kernels are loaded."""
+"""Maximum number of frames to follow without kernels. For more frames, the kernels are loaded."""
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
 _NO_BYTES: Final = memoryview(b"")
@@ -54,7 +54,8 @@ class CommitLog:
         self._reader = files or OpenFiles(layout)
         self._last_entries = last_entries
         self._end: int | None = None
-        # (offset, end, bytes) of the view that the last read used; the next read is often in it.
+        # (offset, end, bytes) of the view that the last read used. The next read often needs it
+        # again.
         self._hot = (0, 0, _NO_BYTES)
         self._hot_file: StoreFile | None = None
 
@@ -144,7 +145,7 @@ class CommitLog:
             if file is None:
                 return 0, 0, _NO_BYTES
             position, data = self._reader.window(file.path, offset - file.base, size)
-            # Bytes after a file's room are not part of the log.
+            # Bytes after a file's regular size are not part of the log.
             data = data[: max(0, self.files.file_size - position)]
             start = file.base + position
             self._hot = hot = start, start + len(data), data

@@ -1,6 +1,6 @@
 """Gets messages of compaction topics of RocketMQ 5 (``CompactionStore.getMessage``).
 
-The broker keeps the newest message of each key of such a topic in ``compaction/``::
+In ``compaction/``, the broker keeps the newest message of each key of such a topic::
 
     compactionLog/TOPIC/QUEUE/   frames; their PHYSICALOFFSET is an offset in this log
     compactionCq/TOPIC/QUEUE/    entries of batch queues; a file has the name of its log file
@@ -131,7 +131,7 @@ class CompactedGets:
         return found._replace(min_offset=low, max_offset=high, status=status)
 
     def bounds(self, queue: Queue) -> tuple[int, int]:
-        """The first queue offset of a compaction topic, and one past its last."""
+        """The first queue offset of a queue of a compaction topic, and one past its last."""
         compacted, _ = self._opened(queue)
         low, high = queue.bounds()
         if compacted.max_offset:

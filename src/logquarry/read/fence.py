@@ -106,11 +106,11 @@ _NOT_AS_ROCKETMQ: Final = frozenset(
         *(names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHERE),
     }
 )
-"""Features for which the mode ``rocketmq`` cannot repeat RocketMQ's recovery."""
+"""Features with which the recovery mode ``rocketmq`` cannot do what RocketMQ's recovery does."""
 
 
 def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
-    """Refuse an action on a store that has a feature which forbids it. Changes nothing.
+    """Raise an error if a feature of a store forbids an action. Changes nothing.
 
     Args:
         layout: the store's files.
@@ -133,7 +133,7 @@ def refusal(
     may_lack_log: bool = False,
     found: StoreFeatures | None = None,
 ) -> UnsupportedStore | None:
-    """The error of :func:`require`, None if the store allows the action.
+    """Return the error that :func:`require` raises; None if the store allows the action.
 
     Args:
         layout: the store's files.
@@ -147,7 +147,7 @@ def refusal(
     """
     try:
         if may_lack_log:
-            # This raises if files of the log are in other folders.
+            # This call raises an error if files of the log are in other folders.
             _ = layout.commit_log
         elif action is not Action.SALVAGE:
             require_log(layout)

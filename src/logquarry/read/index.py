@@ -37,7 +37,7 @@ ROCKSDB_STORE: Final = "rocksdbstore"
 
 
 class Index:
-    """All index files of a store (``IndexService``).
+    """The index of a store: all its files together (``IndexService``).
 
     Args:
         layout: the store's files.
@@ -176,8 +176,8 @@ def query_message(
 ) -> list[Frame]:
     """Messages that the index has under a key, in the order of the log.
 
-    As in Java, the answer includes messages with other keys of the same hash, and has a message
-    twice if the index has it twice. Messages that the log no longer holds are left out.
+    As in Java, the answer includes messages with other keys of the same hash. It repeats a message
+    that the index has twice. Messages that the log no longer holds are left out.
     """
     found: list[Frame] = []
     last_time = end
@@ -246,7 +246,7 @@ def has_key(frame: Frame, topic: str, key: str) -> bool:
 
 
 def of_key(message: StoredMessage, key: str) -> tuple[StoredMessage, ...]:
-    """The messages of an inner batch that have a key, or all if none has it."""
+    """The messages of an inner batch that have a key; all its messages if none has the key."""
     batch = message.unwrap()
     if len(batch) == 1:
         return batch

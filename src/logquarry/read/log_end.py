@@ -18,13 +18,13 @@ recovery would have deleted the later files.
 bytes that turn out not to be a message:
 
 - with a durable offset: up to that offset;
-- if a process has the store open, or may have: up to the last whole frame of the chain. An
-  incomplete frame is read again at the next call;
+- if a process has the store open, or possibly has it open: up to the last whole frame of the chain.
+  The next call reads an incomplete frame again;
 - if the store was not shut down cleanly and no process has it open: up to the last frame;
 - if the store was shut down cleanly: up to the last message in the queues, and further while the
   chain is unbroken.
 
-A call lists the log's folder and reads the bytes that were written since the last call.
+Each call of :meth:`~LogFrontier.end_of` reads the bytes that were written since the last call.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> 
     If the index has a later message than all queues, an entry for that message comes first: the
     queues may be lost too.
 
-    An entry whose message ends more than a file after the log's last file is left out, unless the
-    entry before it also points after that file: one entry may be damaged, but two show that files
-    of the log are missing. This reads at most the last files of each queue. RocksDB may have
-    millions of queues, so of these only the ones that reach furthest count.
+    An entry is left out if its message would end more than a file after the log's last file: it may
+    be damaged. But if the entry before it also points after that file, the two show that files of
+    the log are missing, and the entry counts. This reads at most the last files of each queue.
+    RocksDB may have millions of queues, so of these only the ones that reach furthest count.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -140,8 +140,8 @@ def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
 
 
 def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | None:
-    """Where the log ended before its last files were lost, or emptied by a crash; None if that did
-    not happen.
+    """Where the log ended before its last files were lost or a crash emptied them. None if neither
+    happened.
 
     After a crash the queues may be ahead of the log within one file. But if an entry points to a
     message in a later file, that file had messages.
@@ -254,7 +254,7 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """The listing of a closed store, and where its log ended then."""
+    """A listing of a closed store, and the end of the log that belongs to this listing."""
 
     files: tuple[StoreFile, ...]
     checkpoint: object
@@ -281,7 +281,7 @@ class LogFrontier:
 
         Args:
             layout: a new listing of the store's files.
-            known: an offset up to which some object has followed the log before.
+            known: an offset up to which the log was followed before, by any object.
         """
         log = layout.commit_log
         if not log.files:

@@ -3,8 +3,8 @@
 A frame has its queue and its queue offset in it. So one walk over the log gives every queue, filled
 as RocketMQ's dispatcher fills it (``ConsumeQueue.putMessagePositionInfoWrapper``).
 
-:class:`RetainedCounter` counts messages and bytes per queue. It costs a put or a dispatch nothing:
-a call of the counter reads the entries that are new since the last call, 20 bytes each. After
+:class:`RetainedCounter` counts messages and bytes per queue. Puts and dispatch do no work for it:
+each call of the counter reads the entries (20 bytes each) that are new since the last call. After
 the log's start has moved, it also reads the queue files that lost messages.
 """
 
@@ -325,7 +325,7 @@ class QueueBuilder:
 def _spread(
     offsets: Offsets, units: Units, counts: Offsets | None, rows: npt.NDArray[np.int64]
 ) -> tuple[Offsets, Units]:
-    """One entry for each message of some frames. ``counts``: messages in each; None: one each."""
+    """One entry per message. ``counts``: messages in each frame; None if each frame has one."""
     if counts is None:
         return offsets, units
     own = counts[rows]

@@ -1,12 +1,13 @@
-"""A consume queue that can be read: queue offset -> physical offset.
+"""Reads consume queues: maps queue offsets to physical offsets.
 
 :class:`Queue` is the interface. :class:`ConsumeQueue` and
 :class:`logquarry.read.batch_queue.BatchQueue` read a queue's files,
 :class:`logquarry.read.rocksdb_queue.RocksQueue` reads RocksDB, and
 :class:`logquarry.read.log_queues.LogQueue` is made from the log.
 
-Guarantees: damaged bytes never make a read raise. A read of a range takes no more memory than the
-files have bytes; only :meth:`Queue.units` takes as much as the caller requests.
+Guarantees: a read raises no error for damaged bytes. A read of a range takes no more memory than
+the files have bytes. The exception is :meth:`Queue.units`, whose result is as long as the caller
+requests.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class Queue(ABC):
         """
 
     def units(self, start: int, stop: int) -> Units:
-        """The entries in ``[start, stop)``, cut at the queue's end; index 0 is ``start``.
+        """The entries in ``[start, stop)``, cut at the queue's end; the first one is the entry at
+        ``start``.
 
         Entries in missing files are zeros, which count as not written. A range in one file is not
         copied.
@@ -443,7 +445,7 @@ class ConsumeQueue(FileQueue):
 
     def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
         index, written = super()._find_tail(known, count)
-        # ConsumeQueue.recover() begins at the third-last file, and finds no entry there.
+        # Without any entry, the end is where ConsumeQueue.recover() begins: at the third-last file.
         return (index, written) if written else (max(0, len(self.files) - 3), 0)
 
     def _written(self, index: int) -> int:

@@ -64,8 +64,8 @@ class QueueDb:
     Attributes:
         folder: the folder below the store's root.
         dispatched_end: physical offset up to which RocksDB has the entries of all messages.
-        bounds: (topic, queue id) -> first and last queue offset, with the place of each message.
-            The first is None if the broker has not written it.
+        bounds: (topic, queue id) -> first and last queue offset, each with the place of its
+            message. The first is None if the broker has not written it.
 
     Raises:
         UsageError: if the package ``rocksdict`` is not installed.
@@ -271,7 +271,7 @@ class RocksQueue(Queue):
         return self._entry(self._stop - 1)
 
     def segments(self) -> Iterator[QueueSegment]:
-        """Parts of the queue: RocksDB does not cut it into files."""
+        """One segment for the whole queue, because RocksDB does not cut it into files."""
         start, stop = self.bounds()
         for at in range(start, stop, _SEGMENT):
             yield QueueSegment(at, min(_SEGMENT, stop - at))

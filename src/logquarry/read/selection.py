@@ -44,7 +44,7 @@ MOST_PLACES = 1 << 11
 """Maximum number of frames in one part that was planned from the index."""
 
 WORTHWHILE = 0.5
-"""Largest share of the log to read through the queues; for a larger one a walk is as fast."""
+"""Largest share of the log to read through the queues. For a larger share, a walk is as fast."""
 
 Offsets = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.int32]
@@ -99,7 +99,7 @@ class ReadPlan:
         selection: the wanted messages. The filter must still be applied to each message.
         extent: where the log begins and ends.
         parts: the parts to read.
-        live: whether a writer had the store open when the plan was made.
+        live: whether a writer had the store open at the time of planning.
     """
 
     selection: Selection
@@ -372,8 +372,8 @@ class _QueuePlanner:
     def _gaps(self, units: list[Units]) -> list[LogSplit] | None:
         """Ranges of the log within the wanted range that no queue covers.
 
-        None if the messages of two entries overlap: then one entry is wrong, and might hide a
-        message that is in no queue.
+        None if the messages of two entries overlap: one of these entries is wrong then, and its
+        range may contain a message that is in no queue.
         """
         if not units:
             return None

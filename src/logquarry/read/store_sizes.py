@@ -1,4 +1,4 @@
-"""The settings that a store's files show: file sizes, and which entries queues and index have.
+"""Finds the settings that a store's files show: file sizes, and the contents of queues and index.
 
 Each setting comes from the first of these that has it: the user's configuration, the files, the
 record that the store keeps (:mod:`logquarry.log.kept_settings`), RocketMQ's default. If the files
@@ -51,7 +51,8 @@ from logquarry.read.queue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 _MOST_QUEUES: Final = 256
-"""Maximum number of queues to read. Stores with LMQ have many, and any one shows the setting."""
+"""Maximum number of queues to read. Stores with LMQ have many queues, and each of them shows the
+setting."""
 
 
 def with_entry_rules(layout: StoreLayout) -> StoreLayout:

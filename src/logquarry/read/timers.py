@@ -1,17 +1,18 @@
-"""Finds the timer messages of RocketMQ 5 that wait (in the log), or counts them (in the wheel).
+"""Finds the waiting timer messages of RocketMQ 5 in the log, or counts them in the timer wheel.
 
-The answer is derived from the log and from the queue of ``rmq_sys_wheel_timer``; of the timer's own
-files only ``config/timercheck`` is read::
+The log and the queue of ``rmq_sys_wheel_timer`` show which messages wait. Of the timer's own files,
+only ``config/timercheck`` is read::
 
     queue of rmq_sys_wheel_timer    a  b  c  d  e  f
                                              ^ timercheck.queue_offset: a, b and c are in the wheel
     in the wheel, slot before timercheck.read_time        was delivered
-    put again later (TIMER_ROLL_TIMES)                    the later one waits
+    put back into the queue (TIMER_ROLL_TIMES)            its later copy waits
     its delivered copy is in the log                      was delivered
     deleted by TIMER_DEL_UNIQKEY with the same slot       neither is delivered
     all others                                            wait
 
-So the answer is correct even if, as after a kill, ``timercheck`` and wheel are older than the log.
+So the answer is correct even if ``timercheck`` and the wheel are older than the log, as after a
+broker was killed.
 
 The wheel alone shows only how many messages wait. A slot keeps its count after its messages were
 delivered, so only slots at or after the read time of ``timercheck`` count. Messages in the queue of
@@ -359,11 +360,11 @@ def known_by(layout: StoreLayout, check: TimerCheck) -> Known:
 
 
 def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
-    """A physical offset; ``timercheck`` accounts for each delivery from the wheel before it.
+    """A physical offset before which ``timercheck`` shows all deliveries from the wheel.
 
     The broker delivers a slot after the slot's time. So no frame that was stored before the read
-    time is the delivered copy of a message still in the wheel. The start of a log file is near
-    enough.
+    time is the delivered copy of a message still in the wheel. The result is the start of a log
+    file, which is near enough.
     """
     for file in reversed(layout.commit_log.files):
         try:
@@ -475,7 +476,9 @@ def _in_wheel(layout: StoreLayout, read_time: int) -> int:
 def precision(
     layout: StoreLayout, read_time: int, slots: npt.NDArray[np.void] | None = None
 ) -> int:
-    """Milliseconds of a slot (``timerPrecisionMs``): stated, or inferred from the wheel's times."""
+    """Milliseconds of a slot (``timerPrecisionMs``): as configured, or inferred from the wheel's
+    times.
+    """
     if layout.config.timer_precision_ms is not None:
         return layout.config.timer_precision_ms
     slots = used_slots(layout) if slots is None else slots
