@@ -1,13 +1,13 @@
-"""The port for all writes to a store; each method of its first part is one system call.
+"""The interface for all writes to a store; each method of its first part is one system call.
 
 Tests subclass :class:`LocalDisk` to inject faults, or to model the state after a power cut.
 
 Writes through a map go only to files with all blocks allocated (:meth:`Disk.make_file`): writing to
 a hole on a full disk raises SIGBUS, while ``posix_fallocate`` returns ENOSPC.
 
-Syncs are ``fdatasync`` on the one descriptor that a file keeps: it covers writes through the map,
-releases the GIL (``mmap.flush`` does not), and reports a failed write-back even if that happened
-before the call.
+To sync a file, the writer calls ``fdatasync`` on the one descriptor that it keeps open. This call
+covers writes through the map, releases the GIL (``mmap.flush`` does not), and reports a failed
+write-back even if the write-back failed before the call.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Disk(ABC):
 
     @abstractmethod
     def link(self, path: Path, to: Path) -> None:
-        """Give a file a second name, which must be free."""
+        """Give a file a second name (a hard link). No file may have that name yet."""
 
     @abstractmethod
     def unlink(self, path: Path) -> None:
@@ -116,7 +116,7 @@ class Disk(ABC):
 
     @abstractmethod
     def is_linked(self, descriptor: int) -> bool:
-        """Whether an open file still has a name."""
+        """Whether an open file still has any name in a folder."""
 
     @abstractmethod
     def is_named(self, descriptor: int, path: Path) -> bool:
@@ -365,7 +365,8 @@ class Disk(ABC):
         return self.health.poison(f"{path}: sync failed: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:
-        """Durably delete a file that lacks some blocks: it would keep the store from opening.
+        """Durably delete a file that lacks some blocks, because the store could not be opened with
+        it.
 
         If it stays, or may reappear, the store is poisoned, so that the next opening recovers it.
         """
@@ -457,7 +458,7 @@ class LocalDisk(Disk):
     def list(self, folder: Path) -> list[str]:
         """See :meth:`Disk.list`."""
         try:
-            # A DirEntry raises OSError for a circle of links; for Path it is no file.
+            # For links in a circle, DirEntry.is_file raises OSError. Path.is_file returns False.
             return sorted(path.name for path in folder.iterdir() if path.is_file())
         except FileNotFoundError:
             return []

@@ -1,12 +1,12 @@
-"""The files of a store's log for writing: how they are opened, created and loaded ahead.
+"""Opens and creates the files of a log for writing, and loads their pages ahead of puts.
 
 :class:`AllocateMappedFileService` creates the log's next file ahead of its first write. A put that
 reaches the end of a file then finds the next one created, allocated, durable and, if configured,
 already in memory. At shutdown the service deletes a file that no put used, as RocketMQ does.
 
 The first write to a page costs a page fault: about half of the time of a put in a batch.
-:class:`PagesAhead` causes many faults at once in its thread (``MADV_POPULATE_WRITE``, Linux
-5.14; elsewhere it does nothing). The pages stay zero until a put writes them.
+:class:`PagesAhead` causes many of these faults at once, in its own thread (``MADV_POPULATE_WRITE``,
+Linux 5.14; elsewhere it does nothing). The pages stay zero until a put writes them.
 
 A flush also writes the loaded pages that no put has used. So the service loads few pages if puts
 are rare, and a store in which each put waits for a flush does not start the service.
@@ -151,7 +151,8 @@ class AllocateMappedFileService(Service):
         handed = self._handed
         if handed is not None:
             if handed.path == path:
-                # An interrupt (Ctrl-C) arrived after the last take, before the queue had the file.
+                # The last call returned this file, but an interrupt (Ctrl-C) arrived before the
+                # queue of files had it.
                 return handed.file
             self._requests.pop(handed.path, None)
         with self._change:
@@ -326,7 +327,7 @@ def free_room(disk: Disk, folders: Iterable[Path]) -> None:
                 path = folder / names[-1]
                 _free(disk, path)
         except OSError as error:
-            # If this fails, the file only keeps its blocks.
+            # A failure does no harm: the file keeps its blocks.
             logger.debug("%s: its room is not freed: %s", path, error)
 
 

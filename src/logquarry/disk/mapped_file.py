@@ -9,9 +9,9 @@ Without a pool, written bytes are in the file at once: committed equals wrote. W
 transient store pool, writes go to that buffer and a commit writes them to the file. Readers see the
 committed bytes.
 
-If no handler of SIGBUS watches the map (:mod:`logquarry.log.lost_pages`), the process touches none
-of its pages: a writer changes a :class:`~logquarry.disk.write_buffers.FileCopy`, and readers copy
-the bytes that they need.
+If no handler of SIGBUS watches the map (:mod:`logquarry.log.lost_pages`), the process touches no
+page of the map: a writer changes a :class:`~logquarry.disk.write_buffers.FileCopy`, and readers
+copy the bytes that they need.
 
 One thread writes at a time (it holds the log's put lock), and one thread syncs. Any number of
 threads read: a position advances only after the bytes before it are written.
@@ -311,9 +311,9 @@ class MappedFile(FilePlace):
         return self.is_full or target // PAGE_SIZE - done // PAGE_SIZE >= least_pages
 
     def require_pages(self) -> None:
-        """Poison the store if the map lost a page, or if the file was cut.
+        """Poison the store if the map lost a page, or if another program cut the file.
 
-        Bytes that were written there are not in the file.
+        Bytes that were written to such a place are not in the file.
         """
         if self._copy is not None:
             self._copy.require_size()

@@ -1,4 +1,4 @@
-"""Files of one size joined into one offset space (``MappedFileQueue``).
+"""Files of one size that form one offset space (``MappedFileQueue``).
 
 ::
 
@@ -29,7 +29,7 @@ from logquarry.errors import StoreUnavailable, UsageError
 logger = logging.getLogger(__name__)
 
 _UNLOCK_AFTER: Final = 6.0
-"""Seconds after which a full file need not stay in memory (``CommitLog.putMessage``)."""
+"""Seconds after which the pages of a full file are unlocked (``CommitLog.putMessage``)."""
 _MOST_TRIES: Final = 100
 _CHECK_EVERY: Final = 1.0
 """Minimum seconds between two runs of the work that is not urgent."""
@@ -220,7 +220,9 @@ class MappedFileQueue(LastFile):
         raise StoreUnavailable(f"{path}: another program deletes it whenever it is made")
 
     def _keeps_name(self, file: MappedFile) -> bool:
-        """Whether a file has its name. With ``guard_names``, protect the name from now on."""
+        """Return whether a file still has its name. With ``guard_names``, protect the name from now
+        on.
+        """
         if self._guard is not None:
             file.guards_name = True
             self._guard.guard(file.path)

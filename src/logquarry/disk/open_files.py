@@ -30,7 +30,8 @@ def address_of(mapped: mmap.mmap) -> int:
 
 def populate(address: int, size: int) -> bool:
     """Load pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
-    # In steps: one call for a gigabyte would hold the process's memory map lock for a long time.
+    # Load in steps, because one call for a gigabyte would hold the process's memory map lock for
+    # long.
     return all(
         _call("madvise", address + at, min(_STEP, size - at), _POPULATE_WRITE)
         for at in range(0, size, _STEP)

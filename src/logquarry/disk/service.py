@@ -1,13 +1,13 @@
-"""The life of an open store: health, refusals, threads (``ServiceThread``), forks and exit.
+"""The state and the threads (``ServiceThread``) of an open store: health, refusals, forks, exit.
 
 - :class:`RunningFlags`: reasons why the store takes no messages now. Reads continue.
 - :class:`Health`: whether the store may still be written and read. After a failed sync, the
   contents of the disk are unknown: the kernel marks the pages clean, and the next sync reports
   success. So the first failure ends writing for good: all waiters and later writes fail, nothing
   is synced again, reads continue. Opening the store again reads the disk's contents.
-- :class:`Flag` and :class:`Done`: one thread waits for them, another sets them. They are bare
-  locks: ``threading.Event`` is written in Python, so Ctrl-C inside it can leave its lock taken, and
-  then the other thread waits for ever.
+- :class:`Flag` and :class:`Done`: one thread sets such a flag, and another waits for it. Each is a
+  bare lock: ``threading.Event`` is written in Python, so Ctrl-C inside it can leave its lock taken,
+  and then the other thread waits for ever.
 - :class:`Service`: a thread of the store that runs at an interval or when woken
   (``ServiceThread``).
 - :func:`abandon_in_children`: a forked child has the store's objects, but neither its maps

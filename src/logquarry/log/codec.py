@@ -1,10 +1,10 @@
-"""Walks, checks and finds frames in bytes of the log, by a reference in Python or by kernels.
+"""Walks, checks and finds frames in bytes of the log, with a reference in Python or with kernels.
 
-The reference loops over :mod:`logquarry.format.frame`; the kernels are in
+The reference calls :mod:`logquarry.format.frame` for each frame; the kernels are in
 :mod:`logquarry.format.kernels` (numba). ``LOGQUARRY_KERNELS=off`` selects the reference; without
 numba the reference is used too.
 
-:func:`first_frames` reads a file without knowing where in the log the file begins.
+:func:`first_frames` reads a file whose place in the log is unknown.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Window:
         end: index at which the file ends; larger than ``len(data)`` if the file continues.
         has_heads: whether frames may follow the heads of DLedger entries.
         is_unwrapped: whether the frames were made from messages of inner batches
-            (:mod:`logquarry.log.frames`). Then only PHYSICALOFFSET has a frame's place in the log.
+            (:mod:`logquarry.log.frames`). Then a frame's place in the log is known only from its
+            PHYSICALOFFSET.
     """
 
     data: npt.NDArray[np.uint8]

@@ -1,4 +1,4 @@
-"""Columns of frames by compiled kernels. The reference is in :mod:`logquarry.log.columns`."""
+"""Decodes frames to columns with compiled kernels (reference: :mod:`logquarry.log.columns`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ FIXED: Final = {
     for name, at in ((field, shift + at) for field, at in layout.offsets.items())
     if name in schema.NAMES
 }
-"""Columns of fixed width: for each, the part of the frame and the position in that part."""
+"""Columns of fixed width: the part of the frame that has each one, and its position in that
+part."""
 MS: Final = 1_000
 """Microseconds in a millisecond: Arrow's timestamps are in microseconds, RocketMQ's in ms."""
 

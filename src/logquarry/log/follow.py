@@ -42,7 +42,8 @@ class DispatchRequests:
         store_timestamp: in milliseconds.
         tags_code: tags code of the queue's entry.
         is_dispatched: whether the frame gets a queue entry (transaction types NOT and COMMIT).
-        has_key: whether the index has the frame: it has KEYS or UNIQ_KEY, and is not a ROLLBACK.
+        has_key: whether the frame gets index entries: it has KEYS or UNIQ_KEY, and is not a
+            ROLLBACK.
     """
 
     topic_ids: npt.NDArray[np.int32]
@@ -243,7 +244,7 @@ class Follower:
         return self._by_kernel(window, stop)
 
     def _sound_to_java(self, window: Window, count: int) -> int:
-        """The number of leading frames that RocketMQ 4.9.3 certainly accepts."""
+        """The number of frames, from the first one on, that RocketMQ 4.9.3 certainly accepts."""
         if not self._as_java:
             return count
         for number, position in enumerate(self._rows[:count, POSITION].tolist()):
@@ -328,7 +329,7 @@ def _keys_of_5_4(window: Window, found: Followed) -> tuple[Int64, Int64]:
 
 
 def follow_run(follower: Follower, run: Run) -> Iterator[tuple[Window, Followed]]:
-    """Follow the frames of a walk's run again, for the dispatcher.
+    """Decode the frames of a walk's run for the dispatcher.
 
     Each part is valid until the next one is requested.
 

@@ -5,8 +5,7 @@ format of the store's files. Files that do not show a setting (a new index witho
 example) are then read and continued with the settings of that writer. Without the record, the files
 and RocketMQ's defaults decide.
 
-The files win: a recorded setting counts only as long as no file contradicts it
-(:mod:`logquarry.read.store_sizes`).
+If a file contradicts a recorded setting, the file decides (:mod:`logquarry.read.store_sizes`).
 
 ``.logquarry/durable`` records where the log ended on the disk, and where it started. Both are valid
 only if this library wrote the store last (:class:`logquarry.format.checkpoint.DurableMark`).
@@ -93,7 +92,7 @@ class Durable(NamedTuple):
 
 
 class LostHead(NamedTuple):
-    """The missing first part of a log: its start, and the start of the part that is left."""
+    """The missing first part of a log: where it started, and where the remaining part starts."""
 
     start: int
     stop: int
@@ -136,7 +135,7 @@ def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> Lost
 
 
 def unproved_start(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> str | None:
-    """Why a log could have lost its first files, in words; None if its start is recorded or 0.
+    """A text that explains why a log may lack its first files; None if its start is recorded or 0.
 
     RocketMQ's retention deletes the first files of a log without any record of it.
     """

@@ -60,7 +60,7 @@ _T = TypeVar("_T")
 
 
 class _Listing:
-    """The contents of a store's folders, as one layout found them; each folder is listed once."""
+    """The contents of a store's folders; caches the listing of each folder."""
 
     def __init__(self, layout: StoreLayout) -> None:
         self.layout = layout
@@ -237,7 +237,7 @@ class StoreLayout:
 
     @property
     def other_log(self) -> LogPlace | None:
-        """Where the rest of the log is, if the folders do not hold all of it; else None."""
+        """The place of the missing part if the folders do not hold the whole log; else None."""
         folders = self.log_folders
         if folders.missing is not None or folders.feature is not None:
             return folders.missing
@@ -246,7 +246,9 @@ class StoreLayout:
 
     @property
     def missing_log(self) -> LogPlace | None:
-        """The evidence that an empty log had messages; None if there is none, or it has bytes."""
+        """The evidence that an empty log had messages; None if there is none, or the log is not
+        empty.
+        """
         found = find_missing_log(self.filesystem, self._names, self.config)
         # A writer that has just started may have made its first file after the log was listed.
         has_bytes = found is not None and any(file.size for file in self.list_commit_log())
@@ -262,12 +264,16 @@ class StoreLayout:
         return f"{self.log_folders.paths[0]}/{base:0{NAME_DIGITS}d}"
 
     def right_path(self, file: StoreFile) -> str:
-        """The path that a file of the log should have; it differs if the file's name is wrong."""
+        """The path that a file of the log should have. It differs from the file's path if the name
+        is wrong.
+        """
         # Only names in commitlog/ are compared with frames.
         return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
-        """Full path of the log file that holds a physical offset; of the log's folder if none."""
+        """Full path of the log file that holds a physical offset; if no file does, that of the
+        log's folder.
+        """
         file = self.commit_log.at(offset)
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
@@ -313,7 +319,7 @@ class StoreLayout:
     def require_right_names(self, path: str | None = None) -> None:
         """Refuse a log with wrong names; with ``path``, only if that file has a wrong name.
 
-        Reads the first bytes of every file. Does nothing for a layout :meth:`by_content`.
+        Reads the first bytes of every file. Does nothing for a layout that :meth:`by_content` made.
 
         Raises:
             MisnamedFile: if a file has a wrong name.

@@ -94,8 +94,8 @@ class LogNames:
     Attributes:
         files: the log's files with the offsets that their frames show, in order.
         renames: the files that have a wrong name.
-        strangers: files with the name of a log file that belong to no place of this log, each with
-            the reason.
+        strangers: files that are named like log files but have no place in this log, each with the
+            reason.
         doubts: for each file whose place the frames do not decide, the reason.
     """
 
@@ -150,7 +150,7 @@ def contradicts_name(view: FileView, base: int | None) -> bool:
 
 
 def has_doubtful_name(filesystem: FileSystem, files: Sequence[tuple[str, int]], size: int) -> bool:
-    """Whether the listing of a log, or a look into a few of its files, shows a doubtful name.
+    """Whether the listing of a log, or the first frame of a few files, shows a doubtful name.
 
     Checks the places where a walk over the log could miss a misnamed file: the first and the last
     file, those around a gap, and files whose names are not offsets. The reader checks all other
@@ -208,7 +208,7 @@ class _Item:
 
     Attributes:
         named: the offset by its name, None if the name is not an offset.
-        ours: the offset that an interrupted recovery was renaming it to.
+        ours: the offset in the new name that an interrupted recovery was giving to the file.
         base: the offset by its frames, None if they show none.
         frames: the frames that agree on it.
     """
@@ -378,7 +378,7 @@ class _Identification:
         self._doubts.append((other.path, reason))
 
     def _is_copy(self, item: _Item) -> None:
-        """Report a copy if its name is an offset; ignore it otherwise, because it does no harm."""
+        """Report a copy if its name is an offset. Any other copy does no harm, and is ignored."""
         if item.named is not None:
             assert item.base is not None
             name = f"{item.base:0{NAME_DIGITS}d}"
@@ -410,7 +410,9 @@ class _Identification:
                 self._strangers.append((item.path, reason))
 
     def _free_names(self) -> Iterator[int]:
-        """Offsets without a file: first those that renames free, then gaps, then the log's end."""
+        """Offsets without a file: first those whose names become free by renames, then gaps, then
+        the log's end.
+        """
         there = {*self._right, *self._placed}
         vacated = {item.named for item in self._placed.values()} - there
         yield from sorted(base for base in vacated if base is not None)
@@ -420,7 +422,7 @@ class _Identification:
 
     # --------------------------------------------------------------------------------- evidence
     def _agrees_with_queues(self, item: _Item) -> bool | None:
-        """Whether the queues have a file's messages where its frames have them; None if unknown."""
+        """Whether queues have a file's messages at the offsets in its frames; None if unknown."""
         others = 0
         for one in item.frames:
             entry = self._entry_of(one)

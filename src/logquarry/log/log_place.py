@@ -248,9 +248,9 @@ def _folder_of(
     filesystem: FileSystem, folders: Sequence[str], path: str, may_be_empty: bool
 ) -> str | None:
     """A configured folder, below the store's root; None if it has no file of the log. With
-    ``may_be_empty`` a folder without files counts too: None only if the folder does not exist.
+    ``may_be_empty``, a folder without files is returned too, so None means that it does not exist.
 
-    The store may be a copy, in which the folder has another parent.
+    In a copied store, the folder may have another parent than the configured one.
     """
     places = [path.rpartition("/")[2]] if path.rpartition("/")[2] in folders else []
     if isinstance(filesystem, LocalFileSystem):
@@ -346,7 +346,8 @@ def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None
 def _known_entry(filesystem: FileSystem) -> str | None:
     """An index file with an entry, or a folder in place of one; None if there is neither.
 
-    Counts only without a checkpoint: an index stays when a lost log is accepted in mode rocketmq.
+    Used only if there is no checkpoint: when a recovery in mode ``rocketmq`` accepts the loss of a
+    log, the index stays.
     """
     for entry in filesystem.list(INDEX):
         path = f"{INDEX}/{entry.name}"

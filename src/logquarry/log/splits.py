@@ -2,7 +2,7 @@
 
 A split [start, stop) owns the frames that start in it, and the damage after them. A split that
 starts inside a file finds its first frame by resync. So planning needs neither a scan nor an index,
-and the splits tile the log by construction.
+and the splits cover the log without gaps or overlaps.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ def plan_splits(
         position = first
         while position < body_end:
             if files.at(position) is None:
-                # No bytes up to the next file. A wrong queue entry can make this gap look huge.
+                # There are no bytes up to the next file. A wrong queue entry can make this gap look
+                # huge.
                 cut = min(files.next_boundary(position), body_end)
             else:
                 cut = min(position + size, body_end)
@@ -155,7 +156,7 @@ def plan_splits(
 
 
 def _last_file_start(base: int, file_size: int, after: int, upto: int) -> int | None:
-    """The largest file start in (after, upto]: a split that starts there needs no resync."""
+    """The largest file start in (after, upto]. A split that starts there needs no resync."""
     if file_size <= 0:
         return None
     start = base + (upto - base) // file_size * file_size
@@ -178,8 +179,8 @@ STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
 _MOST_AHEAD: Final = 4
 _FRAMES_AT_ONCE: Final = 1 << 15
-"""Maximum number of frames passed in one call. With frames of 256 bytes, a stretch takes one call:
-fewer calls mean less work for each queue."""
+"""Maximum number of frames passed in one call. With frames of 256 bytes, one call is enough for a
+stretch. Fewer calls mean less work per queue."""
 
 Each = Callable[[Window, Followed], None]
 """Called with frames and their dispatch requests; both are valid until it returns."""

@@ -1,8 +1,9 @@
-"""The walk over the log: frames, blanks, damage and the log's end, as values.
+"""Walks over the log, and reports frames, blanks, damage and the log's end as events.
 
-Most code that goes through the log uses :class:`LogReader`: reads, ``verify``, export. It never
-raises on damage: it reports the damage, finds the next sound frame (resync: a frame has its own
-offset in it) and continues. The caller decides how to handle damage.
+Most code that reads the whole log uses :class:`LogReader`: scans, ``verify``, export. Damage is an
+event, not an error: the walk reports it, finds the next sound frame and continues. This search, the
+resync, is possible because each frame contains its own physical offset. The caller decides how to
+handle damage.
 
 The log ends at the end of the unbroken chain, or at ``bound`` if that is larger and the store was
 shut down cleanly. Sound frames after the end are stale: an earlier recovery truncated the log.
@@ -120,7 +121,9 @@ class DamagedSpan:
 
     @property
     def is_cut(self) -> bool:
-        """Whether another program may have cut the log here; not if the bytes are unreadable."""
+        """Whether another program may have cut the log here. False if the disk does not deliver the
+        bytes.
+        """
         return self.kind != DamageKind.UNREADABLE.label
 
     @property
@@ -334,7 +337,8 @@ class LogReader:
                 why = (DamageKind.UNREADABLE.label, fault.words)
                 return self._broken(position, why, look_ahead=look_ahead)
         if count:
-            # Frames of a log are of similar size: make room for a quarter more than last time.
+            # Frames of a log are of similar size: make the table a quarter larger than needed last
+            # time.
             self._rows_hint = max(_LEAST_ROWS, count * 2 if code == TABLE_FULL else count * 5 // 4)
             path = self.layout.filesystem.full_path(file.path)
             run = Run(window, rows[:count], path, self._log.map_of(file), file.base)

@@ -170,7 +170,8 @@ class FaultyDisk(LocalDisk):
         self.faults.add(Fault(kind, nth, error, for_ever))
 
     def stop_at(self, number: int) -> None:
-        """Let the process die before a call, counted from the disk's first call.
+        """Simulate that the process dies before the call with a given number, counted from the
+        disk's first call.
 
         From then on each call has no effect and raises :class:`Stopped`. Later writes through
         memory maps are ignored.

@@ -32,7 +32,7 @@ _MOST_SHOWN = 24
 
 
 class Wrong(Enum):
-    """Kinds of violations."""
+    """The kinds of violations that a check reports."""
 
     LOST = "lost acked write"
     DUPLICATE = "duplicate"
@@ -311,7 +311,7 @@ class ModelStore:
                 )
 
     def mark(self) -> Mark:
-        """An immutable copy of the model's state. Tests can afford one at each disk call."""
+        """An immutable copy of the model's state, cheap enough to make one at each disk call."""
         if self._mark is None:
             present = [put for put in self.puts if put.body not in self.absent]
             self._mark = Mark(
