@@ -415,6 +415,7 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     try:
         disk.replace(path, data)
     except StoreUnavailable as error:
-        # For example, the disk is full. Readers infer most settings from the store's files.
+        # A failure, for example a full disk, does no harm: readers infer most settings from the
+        # store's files.
         disk.health.require_writable()
         logger.warning("the settings of the store are not recorded: %s", error)

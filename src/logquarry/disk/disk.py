@@ -405,7 +405,7 @@ class LocalDisk(Disk):
 
     def map(self, descriptor: int, size: int) -> WatchedMap:
         """See :meth:`Disk.map`."""
-        # From Python 3.13 on a map keeps no second descriptor.
+        # From Python 3.13 on, a map can do without a second descriptor.
         options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
         mapped = WatchedMap(descriptor, size, **options)
         if hasattr(mmap, "MADV_DONTFORK"):

@@ -99,7 +99,8 @@ class MappedFileQueue(LastFile):
         self._health = disk.health
         self._allocator = allocator
         self.bases: tuple[int, ...] = ()
-        # A file that is not open yet is a path. Such a file is full and flushed.
+        # Each element is a file, or its path as long as it is not open. A file that is not open is
+        # full and flushed.
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
         self.reach: int | None = None
@@ -402,7 +403,7 @@ class MappedFileQueue(LastFile):
         """
         self._health.require_writable()
         if self._allocator is not None:
-            # A file that was made ahead would leave a gap.
+            # A file that was made ahead would leave a gap between the files.
             self._allocator.discard()
         with self._flushing, self._change:
             bases = self.bases

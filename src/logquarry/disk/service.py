@@ -332,7 +332,7 @@ def _close_all() -> None:
         try:
             thing.close()
         except Exception:
-            # The other stores must be closed too, and there is no caller to raise to.
+            # The other stores must be closed too, and no caller could catch the error.
             logger.exception("a store could not be closed cleanly at exit")
 
 

@@ -63,8 +63,8 @@ POSITION, SIZE, BODY_AT, BODY_LENGTH, TOPIC_AT, TOPIC_LENGTH, PROPS_AT, PROPS_LE
 ROW_WIDTH = 8
 
 FROM_FRAME, FROM_STORE_TIME, FROM_BODY = range(3)
-"""The part of a frame from whose start the position of a fixed field counts. (A host before a part
-has 8 or 20 bytes.)"""
+"""The parts of a frame. The position of a fixed field counts from the start of its part, because a
+host before the part has 8 or 20 bytes."""
 
 REACHED_STOP = 0
 """The walk has reached the position ``stop``. Codes 1..99 are ``DamageKind``."""

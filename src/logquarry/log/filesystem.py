@@ -1,7 +1,7 @@
 """Read access to a store's folder: local files by mmap, other file systems through pyarrow.fs.
 
-Both give :class:`FileView` objects: windows of bytes for the kernels. A local window is part of the
-map, without a copy; a remote window is a range fetched into memory.
+Both return :class:`FileView` objects, which give the kernels windows of bytes. A local window is
+part of the map, without a copy; a remote window is a range fetched into memory.
 """
 
 from __future__ import annotations

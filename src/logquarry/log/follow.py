@@ -193,7 +193,7 @@ class Follower:
         check_crc: whether to compare bodies with their CRC.
         as_java: stop (ASK_JAVA) at frames that RocketMQ 4.9.3 may reject: frames of 5.x, and
             frames of the schedule topic whose DELAY is not one to nine digits.
-        keys: which keys the index takes (:data:`logquarry.config.IndexKeys`).
+        keys: which keys of a message are indexed (:data:`logquarry.config.IndexKeys`).
     """
 
     def __init__(

@@ -14,7 +14,8 @@ recorded start, the log has lost its first files.
 
 Delay levels are found from the schedule queues. An entry of SCHEDULE_TOPIC_XXXX carries the
 delivery time of its message, and the message carries its store time. The difference is the delay of
-the level. So the reader needs no broker configuration for a store with its own levels.
+the level. So the reader needs no broker configuration even if the store's levels are not RocketMQ's
+defaults.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def encode(config: StoreConfig) -> bytes:
     return json.dumps({"version": _VERSION, "settings": settings}, indent=1).encode() + b"\n"
 
 
-# A store is opened several times for one command, or for one test.
+# One command opens a store several times, and so does one test: the result is cached.
 @lru_cache(maxsize=16)
 def decode(data: bytes) -> Mapping[str, Any]:
     """The settings by their names; unknown settings are left out.

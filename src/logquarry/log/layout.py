@@ -213,7 +213,7 @@ class StoreLayout:
         """
         files, folders = self.list_commit_log(), self.log_folders
         self._require_log_here()
-        # DLedger has its own setting for the size of its files.
+        # DLedger has a separate setting for the size of its files.
         stated = None if folders.has_heads else self.config.mapped_file_size_commit_log
         size = stated or size_of(files)
         if (

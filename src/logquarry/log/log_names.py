@@ -45,7 +45,8 @@ from logquarry.log.store_files import (
 RENAMING: Final = ".renaming"
 """Suffix of a file that a recovery is renaming; the part before it is the right name."""
 _LEAST_FRAMES: Final = 2
-"""If no queue confirms the frames, this many must agree to reject a name that could be right."""
+"""If no queue confirms the frames, this many frames must agree to reject a name that could be
+right."""
 _CHUNK: Final = 1 << 20
 _MOST_GAP: Final = 1 << 12
 """Maximum number of consecutive missing log files: 4 TiB with files of 1 GiB."""

@@ -106,7 +106,7 @@ class LogFolders:
         paths: the folders; almost always ``commitlog`` alone.
         feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`; None for
             ``commitlog`` alone.
-        read_only: those of ``paths`` that get no new file.
+        read_only: the folders in ``paths`` in which no new file is created.
         missing: the place of the log, or of a part of it, that these folders do not hold; None if
             there is no sign of one.
     """
@@ -132,8 +132,9 @@ def find_log_folders(
 
     A DLedger log counts if it is the only one and ``commitlog/`` has no files. Several folders
     count if the configuration names them and each is found (in the store, or at its path), or if
-    they lie in the store and continue the log. A recovery may have left a folder without files; it
-    counts if the files in the other folders reach the durable offset. Reads folder names only.
+    they lie in the store and continue the log. A recovery may have left an empty folder. An empty
+    folder counts if the files in the other folders reach the durable offset. Reads folder names
+    only.
 
     Args:
         filesystem: the store's folder.
@@ -190,7 +191,7 @@ def _missing(feature: str, evidence: tuple[str, ...], reason: str) -> LogFolders
 
 
 def _twice(filesystem: FileSystem, folders: Sequence[str]) -> LogFolders | None:
-    """The refusal if two folders have files of the same name, else None."""
+    """Return the error if two folders have files of the same name; else None."""
     seen: dict[int, str] = {}
     for folder in folders:
         for base in _offset_names(filesystem, folder):

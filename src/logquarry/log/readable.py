@@ -195,7 +195,8 @@ def none_lost(place: str) -> Iterator[None]:
     """Raise an error at the end of a block if pages were lost in it: its results may be wrong.
 
     Raises:
-        UnreadableFile: for the place. The next call knows the lost pages and does not use them.
+        UnreadableFile: with ``place`` as its path. The next call knows the lost pages and does not
+            use them.
     """
     before = lost()
     yield

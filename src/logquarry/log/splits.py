@@ -216,7 +216,7 @@ class StretchReader:
     Args:
         layout: the store's files.
         check_crc: whether to compare bodies with their CRC.
-        keys: which keys the index takes (default: as configured).
+        keys: which keys of a message are indexed (default: as configured).
     """
 
     def __init__(

@@ -194,8 +194,8 @@ def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
     """
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)
-    # If the files show no size, each of their sizes is possible; so is a larger one, if all files
-    # were cut short.
+    # If the names of the files show no size, the size of any file is possible. A larger size is
+    # possible too, if all files were cut short.
     return not sizes or size in (shown or sizes) or (not shown and size > max(sizes))
 
 

@@ -348,7 +348,8 @@ class LogReader:
             path = self.layout.filesystem.full_path(file.path)
             return BlankSpan(position, length, path), file.base + end
         if code in (REACHED_STOP, TABLE_FULL):
-            # An entry of DLedger begins before its frame: the limit may lie between the two.
+            # In a DLedger log, an entry begins before its frame, and the limit may lie between the
+            # two starts.
             is_limit = limit is not None and stop == limit - file.base
             return None, max(limit or 0, window.base + after) if is_limit else position
         damage = DamageKind(code)

@@ -72,7 +72,8 @@ def own_messages(entries: BatchEntries) -> BatchEntries:
 
 
 def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
-    """For each frame that units point to: the index of its first unit, and its number of units.
+    """For each frame that units point to: the index of its first unit, and how many units point to
+    it.
 
     Args:
         places: physical offset in each unit.

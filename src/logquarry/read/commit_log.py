@@ -60,12 +60,13 @@ class CommitLog:
         self._hot_file: StoreFile | None = None
 
     def refresh(self) -> None:
-        """Forget the log's end and release the last view. The caller refreshes the layout."""
+        """Forget the log's end and the last view. The caller must also refresh the layout.
+        """
         self._end = None
         self.close()
 
     def close(self) -> None:
-        """Release the last view: it keeps the map of its file."""
+        """Release the last view, because it keeps its file mapped."""
         self._hot = (0, 0, _NO_BYTES)
 
     @property
@@ -83,8 +84,8 @@ class CommitLog:
         """Where the log ends: the end of its last message, or of the blank after it.
 
         The last message that a queue entry points to shows the end. The log is not read, so damage
-        before that message is not noticed. If that message is missing, the last file is read; if
-        there are no queues, the whole log.
+        before that message is not noticed. If that message is missing, the last file is read. If
+        there are no queues, the whole log is read.
         """
         if self._end is None:
             self._end = self._find_end()

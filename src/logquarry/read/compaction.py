@@ -3,7 +3,7 @@
 In ``compaction/``, the broker keeps the newest message of each key of such a topic::
 
     compactionLog/TOPIC/QUEUE/   frames; their PHYSICALOFFSET is an offset in this log
-    compactionCq/TOPIC/QUEUE/    entries of batch queues; a file has the name of its log file
+    compactionCq/TOPIC/QUEUE/    entries of batch queues; each file is named like its log file
 
 A get answers from these files, even for messages whose frames in ``commitlog/`` have expired.
 ``commitlog/`` still has all messages after the last one in these files: a get finds them through
@@ -35,7 +35,8 @@ QueueKey = tuple[str, int]
 def compacted_topics(layout: StoreLayout) -> frozenset[str]:
     """The compaction topics that have files in ``compaction/``.
 
-    Topics whose policy was changed back are left out: the broker reads their consume queues.
+    Topics whose policy was changed back are left out, because the broker reads their consume
+    queues.
     """
     if COMPACTED_QUEUE.partition("/")[0] not in layout.folders:
         return frozenset()

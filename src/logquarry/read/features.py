@@ -314,7 +314,8 @@ class _Finder:
         if config is not None:
             self._features.append(config)
         folder = "rocksdbstore"
-        # Every 5.4 store has the folder, with an empty log and no table.
+        # Every store of RocketMQ 5.4 has this folder. If RocksDB is not used, it has no table and
+        # an empty log.
         used = [entry for entry in self._list(folder) if _holds_data(entry)]
         on = tuple(
             name

@@ -3,8 +3,8 @@
 Each call that writes first calls :func:`require`, before it writes even the lock file or ``abort``.
 A refusal names the feature, the files that show it, the harm that the call would do, the
 calls that still work, and the way out (docs/rocketmq-5.md has the table). All combinations that
-:data:`_REFUSED` does not list are allowed: real brokers have served every message of such a store
-afterwards.
+:data:`_REFUSED` does not list are allowed: after such calls, real brokers served every message of
+the store.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ class KernelGet:
         return self._tags[tags]
 
     def _read_entries(self, queue: Queue, offset: int) -> _Entries | None:
-        """The entries from an offset to the end of its file, or as many as there are."""
+        """The entries from an offset to the end of the queue file, or to the last entry."""
         next_file = offset + queue.units_per_file - offset % queue.units_per_file
         first, units = next(queue.runs(offset, next_file), (offset, None))
         if units is None or first != offset or units.dtype != UNIT_DTYPE:

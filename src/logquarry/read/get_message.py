@@ -37,7 +37,7 @@ class GetMessageStatus(Enum):
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    """There are messages, but none has the tag."""
+    """There are messages from the offset on, but none of those read has a wanted tag."""
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
     """The queue has entries of messages that the log no longer holds."""
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"

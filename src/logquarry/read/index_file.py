@@ -5,8 +5,9 @@ file is too short, the entries after its end are missing. A read raises no error
 
 If the settings lack the shape of the index (slots and entries), :func:`infer_shape` finds it. The
 size of a file, ``40 + 4 x slots + 20 x entries``, does not determine both numbers. The contents
-determine them: the last nonzero byte belongs to the last entry, whose number is in the header, and
-every entry must be in the chain of its slot, whose place depends on the number of slots.
+determine them: the last nonzero byte belongs to the last entry, and the header has the number of
+that entry. Every entry must also be in the chain of its slot, and the place of a slot depends on
+the number of slots.
 
 The index is evidence of messages that log and queues have lost. The queues are the first evidence
 of a lost part of the log. If the queues are lost too, the index still has the physical offset of
@@ -357,7 +358,7 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
     """The last message in the index, in the form of a queue entry.
 
     Usually this reads one header: the entries are read only if the message starts at or after
-    ``least``. A header that differs from its entries counts as damaged.
+    ``least``. A header that contradicts the entries counts as damaged.
 
     Args:
         layout: the store's files.

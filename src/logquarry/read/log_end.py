@@ -108,7 +108,7 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> 
     An entry is left out if its message would end more than a file after the log's last file: it may
     be damaged. But if the entry before it also points after that file, the two show that files of
     the log are missing, and the entry counts. This reads at most the last files of each queue.
-    RocksDB may have millions of queues, so of these only the ones that reach furthest count.
+    RocksDB may have millions of queues, so only those of its queues that reach furthest count.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -215,7 +215,7 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
 def last_file_start(layout: StoreLayout) -> int | None:
     """Where the last file with a frame starts; None if no file has a frame.
 
-    A file that begins with zeros was made ahead of time.
+    A file that begins with zeros was created ahead of its first write.
     """
     for file in reversed(layout.commit_log.files):
         try:
@@ -354,8 +354,8 @@ class LogFrontier:
     def _chain_end(self, layout: StoreLayout, known: int, *, is_live: bool) -> int:
         log = layout.commit_log
         reader = LogReader(layout, live=True)
-        # The bytes before the last file with a frame are frames or damage; their reader finds out.
-        # So a walk from a known offset far back is not necessary.
+        # The bytes before the last file with a frame are frames or damage; a later read of them
+        # shows which. So a walk from a known offset far back is not necessary.
         start = last_file_start(layout)
         start = log.start if start is None else start
         at = known if start <= known < log.end else start

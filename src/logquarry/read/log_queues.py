@@ -1,7 +1,7 @@
 """Makes consume queues in memory from the log, and counts the messages that queues hold.
 
-A frame has its queue and its queue offset in it. So one walk over the log gives every queue, filled
-as RocketMQ's dispatcher fills it (``ConsumeQueue.putMessagePositionInfoWrapper``).
+Each frame contains its queue and its queue offset. So one walk over the log gives every queue,
+filled as RocketMQ's dispatcher fills it (``ConsumeQueue.putMessagePositionInfoWrapper``).
 
 :class:`RetainedCounter` counts messages and bytes per queue. Puts and dispatch do no work for it:
 each call of the counter reads the entries (20 bytes each) that are new since the last call. After
@@ -363,7 +363,7 @@ def _only_carries(message: StoredMessage) -> bool:
 
     RocketMQ 5 dispatches no message of a system topic to further queues, but a retried or delayed
     message keeps the properties of its original (``MultiDispatchUtils.isNeedHandleMultiDispatch``).
-    4.9 gives these messages their own offsets. Property strings of 5.x end with the separator.
+    4.9 gives these messages new offsets. Property strings of 5.x end with the separator.
     """
     return (
         message.topic.startswith(_SYSTEM_PREFIXES) or message.topic == props.SCHEDULE_TOPIC

@@ -28,7 +28,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import FileSequence, StoreFile
 
 NO_CODE: Final = java.LONG_MIN
-"""Tags code of an entry whose frame holds several messages, each with other tags. Like an address
+"""Tags code of an entry whose frame holds several messages with different tags. Like an address
 into ConsumeQueueExt, the code does not determine the tags."""
 UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
 Units = npt.NDArray[np.void]
@@ -239,13 +239,13 @@ def _bisect(
 
 
 def is_written(units: Units) -> npt.NDArray[np.bool_]:
-    """Which entries RocketMQ counts as present."""
+    """Whether RocketMQ counts each entry as present."""
     written: npt.NDArray[np.bool_] = (units["physical_offset"] >= 0) & (units["size"] > 0)
     return written
 
 
 def has_message(units: Units) -> npt.NDArray[np.bool_]:
-    """Which entries point to a message: those that are written and do not only pad a file."""
+    """Whether each entry points to a message: it is written, and does not only pad a file."""
     message: npt.NDArray[np.bool_] = is_written(units) & (units["size"] != FILLER_SIZE)
     return message
 
@@ -481,7 +481,7 @@ class ConsumeQueue(FileQueue):
         return 0
 
     def _room(self, index: int) -> int:
-        """Number of whole entries of one file within its room."""
+        """Number of whole entries of one file, without bytes after the file's regular size."""
         view = self._reader.view(self.files[index].path)
         return 0 if view is None else max(0, min(self._room_of(index), view.size)) // UNIT_SIZE
 

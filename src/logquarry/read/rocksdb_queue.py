@@ -3,7 +3,7 @@
 The broker keeps its newest entries in memory, and writes them to RocksDB at a clean shutdown or
 when enough have gathered. So a :class:`RocksQueue` has the entries of RocksDB, and after them
 entries that :class:`logquarry.read.log_queues.QueueBuilder` makes from the log after the dispatched
-end. Thus the queue is complete even beside a live broker.
+end. Thus the queue is complete even while a broker has the store open.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def _warn_once(text: str) -> None:
 def open_queues(layout: StoreLayout) -> QueueDb | None:
     """The queues of a store in RocksDB; None if readers must make the queues from the log.
 
-    That is so if there is no RocksDB, if the package ``rocksdict`` is missing, or if RocksDB cannot
-    read its files. No message is missing then, because the log has all of them.
+    Readers must do so if there is no RocksDB, if the package ``rocksdict`` is missing, or if
+    RocksDB cannot read its files. Such queues lack no message, because the log has all messages.
     """
     folders = rocksdb_folders(layout)
     if not folders or not is_installed():

@@ -2,8 +2,8 @@
 
 The queues are an index of the log. A read of some topics or queues reads the frames that entries of
 these queues point to, and walks only the parts of the log that no queue covers (frames that are
-never dispatched, missing entries, blanks). It gives the same messages as a walk over the whole log,
-and usually reads a fraction of it. A read by key uses the index files in the same way.
+never dispatched, missing entries, blanks). Such a read gives the same messages as a walk over the
+whole log, and usually reads a fraction of it. A read by key uses the index files in the same way.
 
 If the queues may be unsound (an ``abort`` file, entries out of order), the log is walked.
 """

@@ -67,7 +67,7 @@ def with_entry_rules(layout: StoreLayout) -> StoreLayout:
         try:
             config = config.in_dialect(dialect)
         except UsageError:
-            # Settings that 3.1 does not have show a broker of 4.x.
+            # A setting that 3.1 does not have shows that the broker is a 4.x.
             config = config.in_dialect(DIALECTS[0])
     if config.index_tags is None:
         config = with_index_tags(layout).config.in_dialect(config.dialect)
@@ -278,7 +278,8 @@ def require_own_settings(layout: StoreLayout) -> None:
 
 
 def require_stated_size(layout: StoreLayout) -> None:
-    """Refuse a configured size of log files that the files contradict: they would look damaged.
+    """Refuse a configured size of log files that the files contradict, because they would look
+    damaged.
 
     Raises:
         UsageError: if the files contradict the size; the error shows both sizes.
@@ -311,7 +312,7 @@ def _has_message_behind(layout: StoreLayout, file: StoreFile, size: int) -> bool
 
 
 def require_log(layout: StoreLayout) -> None:
-    """Refuse a store whose log is not found: its reader would find no message.
+    """Refuse a store whose log is not found, because a read would find no message.
 
     Raises:
         UnsupportedStore: if the log is elsewhere, or is missing.

@@ -306,7 +306,7 @@ def read_check(layout: StoreLayout) -> TimerCheck:
         return TimerCheck()
     ahead = check.read_time - time.time_ns() // 1_000_000
     if min(check.read_time, check.log_end, check.enqueued) < 0 or ahead > timer.WHEEL_MS:
-        # With such a read time no message would wait.
+        # If the read time is that far ahead, every message in the wheel would count as delivered.
         raise ValueError(f"its numbers are impossible: {check}")
     return check
 

@@ -162,7 +162,9 @@ class Effect(NamedTuple):
 
 @dataclass(slots=True)
 class Change:
-    """A change of names that is not durable yet. In a rename the new name is first."""
+    """A change of names that is not durable yet. For a rename, the effect on the new name comes
+    first.
+    """
 
     effects: list[Effect]
     is_rename: bool = False

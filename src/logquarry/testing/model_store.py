@@ -373,7 +373,7 @@ class ModelStore:
         by_queue: dict[QueueKey, list[SeenMessage]] = {}
         for message in seen.log:
             if message.is_torn and "\0" in message.topic:
-                # The store makes no queue for such a topic.
+                # The store makes no queue for a topic with zero bytes.
                 continue
             by_queue.setdefault((message.topic, message.queue_id), []).append(message)
         for key, messages in by_queue.items():
