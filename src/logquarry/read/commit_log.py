@@ -60,8 +60,7 @@ class CommitLog:
         self._hot_file: StoreFile | None = None
 
     def refresh(self) -> None:
-        """Forget the log's end and the last view. The caller must also refresh the layout.
-        """
+        """Forget the log's end and the last view. The caller must also refresh the layout."""
         self._end = None
         self.close()
 
