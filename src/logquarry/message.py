@@ -159,11 +159,11 @@ class Message(_Fields):
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]
-        """A message made of all fields in their order; they are checked as by the constructor."""
+        """Make a message from all fields in their order, checked as in the constructor."""
         return _new(cls, _checked(iterable))
 
     def _replace(self, **changes: Any) -> Self:
-        """The message with other values in some fields; they are checked as by the constructor."""
+        """Return a copy with other values in some fields, checked as in the constructor."""
         given = dict(zip(self._fields, self, strict=True))
         unknown = changes.keys() - given.keys()
         if unknown:

@@ -23,7 +23,7 @@ class StoredMessage:
     """A message read from a store. Immutable; equal if the frames are equal.
 
     Attributes:
-        broker: name of the store that it comes from.
+        broker: name of the broker whose store has the message.
     """
 
     def __init__(

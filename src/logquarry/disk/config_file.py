@@ -327,7 +327,8 @@ class ConfigTables:
 
     def _take_consumer_offsets(self, came: dict[tuple[str, str], dict[int, int]]) -> bool:
         if not came:
-            # With an empty file, groups that lost their offsets would look like new groups.
+            # If an empty table replaced the file, groups that lost their offsets would look like
+            # new groups.
             return False
         offsets = self._consumer_offsets()
         offsets.update(came)

@@ -8,7 +8,7 @@ The first write to a page costs a page fault: about half of the time of a put in
 :class:`PagesAhead` causes many of these faults at once, in its own thread (``MADV_POPULATE_WRITE``,
 Linux 5.14; elsewhere it does nothing). The pages stay zero until a put writes them.
 
-A flush also writes the loaded pages that no put has used. So the service loads few pages if puts
+A flush also writes loaded pages that no put has used yet. So the service loads few pages if puts
 are rare, and a store in which each put waits for a flush does not start the service.
 
 A writer allocates all blocks of a file before it writes the file's map, so that a full disk raises

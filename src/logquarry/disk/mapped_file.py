@@ -5,9 +5,9 @@
     0        flushed      committed      wrote          size
     |--on disk--|--in the file--|--in the buffer--|--zeros--|
 
-Without a pool, written bytes are in the file at once: committed equals wrote. With a buffer of the
-transient store pool, writes go to that buffer and a commit writes them to the file. Readers see the
-committed bytes.
+Without a pool, written bytes are in the file at once, so committed equals wrote. With a buffer of
+the transient store pool, writes go to that buffer and a commit writes them to the file. Readers see
+the committed bytes.
 
 If no handler of SIGBUS watches the map (:mod:`logquarry.log.lost_pages`), the process touches no
 page of the map: a writer changes a :class:`~logquarry.disk.write_buffers.FileCopy`, and readers
@@ -292,7 +292,8 @@ class MappedFile(FilePlace):
         # Check this before taking the lock: in a forked child the lock may be held for ever.
         self._health.require_writable()
         with self._sync_lock:
-            # Read the time before the position, so that this sync covers the bytes of that time.
+            # Read the store time before the position, so that this sync covers the message of that
+            # time.
             is_pooled = self._pooled is not None
             timestamp = self._committed_timestamp if is_pooled else self.store_timestamp
             target = self.committed
@@ -382,7 +383,8 @@ class MappedFile(FilePlace):
         """Readable bytes around a range: their position in the file, and the bytes.
 
         If this process made the file, the result has all readable bytes of the file. Otherwise it
-        ends where the probed bytes end. A copy has at least a chunk (CHUNK bytes).
+        ends where the probed bytes end. If the result is a copy, it has at least a chunk (CHUNK
+        bytes).
         """
         probed, end = self._probed, self.committed
         if probed is None:

@@ -32,7 +32,8 @@ _UNLOCK_AFTER: Final = 6.0
 """Seconds after which the pages of a full file are unlocked (``CommitLog.putMessage``)."""
 _MOST_TRIES: Final = 100
 _CHECK_EVERY: Final = 1.0
-"""Minimum seconds between two runs of the work that is not urgent."""
+"""Minimum seconds between two runs of the work that a flush does besides: unlocking pages, and
+checking names."""
 
 
 class Allocator(Protocol):
@@ -348,12 +349,12 @@ class MappedFileQueue(LastFile):
     def flush(self, least_pages: int = 0) -> int:
         """Sync the committed bytes, and return the flushed offset.
 
-        Each full file is synced; the last one only if ``least_pages`` pages of it are due. With 0
-        (a thorough flush) :attr:`store_timestamp` is set.
+        Each full file is synced; the last one only if ``least_pages`` pages of it are due. If
+        ``least_pages`` is 0 (a thorough flush), :attr:`store_timestamp` is set.
 
         Raises:
-            StoreUnavailable: if a sync failed, now or before. The offset stays before the bytes
-                that are possibly not on the disk.
+            StoreUnavailable: if a sync failed, now or before. The flushed offset stays before the
+                bytes that may not be on the disk.
         """
         self._health.require_writable()
         with self._flushing:

@@ -29,7 +29,7 @@ class PageFile:
     """A small file of fixed size, open for writing; created with zeros if it does not exist.
 
     If the disk does not deliver the page, the file is moved to quarantine and a new one is created:
-    a write of a part of the page would fail too.
+    a write to a part of the old page would fail too.
 
     Args:
         disk: the store's disk.

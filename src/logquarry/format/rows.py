@@ -121,8 +121,8 @@ of table and frames, messages, and entries."""
     STATE_DISK_COUNT,
     STATE_DISK_SIZE,
 ) = range(8)
-"""Further arguments of the kernel, 64 bits each: the address of the mapped bytes of the log, their
-physical offsets, the CRC function's address, and the limits of an answer."""
+"""Further arguments of the kernel, 64 bits each: the address and the physical offsets of the mapped
+bytes of the log, the address of the CRC function, and the limits of an answer."""
 
 TAG_CODE, TAG_AT, TAG_LENGTH = range(3)
 """Arguments for a wanted tag: its hash, the address of its text, and its length in bytes."""

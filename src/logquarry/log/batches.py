@@ -140,7 +140,7 @@ def message_runs(
 def record_batches(
     runs: Iterable[Run], decoding: Decoding, wanted: MessageFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Decode the messages that pass a filter; a run without such messages makes no batch.
+    """Decode the messages that pass a filter; there is no batch for a run without such messages.
 
     A run makes one batch, or several if its decompressed bodies take more than MOST_CONTENT bytes.
     """

@@ -192,7 +192,7 @@ def _after_head(window: Window, position: int) -> tuple[int, int]:
 
 
 def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
-    """Judge one position with the reference codec; fill ``row`` if a sound frame starts there.
+    """Check one position with the reference codec; fill ``row`` if a sound frame starts there.
 
     Returns:
         A code, one of those that :func:`walk` returns.
@@ -252,7 +252,7 @@ def check_places(
     *,
     check_crc: bool,
 ) -> tuple[Rows, npt.NDArray[np.int32]]:
-    """Judge several positions, such as those in the entries of consume queues or of the index.
+    """Check several positions, such as those in the entries of consume queues or of the index.
 
     Args:
         window: the bytes.
@@ -298,7 +298,7 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
 
     Returns:
         (position, REACHED_STOP) if there is one; (position, NEED_MORE) if the window ends too early
-        to judge that position; else (stop, TRUNCATED).
+        to check that position; else (stop, TRUNCATED).
     """
     fast = kernels()
     row = empty_rows(1)[0]

@@ -182,7 +182,7 @@ class StoreLayout:
         return self.filesystem.root
 
     def refresh(self) -> None:
-        """Drop the listings: a live writer adds files, retention deletes files."""
+        """Forget the listings, because a live writer adds files and retention deletes files."""
         self._listing = _Listing(self)
 
     def use_commit_log(self, files: FileSequence) -> None:
@@ -476,8 +476,9 @@ class StoreLayout:
     def cut_end(self) -> int | None:
         """The log's end that the last recovery recorded; None if that record is no longer valid.
 
-        RocketMQ's rules leave the bytes and queue entries after that end in place. The record is
-        void once a writer raises the durable offset, or another program writes the checkpoint.
+        A recovery by RocketMQ's rules leaves the bytes and queue entries after that end in place.
+        The record is void once a writer raises the durable offset, or another program writes the
+        checkpoint.
         """
         cut = self._noted_end
         return None if cut is None or self.has_abort else cut

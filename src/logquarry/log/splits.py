@@ -117,7 +117,7 @@ def plan_splits(
     split_size: int = DEFAULT_SPLIT_SIZE,
     min_splits: int = 1,
 ) -> list[LogSplit]:
-    """Plan splits that tile the log between two physical offsets.
+    """Plan splits that cover the log between two physical offsets without gaps or overlaps.
 
     Args:
         layout: the store's files.
@@ -203,7 +203,7 @@ class Stretch:
 
 
 def tiles(layout: StoreLayout, size: int) -> Iterator[tuple[int, int]]:
-    """Tile the log with ranges (start, stop) of ``size`` bytes; none crosses the end of a file."""
+    """Cut the log into ranges (start, stop) of ``size`` bytes; none crosses the end of a file."""
     room = layout.commit_log.file_size
     for file in layout.commit_log.files:
         for start in range(file.base, file.base + room, size):

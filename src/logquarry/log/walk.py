@@ -15,7 +15,8 @@ reports damage and continues after it.
 
 QUIRK: in the last file of a store that was shut down cleanly, a break of the chain is the log's
 end, even if queue entries point to messages after it. RocketMQ's recovery truncates the log there,
-in memory only; the files on disk are then the same as those of a sound store with that damage.
+in memory only; the files on disk do not show whether RocketMQ cut the log there or the store was
+damaged later.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ class LogReader:
 
     @property
     def forgets_damage(self) -> bool:
-        """Whether damage, except a torn tail, changes nothing that the walk reports after it."""
+        """Whether a new walk that starts after damage would report the same as this walk."""
         return self.bound is None or self._is_sure
 
     def data_end(self, start: int, stop: int | None = None) -> int:

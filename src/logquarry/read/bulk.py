@@ -105,7 +105,7 @@ def arrow_reader(
     decompress: bool = False,
     stop_offset: int | None = None,
 ) -> pa.RecordBatchReader:
-    """Messages that pass a filter, as record batches; each batch is read when you ask for it."""
+    """Messages that pass a filter, as record batches; each batch is read when you request it."""
     arguments.flag(decompress, "decompress")
     chosen = schema.NAMES
     if columns is not None:

@@ -140,7 +140,9 @@ class CompactedGets:
         return low, max(high, compacted.max_offset)
 
     def queue_at(self, queue: Queue, offset: int) -> Queue:
-        """The queue that a get from this offset reads: the compacted one, or the queue after it."""
+        """The queue that a get from this offset reads: the compacted queue, or the consume queue
+        for later messages.
+        """
         compacted, _ = self._opened(queue)
         return compacted if offset < compacted.max_offset else queue
 

@@ -4,10 +4,13 @@ This library can read some files of RocketMQ 5 but not write them, and cannot ev
 :class:`StoreFeatures` lists the features that such files show, each with its evidence; from the
 features, :mod:`.fence` decides which calls a store allows.
 
-This module reads the names in the store's root, ``config/``, ``consumequeue/`` and a few folders
-below; ``config/topics.json``; the checkpoint; up to 64 frames that queues point to; the last 256
-entries of the newest index file, and the frames that they point to; and for pending timers the used
-pages of ``timerwheel``. It reads no file of the log as a whole.
+This module reads only:
+
+- the names in the store's root, ``config/``, ``consumequeue/`` and a few folders below;
+- ``config/topics.json`` and the checkpoint;
+- up to 64 frames that queues point to;
+- the last 256 entries of the newest index file, and the frames that they point to;
+- for pending timers, the used pages of ``timerwheel``.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Index:
 
     @property
     def files(self) -> Sequence[IndexFile]:
-        """The index files, oldest first, as the layout lists them now."""
+        """The index files in the layout's current listing, oldest first."""
         listed = self._layout.index_files
         if listed is not self._listed:
             self._files = [

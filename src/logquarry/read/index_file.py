@@ -143,7 +143,7 @@ def _last_nonzero_word(data: memoryview) -> int | None:
 
 
 def _words_with(data: memoryview, offset: int) -> Iterator[int]:
-    """Numbers of the words at which a given physical offset is stored."""
+    """Numbers of the words (4 bytes) at which a given physical offset is stored."""
     if offset == 0:
         return
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
@@ -253,8 +253,8 @@ class IndexFile:
     ) -> None:
         """Add the offsets of a key, newest first, until there are ``max_count``.
 
-        Hashes are compared, not keys. Times are in whole seconds after the file's first time, as in
-        the entries.
+        Hashes are compared, not keys. Times are compared in whole seconds after the file's first
+        store time, because the entries store them so.
         """
         first = self.header.begin_timestamp
         hashes = _hashes(topic, key)

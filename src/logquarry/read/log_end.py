@@ -1,4 +1,4 @@
-"""Finds for readers where a log ends, and which of its damage a recovery has noted.
+"""Finds, for readers, the end of a log and the damage that a recovery has noted in it.
 
 A store that this library wrote has a durable offset (:mod:`logquarry.format.checkpoint`). The log
 reaches at least up to it, even after a crash. A break in the chain of frames before it is damage.
@@ -376,8 +376,8 @@ class LogFrontier:
     def _warn(self, reader: LogReader, end: int) -> None:
         """Warn of sound frames after the end of a chain that does not grow.
 
-        RocketMQ's recovery may have cut them off, in memory only. Once the writer begins a later
-        file, the break is damage, and the frames are read.
+        RocketMQ's recovery may have cut these frames off, in memory only. Once the writer begins a
+        later file, the break is damage, and the frames are read.
         """
         found = reader.find(end + 1, reader.files.end)
         if found is not None:

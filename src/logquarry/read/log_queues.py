@@ -359,7 +359,7 @@ def named_copies(
 
 
 def _only_carries(message: StoredMessage) -> bool:
-    """Whether a message only carries the properties of the message that it was made from.
+    """Whether a message has multi-dispatch properties only because it is a copy of another message.
 
     RocketMQ 5 dispatches no message of a system topic to further queues, but a retried or delayed
     message keeps the properties of its original (``MultiDispatchUtils.isNeedHandleMultiDispatch``).

@@ -145,7 +145,9 @@ class Queue(ABC):
     def entries(
         self, start: int | None = None, stop: int | None = None
     ) -> Iterator[tuple[int, QueueEntry]]:
-        """(offset, entry) of the written entries in ``[start, stop)``; by default all."""
+        """(offset, entry) of each written entry in ``[start, stop)``; by default of the whole
+        queue.
+        """
         end = self.max_offset if stop is None else min(stop, self.max_offset)
         for offset, units in self.runs(self.min_offset if start is None else max(0, start), end):
             for at in np.flatnonzero(is_written(units)).tolist():
@@ -205,10 +207,12 @@ class Queue(ABC):
 def _bisect(
     units: Units, low: int, timestamp: int, store_time: StoreTime, log_min_offset: int
 ) -> int | None:
-    """Index of the entry stored at or near ``timestamp``, searched from ``low`` on as in Java.
+    """Index of the entry whose message was stored at or near ``timestamp``, searched from ``low``
+    on.
 
-    -1 if the search finds no message in the log, None if it reaches an unwritten entry. If a
-    message is missing, Java returns offset 0; this function returns an index before the queue.
+    The search is Java's. The result is -1 if it finds no message in the log, and None if it reaches
+    an unwritten entry. If a message is missing, Java returns offset 0; this function returns an
+    index before the queue.
     """
     high = len(units) - 1
     left = right = left_time = right_time = -1
@@ -262,8 +266,8 @@ class FileQueue(Queue):
         queue_id: its number, as the folder is named.
         log_min_offset: physical offset of the log's first byte (default: as listed in the layout).
         files: reads them (default: a new :class:`OpenFiles`).
-        with_stale: whether a consume queue includes entries of messages after the end at which the
-            last recovery cut the log (:attr:`StoreLayout.cut_end`).
+        with_stale: whether a consume queue includes entries that point after the log's end. Such
+            entries stay if the last recovery cut the log (:attr:`StoreLayout.cut_end`).
 
     Attributes:
         entry_size: bytes of an entry.

@@ -335,7 +335,7 @@ def require_log(layout: StoreLayout) -> None:
 
 
 def _known(layout: StoreLayout) -> str:
-    """What the queues show of the log, in words; empty if they show nothing."""
+    """What the queues show about the log's extent, in words; empty if they show nothing."""
     messages = 0
     starts, ends = [], []
     for queue in all_queues(layout):

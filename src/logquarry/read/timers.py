@@ -210,7 +210,7 @@ def _drop(table: dict[K, list[int]], key: K, offset: int) -> None:
 
 
 def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
-    """A digest of all that a message and its delivered copy have in common."""
+    """A digest of the fields that are equal in a message and its delivered copy."""
     values = props.decode_bytes(frame.properties)
     kept = sorted(pair for pair in values.items() if pair[0] not in _CHANGES)
     fields = (topic, queue_id, frame.flag, frame.born_timestamp, frame.reconsume_times, kept)
@@ -427,7 +427,8 @@ def used_slots(layout: StoreLayout) -> npt.NDArray[np.void]:
     """The slots of ``timerwheel`` that were ever used; none if there is no wheel.
 
     With ``timerWheelSnapshotFlush``, a broker writes the wheel to files ``timerwheel.POSITION``.
-    The newest of these is merged with ``timerwheel``; the slot with the later entry is used.
+    The newest of these is merged with ``timerwheel``: of two versions of a slot, the one with the
+    later entry is used.
     """
     names = {entry.name for entry in layout.filesystem.list("")}
     snapshots = {

@@ -9,7 +9,7 @@ part:
 - a file has its old size, its new size or a size in between; bytes without data are zeros;
 - the creation, rename or removal of a name is either done or not done.
 
-A rename never loses the file: a crash may leave both names, and leaves at least one.
+A rename never loses the file: after a crash, the file has its old name, its new name, or both.
 
 :class:`BadBlocks` simulates a disk with unreadable blocks.
 """

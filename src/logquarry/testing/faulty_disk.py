@@ -181,7 +181,7 @@ class FaultyDisk(LocalDisk):
     def restart(self) -> None:
         """Simulate a new process with the same page cache. Faults are removed.
 
-        Close the store of the old process first; ignore errors of that close.
+        Before this call, close the store of the old process, and ignore errors of the close.
         """
         with self._lock:
             self.faults.clear()
