@@ -32,8 +32,8 @@ BROKER_ROLES: Final = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 RECOVERIES: Final = ("safe", "rocketmq")
 DIALECTS: Final = ("4.9", "3.1")
 IndexKeys = Literal["3.1", "4.9", "5.4"]
-"""Which keys an index has. Each value is the first version that indexes these keys: the words of
-KEYS, with signed hashes; then also UNIQ_KEY; then also the tag."""
+"""Which keys an index has, named by the first version that indexes them. The first value means the
+words of KEYS, with signed hashes. The second adds UNIQ_KEY, and the third adds the tag."""
 FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
 DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30

@@ -137,7 +137,8 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
 
 
 def require_writing(place: str | os.PathLike[str]) -> None:
-    """Refuse to write a store on Windows: its locks, renames and syncs differ, and are untested.
+    """Refuse to write a store on Windows, because its locks, renames and syncs differ and are
+    untested.
 
     Raises:
         StoreUnavailable: if this system cannot write stores.

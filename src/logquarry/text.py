@@ -65,7 +65,7 @@ def plural(count: int, what: str, many: str | None = None) -> str:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Names for a sentence: ``a, b and 3 more`` if there are more than ``most``."""
+    """Join names for a sentence: ``a, b and 3 more`` if there are more than ``most`` names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

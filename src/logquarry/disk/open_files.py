@@ -1,4 +1,4 @@
-"""Keeps the most recently read store files open, and keeps pages of maps in memory (mlock).
+"""Keeps the most recently read files of a store open, and locks pages of maps in memory (mlock).
 
 :class:`OpenFiles` keeps the most recently read files open. The functions on pages call the C
 library, whose calls release the GIL; the methods of ``mmap`` objects do not, and populating a

@@ -166,7 +166,7 @@ def _file_at(path: Path) -> tuple[int, int] | None:
 
 
 def _files_in(folder: Path) -> set[tuple[int, int] | None]:
-    """The identities of the files in a folder and in its subfolders."""
+    """The identities (device and inode) of the files in a folder and in its subfolders."""
     try:
         return {_file_at(path) for path in (*folder.glob("*"), *folder.glob("*/*"))} - {None}
     except OSError:

@@ -3,8 +3,9 @@
 - :class:`RunningFlags`: reasons why the store takes no messages now. Reads continue.
 - :class:`Health`: whether the store may still be written and read. After a failed sync, the
   contents of the disk are unknown: the kernel marks the pages clean, and the next sync reports
-  success. So the first failure ends writing for good: all waiters and later writes fail, nothing
-  is synced again, reads continue. Opening the store again reads the disk's contents.
+  success. So the first failed sync ends writing for good. All waiting puts and later writes fail,
+  and nothing is synced again, but reads continue. Opening the store again reads the disk's
+  contents.
 - :class:`Flag` and :class:`Done`: one thread sets such a flag, and another waits for it. Each is a
   bare lock: ``threading.Event`` is written in Python, so Ctrl-C inside it can leave its lock taken,
   and then the other thread waits for ever.
@@ -194,8 +195,8 @@ def monotonic_ms() -> int:
 class Service(ABC):
     """A thread that runs at an interval, or when it is woken.
 
-    :meth:`run_once` is the work, and can be called without a thread. The thread is a daemon: the
-    interpreter ends it through the store's close (:func:`close_at_exit`).
+    :meth:`run_once` is the work, and can be called without a thread. The thread is a daemon. At the
+    interpreter's exit, the store's close ends it (:func:`close_at_exit`).
 
     Args:
         name: the thread's name.

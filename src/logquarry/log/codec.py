@@ -377,7 +377,7 @@ _CHUNK: Final = 1 << 20
 def head_offset(view: FileView) -> int | None:
     """The physical offset in the first frame of a file; -1 if its first bytes are not a frame.
 
-    None if the file is too short, or begins with zeros or a blank: then it has no offset to show.
+    None if the file is too short, or begins with zeros or a blank: such a file shows no offset.
     """
     size = frame.HEAD.size
     if view.size < size:

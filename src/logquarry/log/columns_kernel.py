@@ -80,7 +80,9 @@ def _gather_plan(names: tuple[str, ...], ms: bool) -> _GatherPlan:
 
 
 class KernelColumns:
-    """Columns of one run of frames, made by kernels; work that columns share is done once."""
+    """Makes the columns of one run of frames with kernels, and does work that several columns share
+    only once.
+    """
 
     def __init__(self, window: Window, rows: Rows) -> None:
         kernels = codec.kernels()

@@ -1,9 +1,9 @@
 """Prepares the frames of a walk for readers: removes lost frames, and splits inner batches.
 
-The walk checks frames, and their bytes are read a second time when they are decoded. In between
-the disk may fail, or another program may truncate the file. A lost page then holds ``FILL``
-(:mod:`logquarry.log.readable`), so data decoded from it must not reach the caller. :func:`decoded`
-decodes the sound frames again, from a copy, and reports the lost frames as damage.
+The walk reads the bytes of frames to check them, and a decoder reads them a second time. In
+between, the disk may fail, or another program may truncate the file. A lost page then holds
+``FILL`` (:mod:`logquarry.log.readable`), so data decoded from it must not reach the caller.
+:func:`decoded` decodes the sound frames again, from a copy, and reports the lost frames as damage.
 
 Every bulk read gets one row per message, even if the message is in an inner batch of RocketMQ 5. A
 run of frames with an inner batch becomes a run of frames that stand alone

@@ -203,7 +203,8 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
 def levels_text(levels_ms: tuple[int, ...]) -> str:
     """Format levels as ``messageDelayLevel``, in whole seconds.
 
-    The delays are rounded because 3.x read the delivery time from its clock, some ms later.
+    The delays are rounded, because 3.x computed the delivery time from its clock some ms after the
+    store time.
     """
     return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
 

@@ -6,15 +6,16 @@ A file's name is the physical offset of its first byte. Each frame has its own p
 recover renames the files, salvage reads them as if they had their right names, and every other
 reader refuses a log with wrong names (:class:`logquarry.errors.MisnamedFile`).
 
-These rules decide:
+These rules decide which offset a file has:
 
 - Usually the first frame has the offset of the name: then the name is right.
 - Otherwise the first whole frames of the file with correct body CRCs vote, so that one damaged
-  PHYSICALOFFSET changes nothing. Stale frames from an earlier use of the file do no harm either:
-  they follow the new frames and vote for the same offset.
+  PHYSICALOFFSET changes nothing. Stale frames from an earlier use of the file do no harm either,
+  because they vote for the same offset.
 - A file without a whole frame (only zeros or a blank) keeps its name, unless another file needs
   that name.
-- If two files claim one offset, the file with that name is right and the other one is a copy.
+- If the frames of two files show the same offset, the file with that name is right and the other
+  one is a copy.
 - The offsets alone cannot show that a file is from another store. The queues can: the entry of a
   message has its physical offset. If the queues have all sampled messages of a misnamed file at
   other offsets, the recovery does not rename the file and refuses the store.

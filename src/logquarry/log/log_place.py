@@ -131,10 +131,10 @@ def find_log_folders(
     """The folders of the log; ``commitlog`` alone if no other folders hold the whole log.
 
     A DLedger log counts if the store has only one and ``commitlog/`` has no files. Several folders
-    count if the configuration names them and each is found (in the store, or at its path), or if
-    they lie in the store and continue the log. A recovery may have left an empty folder. An empty
-    folder counts if the files in the other folders reach the durable offset. Reads folder names
-    only.
+    count in two cases: the configuration names them and each is found (in the store, or at its
+    path); or they lie in the store and continue the log. A recovery may have left an empty folder.
+    An empty folder counts if the files in the other folders reach the durable offset. Reads folder
+    names only.
 
     Args:
         filesystem: the store's folder.

@@ -283,7 +283,9 @@ class LogReader:
         return self.bound if limit is None else min(limit, self.bound)
 
     def _behind(self, position: int) -> Iterator[Event]:
-        """The damage or blank at the end of a range; the next range skips it by resync."""
+        """The damage or blank at the end of a range. The next range skips it when it searches for
+        its first frame.
+        """
         if self._log.is_boundary(position) or position >= self.files.end:
             return
         if self.bound is not None and position >= self.bound:

@@ -272,7 +272,7 @@ class BatchQueue(FileQueue):
         found = self._spans.get(index)
         if found is None:
             if len(self._spans) >= _MOST_KEPT:
-                # The cache is replaced, never emptied: other threads may read a live queue.
+                # The cache is replaced, never emptied, because other threads may read a live queue.
                 self._spans = {}
             found = self._spans[index] = Spans.of(self._written(index))
         return found

@@ -34,7 +34,7 @@ class CommitLog:
     Args:
         layout: the store's files.
         files: reads them (default: a new :class:`OpenFiles`).
-        last_entries: returns the last entry of each queue, the one furthest in the log first
+        last_entries: returns the last entry of each queue, the entry that points furthest first
             (:func:`logquarry.read.log_end.last_entries`). Called only to find the log's end.
 
     Attributes:

@@ -194,7 +194,7 @@ class OtherQueues:
 
 
 def other_queues(layout: StoreLayout) -> OtherQueues:
-    """The queues of a store that are not in files of 20-byte entries, by names and topics.json."""
+    """Find the queues that are not in files of 20-byte entries, from names and ``topics.json``."""
     kinds, has_rocksdb = find_queue_kinds(layout)
     return OtherQueues(
         frozenset(topic for topic, kind in kinds.items() if kind == "batch"), has_rocksdb

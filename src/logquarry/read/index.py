@@ -151,7 +151,9 @@ def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
 
 
 def _has_tag(log: CommitLog, offset: int, hashes: set[int]) -> bool | None:
-    """Whether a message's tag is among its hashes; None if it has no tag, or is not in the log."""
+    """Whether a message's tag is among ``hashes``, which the index has for the message. None if the
+    message has no tag, or is not in the log.
+    """
     found = log.outcome_at(offset, check_crc=False)
     if not isinstance(found, Frame):
         return None

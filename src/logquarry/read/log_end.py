@@ -163,10 +163,10 @@ def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | Non
 def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
     """The durable offset, or the end of the last message in the queues of a closed store.
 
-    None if a process writes the store. If there is no durable offset, also None if no queue has an
-    entry, or if there is an ``abort`` file and no queue points to a missing file after the log.
-    This reads no byte of the log, so it does not see damage at the log's end; a walk over the log
-    needs :func:`sound_bound`.
+    None if a process writes the store. Without a durable offset, the result is also None in two
+    cases: no queue has an entry; or there is an ``abort`` file, and no queue points to a missing
+    file after the log. This reads no byte of the log, so it does not see damage at the log's end; a
+    walk over the log needs :func:`sound_bound`.
 
     Args:
         layout: the store's files.
@@ -307,7 +307,7 @@ class LogFrontier:
         """The end of a log, and a warning if files before an earlier known end are lost.
 
         A read that does not skip damage goes up to the known end, and reports the loss there. For a
-        read that skips damage, the log ends with its files, and a warning names the loss once.
+        read that skips damage, the log ends with its files, and one warning names the loss.
         """
         if not self._skips_damage:
             return max(end, known)

@@ -463,7 +463,9 @@ class FaultyDisk(LocalDisk):
         return site in self.ignored
 
     def _part(self, of: _File | Path) -> str:
-        """The folder of a path in a store, without topics, numbers and file names."""
+        """The kind of folder that a path is in: its path in the store, without topics, numbers and
+        file names.
+        """
         if isinstance(of, _File):
             parts = self._path_of(of.number)
         else:
