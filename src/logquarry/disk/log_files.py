@@ -90,7 +90,7 @@ def full_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 class _Request:
-    """A file to create. Once ``done`` is set, either ``file`` or ``error`` is set too."""
+    """A request for a file. Once ``done`` is set, either ``file`` or ``error`` is set too."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
@@ -108,8 +108,8 @@ class AllocateMappedFileService(Service):
         disk: the store's disk.
         pool: in transient mode, the buffers that puts write to first.
         warm: load the pages of each file into memory (``warmMapedFileEnable``).
-        fast_fail: if no buffer is free, create no file (``fastFailIfNoBufferInStorePool``). False:
-            create the file without a buffer; puts then write through its map.
+        fast_fail: if no buffer is free, create no file (``fastFailIfNoBufferInStorePool``). If
+            False, create the file without a buffer, so that puts write through its map.
         timeout_ms: how long :meth:`take` waits.
     """
 
@@ -138,8 +138,8 @@ class AllocateMappedFileService(Service):
         """Take the file at ``path``, and request that ``following`` is created next.
 
         Returns:
-            The file; None if it was not created in time (a later call gets it), or with
-            ``fast_fail`` if no buffer is free.
+            The file; None if it was not created in time (a later call gets it), or if no buffer is
+            free and ``fast_fail`` is set.
 
         Raises:
             StoreUnavailable: if it cannot be created (the next call tries again: there may be room
@@ -214,7 +214,7 @@ class AllocateMappedFileService(Service):
                     request.file.warm()
                 self._logged = None
             except StoreUnavailable as error:
-                # Each waiting put tries again: log a full disk once, not for each put.
+                # Each waiting put tries again, so log a full disk only once.
                 text = f"{request.path}: cannot be created: {error}"
                 if text != self._logged:
                     logger.warning("%s", text)

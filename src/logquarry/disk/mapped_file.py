@@ -109,8 +109,8 @@ class MappedFile(FilePlace):
             copied = os.dup(self._descriptor)
             self._probed = ReadableMap(str(path), self._map, size, descriptor=copied)
         elif not self._is_made:
-            # The pages of a file that this process makes are in memory when they are read: they
-            # need no probe.
+            # If this process made the file, its pages are in memory when they are read, and need no
+            # probe.
             self._probed = ReadableMap(str(path), self._map, size, is_watched=False)
         self._pool = pool
         borrowed = None if pool is None else pool.borrow(size)
@@ -212,9 +212,11 @@ class MappedFile(FilePlace):
             self._disk.allocate(self._descriptor, self.size)
 
     def clear_from(self, position: int) -> bool:
-        """Overwrite all bytes after a position with zeros and sync. Returns whether any was not 0.
+        """Overwrite all bytes after a position with zeros and sync. Returns whether any byte was
+        not 0.
 
-        Bytes that are 0 are only read, and holes are skipped: a hole of a gigabyte costs nothing.
+        Bytes that are 0 are only read, and holes are skipped, so a hole of a gigabyte costs
+        nothing.
         """
         self._health.require_writable()
         changed = False
@@ -308,7 +310,7 @@ class MappedFile(FilePlace):
             return self.flushed
 
     def _is_due(self, done: int, target: int, least_pages: int) -> bool:
-        # As in isAbleToFlush and isAbleToCommit: page numbers are compared, not numbers of bytes.
+        # As in isAbleToFlush and isAbleToCommit: Java compares page numbers, not numbers of bytes.
         return self.is_full or target // PAGE_SIZE - done // PAGE_SIZE >= least_pages
 
     def require_pages(self) -> None:
