@@ -23,9 +23,9 @@ that small commands start fast.
 
 import os
 
-# A type checker treats this name as true. The command line handles Ctrl-C only after this module is
-# imported, so the import must be fast. The rest of this module takes less time than an import of
-# typing, and as much as an import of __future__.
+# Type checkers treat this name as true, so this module need not import typing at run time. The
+# import must be fast, because the command line handles Ctrl-C only after it. An import of typing
+# would take longer than all the rest of this module.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """The list of the compiled modules, and the switch that runs them interpreted.
 
-The modules in :data:`MODULES` are Python code, with C types in a ``.pxd`` file beside each. During
-the installation ``hatch_build.py`` compiles them, if there are a C compiler and Python's headers.
-Otherwise, and with ``LOGQUARRY_COMPILED=off``, the same code runs interpreted.
+The modules in :data:`MODULES` are Python code, with C types in a ``.pxd`` file beside each module.
+During the installation ``hatch_build.py`` compiles them, if there are a C compiler and Python's
+headers. Otherwise, and with ``LOGQUARRY_COMPILED=off``, the same code runs interpreted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Sources:
 
 
 def is_switched_off(switch: str = SWITCH) -> bool:
-    """Whether an environment variable says off (default: the one for compiled modules)."""
+    """Whether an environment variable is set to ``off`` (default: ``LOGQUARRY_COMPILED``)."""
     return os.environ.get(switch, "").lower() in ("off", "0", "no", "false")
 
 

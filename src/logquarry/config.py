@@ -32,12 +32,13 @@ BROKER_ROLES: Final = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 RECOVERIES: Final = ("safe", "rocketmq")
 DIALECTS: Final = ("4.9", "3.1")
 IndexKeys = Literal["3.1", "4.9", "5.4"]
-"""Which keys an index has. Each value is the first version that indexes these keys: the words of
-KEYS, with signed hashes; then also UNIQ_KEY; then also the tag."""
+"""Which keys an index has, named by the first version that indexes them. The first value means the
+words of KEYS, with signed hashes. The second adds UNIQ_KEY, and the third adds the tag."""
 FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
 DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
-"""Size of a commit log file unless files or settings give it (``mappedFileSizeCommitLog``)."""
+"""Bytes of a commit log file if neither files nor settings show them
+(``mappedFileSizeCommitLog``)."""
 
 _BY_DIALECT: Final[Mapping[str, Mapping[str, Any]]] = {
     "max_message_size": {"4.9": 4 << 20, "3.1": 512 << 10},
@@ -65,7 +66,7 @@ STORE_SETTINGS: Final = frozenset(
         "transRocksDBEnable",
     }
 )
-"""Those of RocketMQ's settings that decide which files a store has (``broker_settings``)."""
+"""The settings of RocketMQ that decide which files a store has (``broker_settings``)."""
 
 _NOT_STATED: Final = ("broker_settings", "batch_topics")
 _CHOICES: Final = {
@@ -110,36 +111,38 @@ class StoreConfig(LayoutConfig):
         max_msgs_num_batch: maximum number of messages of one index query.
         max_transfer_count_on_message_in_memory: maximum number of messages of one ``get``.
         max_transfer_bytes_on_message_in_memory: maximum bytes of one ``get``.
-        max_transfer_count_on_message_in_disk: maximum number of messages of one ``get`` whose
-            distance from the log's end is more than ``access_message_in_memory_max_ratio`` percent
-            of the machine's memory.
-        max_transfer_bytes_on_message_in_disk: maximum bytes of such a ``get``.
-        access_message_in_memory_max_ratio: percent of memory assumed to be page cache.
+        max_transfer_count_on_message_in_disk: maximum number of messages on disk in one ``get``. A
+            message counts as on disk if it is further from the log's end than
+            ``access_message_in_memory_max_ratio`` percent of the machine's memory.
+        max_transfer_bytes_on_message_in_disk: maximum bytes of one ``get`` with messages on disk.
+        access_message_in_memory_max_ratio: the percentage of the machine's memory that is assumed
+            to be page cache.
         decompress_limit: maximum bytes of one decompressed body.
         recovery: how to recover a store that was not shut down cleanly. ``"safe"`` loses no sound
             frame of the log. ``"rocketmq"`` does the same as RocketMQ, even after a clean shutdown.
-        check_crc_on_recover: whether to compare bodies with their CRCs: in the last three log files
-            when a store is opened that was shut down cleanly, and in all files that the recovery
-            ``"rocketmq"`` reads.
+        check_crc_on_recover: whether to compare bodies with their CRCs. After a clean shutdown, the
+            opening compares those in the last three log files. The recovery ``"rocketmq"`` compares
+            those in all files that it reads.
         message_index_safe: whether the recovery ``"rocketmq"`` starts early enough to complete the
             index.
         max_message_size: maximum bytes of a frame, and of the wire form of a batch. Default (0):
             4 MiB, or 512 KiB in dialect 3.1.
-        store_host: the store host of messages that have none.
+        store_host: the store host (``ip:port``) of messages that are put without one.
         topic_check: which topics a put accepts: ``"store"`` any name that is safe as a folder name,
             ``"rocketmq-broker"`` the characters that RocketMQ's broker accepts.
         broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``, which accepts no messages.
-        os_page_cache_busy_time_out_mills: if one put locks the log longer, other puts are refused.
+        os_page_cache_busy_time_out_mills: if one put holds the log's lock for longer than this
+            time, other puts are refused.
         flush_disk_type: ``ASYNC_FLUSH``, or ``SYNC_FLUSH``: each put waits for its flush.
         sync_flush_timeout: how long a put waits for its flush.
         flush_interval_commit_log: pause between two background flushes of the log. Default (0):
             500, or 1,000 in dialect 3.1.
         flush_commit_log_timed: whether background flushes keep the interval even during puts.
         flush_commit_log_least_pages: a background flush waits for this many pages of 4 KiB.
-        flush_commit_log_thorough_interval: how often a flush ignores that minimum.
+        flush_commit_log_thorough_interval: how often a background flush ignores this minimum.
         commit_interval_commit_log: pause between two commits of the transient store pool.
         commit_commit_log_least_pages: a commit waits for this many pages of 4 KiB.
-        commit_commit_log_thorough_interval: how often a commit ignores that minimum.
+        commit_commit_log_thorough_interval: how often a commit ignores its minimum of pages.
         transient_store_pool_enable: whether messages are written to memory first, and from there to
             the log's files. Only with ASYNC_FLUSH, and not on a slave.
         transient_store_pool_size: number of buffers, each as large as a log file.
@@ -149,23 +152,25 @@ class StoreConfig(LayoutConfig):
             not write them.
         flush_interval_consume_queue: pause between two flushes of the queues.
         flush_consume_queue_least_pages: a queue flush waits for this many pages of 4 KiB.
-        flush_consume_queue_thorough_interval: how often a queue flush ignores that minimum; it then
-            writes the checkpoint too.
+        flush_consume_queue_thorough_interval: how often a queue flush ignores its minimum of pages.
+            Such a flush also writes the checkpoint.
         slave_timeout: the time that a put on a ``SYNC_MASTER`` waits for a slave.
-        ha_slave_fallbehind_max: a put waits only for slaves that are fewer bytes behind than this.
+        ha_slave_fallbehind_max: a put waits only for slaves whose log is fewer than this many bytes
+            behind the master's log.
         ha_send_heartbeat_interval: after this time without traffic, master and slave send a
             heartbeat.
-        ha_housekeeping_interval: after this time without traffic, the connection counts as lost.
+        ha_housekeeping_interval: after this time without traffic, master and slave treat their
+            connection as lost.
         ha_transfer_batch_size: maximum bytes of the log that a master sends at once.
         clean_expired_files: whether an open writer deletes expired files. RocketMQ always deletes
             them; here you must enable it (docs/retention.md).
         file_reserved_time: hours until a log file expires, counted from the store time of its last
-            message; older half messages are abandoned too.
+            message. Half messages that are older than this are abandoned.
         delete_when: hours of the day, separated by ``;``, in which expired files are deleted.
         disk_max_used_space_ratio: above this percentage of disk use, expired files are deleted at
             any hour.
-        clean_file_forcibly_enable: whether files that have not expired are deleted too if the disk
-            is more than 85 % full. (RocketMQ: true.)
+        clean_file_forcibly_enable: whether a disk that is more than 85 % full makes the writer
+            delete files that have not expired. (RocketMQ: true.)
         clean_resource_interval: pause between two searches for expired files.
         delete_commit_log_files_interval: pause between the deletion of two log files.
         delete_files_batch_max: maximum number of log files that one search deletes.
@@ -280,7 +285,7 @@ class StoreConfig(LayoutConfig):
         return self.dialect or DIALECTS[0]
 
     def in_dialect(self, dialect: str | None) -> StoreConfig:
-        """The settings for a dialect: default values are replaced by the dialect's defaults."""
+        """Return the settings for a dialect, with its defaults in place of those of 4.9."""
         if dialect == self.dialect:
             return self
         unset = {
@@ -304,7 +309,9 @@ class StoreConfig(LayoutConfig):
 
     @property
     def uses_transient_pool(self) -> bool:
-        """Whether the log is written to memory first (``isTransientStorePoolEnable``)."""
+        """Whether puts write to a buffer in memory before the log's file
+        (``isTransientStorePoolEnable``).
+        """
         return (
             self.transient_store_pool_enable
             and self.flush_disk_type == "ASYNC_FLUSH"
@@ -386,7 +393,7 @@ class StoreConfig(LayoutConfig):
 
 
 def settings_of(config: object) -> StoreConfig:
-    """The settings that a caller gave; the defaults if it gave None.
+    """Return the settings that a caller passed, or the defaults if it passed None.
 
     Raises:
         WrongType: if they are not a StoreConfig.

@@ -128,7 +128,7 @@ class StoreError(LogquarryError):
 class StoreNotFound(StoreError):
     """No store is at the path, or its files cannot be read.
 
-    This is not an ``OSError``, so that a missing store is never mistaken for a failing disk.
+    This is not an ``OSError``, so that callers never mistake a missing store for a failing disk.
 
     Attributes:
         suggestion: the given path, and the path of a nearby store that the user probably meant;

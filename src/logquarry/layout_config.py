@@ -17,8 +17,8 @@ class LayoutConfig:
         mapped_file_size_commit_log: bytes of a commit log file (RocketMQ: 1 GiB).
         mapped_file_size_consume_queue: bytes of a queue file, rounded up to whole entries
             (RocketMQ: 6,000,000).
-        mapper_file_size_batch_consume_queue: bytes of a batch queue file of RocketMQ 5, which
-            spells the name so (RocketMQ: 13,800,000).
+        mapper_file_size_batch_consume_queue: bytes of a batch queue file (RocketMQ 5: 13,800,000).
+            "mapper" is RocketMQ's spelling.
         batch_topics: the topics with batch queues. They are found in the files of a store, never
             in a configuration.
         max_hash_slot_num: slots of an index file (RocketMQ: 5,000,000).
@@ -30,8 +30,9 @@ class LayoutConfig:
         index_tags: whether the index has an entry for each message's tag, as RocketMQ 5.4 and
             later write it. A new store has no tag entries.
         enable_multi_dispatch: whether INNER_MULTI_DISPATCH adds a message to further queues (in a
-            new store: no). If unknown, a message is in further queues if it has the property
-            INNER_MULTI_QUEUE_OFFSET, which contains its offsets there.
+            new store: no). If this is unknown, the property INNER_MULTI_QUEUE_OFFSET decides. It
+            lists the offsets of a message in its further queues, so a message without it is in
+            none.
         enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
         message_index_enable: whether to index keys (in a new store: yes).
         mapped_file_size_timer_log: bytes of a file of the timer log (RocketMQ 5: 100 MiB).

@@ -57,14 +57,15 @@ class Message(_Fields):
         keys: the KEYS property: keys separated by spaces. You may pass a sequence of keys; a key
             cannot contain a space.
         properties: further properties; ``None`` if there are none.
-        properties_string: the property string, written as given. ``properties`` (or else the
-            decoded string) is then used only if the store has to rewrite the string: for a delay,
-            and for multi-dispatch.
+        properties_string: the property string, written as given. The store rewrites it only for a
+            delay and for multi-dispatch. It then encodes ``properties``, or the properties decoded
+            from the string if ``properties`` is None.
         delay_level: the DELAY property; 0 for no delay.
-        wait_store_ok: whether the put waits for flush and replica. WAIT is written only if False.
-        flag: the application's bits.
-        sys_flag: RocketMQ's bits (:mod:`logquarry.format.sys_flag`). The store sets the bits of the
-            host families.
+        wait_store_ok: whether the put waits for flush and replica. The property WAIT is written
+            only if this is False.
+        flag: the field FLAG, whose bits the application defines.
+        sys_flag: the field SYSFLAG, whose bits RocketMQ defines (:mod:`logquarry.format.sys_flag`).
+            The store sets the bits of the host families.
         queue_offset: for a ROLLBACK of 3.1, the number of its transaction in the state table. The
             store sets the queue offset of all other messages.
         born_timestamp: in milliseconds; ``None`` for the store's clock.
@@ -158,11 +159,11 @@ class Message(_Fields):
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]
-        """A message made of all fields in their order; they are checked as by the constructor."""
+        """Make a message from all fields in their order, checked as in the constructor."""
         return _new(cls, _checked(iterable))
 
     def _replace(self, **changes: Any) -> Self:
-        """The message with other values in some fields; they are checked as by the constructor."""
+        """Return a copy with other values in some fields, checked as in the constructor."""
         given = dict(zip(self._fields, self, strict=True))
         unknown = changes.keys() - given.keys()
         if unknown:

@@ -1,7 +1,7 @@
 """A C function that makes a :class:`~logquarry.message.Message` without calling a Python function.
 Works only if this module is compiled.
 
-:func:`speed_up` installs the C function before ``Message.__new__``, the readable reference. The C
+:func:`speed_up` puts the C function in front of ``Message.__new__``, the readable reference. The C
 function makes the message if the arguments have usual types, and passes every other call to the
 reference (tests/property/test_put_path_twins.py compares the two).
 """
@@ -22,9 +22,9 @@ def speed_up(kind: type, usual: Mapping[str, tuple[object, type | None]]) -> Non
 
     Args:
         kind: a subclass of tuple whose ``__new__`` accepts the first two fields by position.
-        usual: for each field, in order, the default, and a type whose values need no check; None
-            instead of the type if every value other than the default needs a check. The first field
-            has no default.
+        usual: for each field, in order, its default and the type whose values need no check. The
+            type is None if every value except the default needs a check. The first field has no
+            default.
     """
     if cython.compiled:
         names = tuple(map(sys.intern, usual))

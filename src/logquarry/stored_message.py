@@ -23,7 +23,7 @@ class StoredMessage:
     """A message read from a store. Immutable; equal if the frames are equal.
 
     Attributes:
-        broker: name of the store that it comes from.
+        broker: name of the broker whose store has the message.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class StoredMessage:
 
     @property
     def queue_offset(self) -> int:
-        """Index in the consume queue."""
+        """The queue offset: the message's number in its consume queue."""
         return self.frame.queue_offset
 
     @property
@@ -94,17 +94,17 @@ class StoredMessage:
 
     @property
     def sys_flag(self) -> int:
-        """RocketMQ's bits (:mod:`logquarry.format.sys_flag`)."""
+        """The field SYSFLAG, whose bits RocketMQ defines (:mod:`logquarry.format.sys_flag`)."""
         return self.frame.sys_flag
 
     @property
     def flag(self) -> int:
-        """The application's bits."""
+        """The field FLAG, whose bits the application defines."""
         return self.frame.flag
 
     @property
     def body_crc(self) -> int:
-        """CRC-32 of the body as stored, sign bit cleared."""
+        """CRC-32 of the stored body, with the sign bit cleared."""
         return self.frame.body_crc
 
     @property
@@ -173,7 +173,8 @@ class StoredMessage:
         """The body, decompressed if SYSFLAG marks it as compressed.
 
         Raises:
-            DecompressionError: if it does not decompress, or has more than ``limit`` bytes then.
+            DecompressionError: if it does not decompress, or decompresses to more than ``limit``
+                bytes.
         """
         return decompress(self.frame.body, self.frame.sys_flag, limit=limit)
 

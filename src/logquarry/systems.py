@@ -74,8 +74,8 @@ def folders_below(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, list[s
     """A folder and all folders below it, each with the names of its files.
 
     Links to folders are not followed, and folders that cannot be read are left out, as in
-    ``os.walk``. Before Python 3.12, ``os.walk`` and ``Path.rglob`` call themselves for each folder,
-    and a thousand folders within each other end them with a RecursionError.
+    ``os.walk``. Before Python 3.12, ``os.walk`` and ``Path.rglob`` are recursive, and raise a
+    RecursionError for a thousand nested folders.
     """
     waiting = [Path(folder)]
     while waiting:
@@ -86,7 +86,7 @@ def folders_below(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, list[s
         except OSError:
             continue
         waiting += [one / entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
-        # A DirEntry raises OSError for a circle of links; for Path it is no folder.
+        # For links in a circle, DirEntry.is_dir raises OSError. Path.is_dir returns False.
         yield one, [entry.name for entry in found if not Path(entry).is_dir()]
 
 
@@ -102,7 +102,9 @@ def read_at(descriptor: int, length: int, position: int) -> bytes:
 
 
 def next_data(descriptor: int, position: int) -> int:
-    """The first position from ``position`` on that may have data. Raises OSError (ENXIO: none)."""
+    """The first position from ``position`` on that may have data. Raises OSError (ENXIO if no data
+    follows).
+    """
     if hasattr(os, "SEEK_DATA"):
         return os.lseek(descriptor, position, os.SEEK_DATA)
     return position
@@ -135,7 +137,8 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
 
 
 def require_writing(place: str | os.PathLike[str]) -> None:
-    """Refuse to write a store on Windows: its locks, renames and syncs differ, and are untested.
+    """Refuse to write a store on Windows, because its locks, renames and syncs differ and are
+    untested.
 
     Raises:
         StoreUnavailable: if this system cannot write stores.
@@ -185,7 +188,8 @@ def _made(folder: Path) -> bool:
 
 
 def _temporary_folder() -> Path:
-    """A folder below the system's temporary folder; each time the same folder if that is safe.
+    """A folder below the system's temporary folder; the same folder in each process if that is
+    safe.
 
     Its name is predictable, and any user can write to /tmp. Programs are run from the folder, so a
     folder that another user created or can write to is not used.

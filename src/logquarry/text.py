@@ -65,13 +65,13 @@ def plural(count: int, what: str, many: str | None = None) -> str:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Names for a sentence: ``a, b and 3 more`` if there are more than ``most``."""
+    """Join names for a sentence: ``a, b and 3 more`` if there are more than ``most`` names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def nearest(name: str, names: Iterable[str], least: float = 0.6) -> str | None:
-    """The name that the user possibly meant; upper and lower case count as the same.
+    """The existing name most similar to the user's, regardless of upper and lower case.
 
     Args:
         name: the name that the user gave.
@@ -84,8 +84,7 @@ def nearest(name: str, names: Iterable[str], least: float = 0.6) -> str | None:
 
 
 def time_text(ms: int | None) -> str:
-    """A time as ISO 8601 in UTC, or as a number if the calendar does not have it; a dash for
-    None."""
+    """A time as ISO 8601 in UTC; as a number if it is outside the calendar; a dash for None."""
     if ms is None:
         return "-"
     try:

@@ -13,7 +13,8 @@ from typing import Final
 Progress = Callable[[int, int], None]
 """Callback of long operations: (amount done, total amount)."""
 Bars = Callable[[str], AbstractContextManager[Progress | None]]
-"""Makes a progress callback for a part of the work, given its name. Returns a context manager."""
+"""Makes a progress callback for one part of the work, whose name it takes. Returns a context
+manager."""
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""The files that a writer keeps: disk port, syncs, locks, threads, mapped files, config files."""
+"""The files that a writer changes, and its disk calls, syncs, locks and background threads."""

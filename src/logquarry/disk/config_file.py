@@ -4,7 +4,7 @@ RocketMQ's ``ConfigManager`` writes such a file without a sync, in several steps
 writes the previous document to ``.bak``, which RocketMQ reads too. Then it syncs the new document
 and renames it into place. So after any power cut one of the two files is readable.
 
-:func:`keep_settings` records the settings of a store in the store.
+:func:`keep_settings` records the settings of a store in ``.logquarry/``.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ class ConsumerOffsets:
 
     Attributes:
         found: the file that was read, None if there is no readable one.
-        problems: the error of each unreadable file. If the offsets are unreadable, consumers must
-            not start from the beginning as new groups would.
+        problems: the error of each unreadable file. If no file is readable, consumers must not
+            start from the beginning as new groups would.
     """
 
     def __init__(
@@ -314,7 +314,8 @@ class ConfigTables:
 
     def _take_consumer_offsets(self, came: dict[tuple[str, str], dict[int, int]]) -> bool:
         if not came:
-            # With an empty file, groups that lost their offsets would look like new groups.
+            # If an empty table replaced the file, groups that lost their offsets would look like
+            # new groups.
             return False
         offsets = self._consumer_offsets()
         offsets.update(came)
@@ -352,7 +353,9 @@ def consumer_offsets(
 
 
 def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, int]] | None:
-    """As :func:`consumer_offsets`, from RocksDB; None if the broker keeps no offsets there."""
+    """The result of :func:`consumer_offsets` from RocksDB; None if the broker keeps no offsets
+    there.
+    """
     name = broker_config.CONSUMER_OFFSET_FILE
     if place_of(layout.filesystem, name) is None:
         return None
@@ -396,6 +399,7 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     try:
         disk.replace(path, data)
     except StoreUnavailable as error:
-        # For example, the disk is full. Readers infer most settings from the store's files.
+        # A failure, for example a full disk, does no harm: readers infer most settings from the
+        # store's files.
         disk.health.require_writable()
         logger.warning("the settings of the store are not recorded: %s", error)

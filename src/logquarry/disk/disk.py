@@ -1,13 +1,13 @@
-"""The port for all writes to a store; each method of its first part is one system call.
+"""The interface for all writes to a store; each method of its first part is one system call.
 
 Tests subclass :class:`Disk` to inject faults, or to model the state after a power cut.
 
 Writes through a map go only to files with all blocks allocated (:meth:`Disk.make_file`): writing to
 a hole on a full disk raises SIGBUS, while ``posix_fallocate`` returns ENOSPC.
 
-Syncs are ``fdatasync`` on the one descriptor that a file keeps: it covers writes through the map,
-releases the GIL (``mmap.flush`` does not), and reports a failed write-back even if that happened
-before the call.
+To sync a file, the writer calls ``fdatasync`` on the one descriptor that it keeps open. This call
+covers writes through the map, releases the GIL (``mmap.flush`` does not), and reports a failed
+write-back even if the write-back failed before the call.
 """
 
 from __future__ import annotations
@@ -402,7 +402,8 @@ class Disk:
         return self.health.poison(f"{path}: {what}: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:
-        """Durably delete a file that lacks some blocks: it would keep the store from opening.
+        """Durably delete a file that lacks some blocks, because the store could not be opened with
+        it.
 
         If it stays, or may reappear, the store is poisoned, so that the next opening recovers it.
         """

@@ -1,4 +1,4 @@
-"""The fields of the log's files and of the store's state that each put reads.
+"""Base classes with the fields of files and of the store's state that each put reads.
 
 Compiled if possible: a put then reads a field in a tenth of the time of a Python attribute.
 """
@@ -9,7 +9,8 @@ from typing import Any
 
 
 class FilePlace:
-    """Where the next bytes of a file go; base of :class:`~logquarry.disk.mapped_file.MappedFile`.
+    """The place for a file's next bytes; base class of
+    :class:`~logquarry.disk.mapped_file.MappedFile`.
 
     Attributes:
         base: offset of the file's first byte in its queue of files.
@@ -28,7 +29,8 @@ class FilePlace:
 
 
 class LastFile:
-    """The log's last file; base of :class:`~logquarry.disk.mapped_file_queue.MappedFileQueue`.
+    """The log's last file. Base class of
+    :class:`~logquarry.disk.mapped_file_queue.MappedFileQueue`.
 
     Attributes:
         last: the file to append to, None if there is none.

@@ -124,7 +124,7 @@ class StoreLock:
         self._disk = disk
         existed = self.path.exists()
         if existed and not self.path.is_file() and not self.path.is_dir():
-            # A device can be opened and locked too, but has no bytes of its own.
+            # A device can be opened and locked too, but stores no bytes.
             raise StoreUnavailable(f"{self.path}: it is not a plain file: move it out of the store")
         with disk.refusing(self.path):
             self._descriptor = disk.open(self.path, create=True)
@@ -241,5 +241,5 @@ def _is_locked_by(process: Path, name: str, wanted: os.stat_result) -> bool:
         is_same = os.path.samestat((process / "fd" / name).stat(), wanted)
         return is_same and "lock:" in (process / "fdinfo" / name).read_text()
     except OSError:
-        # The process closed it meanwhile, or it is not a file on a disk.
+        # The process has closed the descriptor meanwhile, or the descriptor is no file on a disk.
         return False

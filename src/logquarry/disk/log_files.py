@@ -1,14 +1,14 @@
-"""The files of a store's log for writing: how they are opened, created and loaded ahead.
+"""Opens and creates the files of a log for writing, and loads their pages ahead of puts.
 
 :class:`AllocateMappedFileService` creates the log's next file ahead of its first write. A put that
 reaches the end of a file then finds the next one created, allocated, durable and, if configured,
 already in memory. At shutdown the service deletes a file that no put used, as RocketMQ does.
 
 The first write to a page costs a page fault: about half of the time of a put in a batch.
-:class:`PagesAhead` causes many faults at once in its thread (``MADV_POPULATE_WRITE``, Linux
-5.14; elsewhere it does nothing). The pages stay zero until a put writes them.
+:class:`PagesAhead` causes many of these faults at once, in its own thread (``MADV_POPULATE_WRITE``,
+Linux 5.14; elsewhere it does nothing). The pages stay zero until a put writes them.
 
-A flush also writes the loaded pages that no put has used. So the service loads few pages if puts
+A flush also writes loaded pages that no put has used yet. So the service loads few pages if puts
 are rare, and a store in which each put waits for a flush does not start the service.
 
 A writer allocates all blocks of a file before it writes the file's map, so that a full disk raises
@@ -87,7 +87,7 @@ def full_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 class _Request:
-    """A file to create. Once ``done`` is set, either ``file`` or ``error`` is set too."""
+    """A request for a file. Once ``done`` is set, either ``file`` or ``error`` is set too."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
@@ -104,8 +104,8 @@ class AllocateMappedFileService(Service):
     Args:
         pool: in transient mode, the buffers that puts write to first.
         warm: load the pages of each file into memory (``warmMapedFileEnable``).
-        fast_fail: if no buffer is free, create no file (``fastFailIfNoBufferInStorePool``). False:
-            create the file without a buffer; puts then write through its map.
+        fast_fail: if no buffer is free, create no file (``fastFailIfNoBufferInStorePool``). If
+            False, create the file without a buffer, so that puts write through its map.
         timeout_ms: how long :meth:`take` waits.
     """
 
@@ -134,8 +134,8 @@ class AllocateMappedFileService(Service):
         """Take the file at ``path``, and request that ``following`` is created next.
 
         Returns:
-            The file; None if it was not created in time (a later call gets it), or with
-            ``fast_fail`` if no buffer is free.
+            The file; None if it was not created in time (a later call gets it), or if no buffer is
+            free and ``fast_fail`` is set.
 
         Raises:
             StoreUnavailable: if it cannot be created (the next call tries again: there may be room
@@ -147,7 +147,8 @@ class AllocateMappedFileService(Service):
         handed = self._handed
         if handed is not None:
             if handed.path == path:
-                # An interrupt (Ctrl-C) arrived after the last take, before the queue had the file.
+                # The last call returned this file, but an interrupt (Ctrl-C) arrived before the
+                # queue of files had it.
                 return handed.file
             self._requests.pop(handed.path, None)
         with self._change:
@@ -209,7 +210,7 @@ class AllocateMappedFileService(Service):
                     request.file.warm()
                 self._logged = None
             except StoreUnavailable as error:
-                # Each waiting put tries again: log a full disk once, not for each put.
+                # Each waiting put tries again, so log a full disk only once.
                 text = f"{request.path}: cannot be created: {error}"
                 if text != self._logged:
                     logger.warning("%s", text)
@@ -321,7 +322,7 @@ def free_room(disk: Disk, folders: Iterable[Path]) -> None:
                 path = folder / names[-1]
                 _free(disk, path)
         except OSError as error:
-            # If this fails, the file only keeps its blocks.
+            # A failure does no harm: the file keeps its blocks.
             logger.debug("%s: its room is not freed: %s", path, error)
 
 

@@ -5,13 +5,13 @@
     0        flushed      committed      wrote          size
     |--on disk--|--in the file--|--in the buffer--|--zeros--|
 
-Without a pool, written bytes are in the file at once: committed equals wrote. With a buffer of the
-transient store pool, writes go to that buffer and a commit writes them to the file. Readers see the
-committed bytes.
+Without a pool, written bytes are in the file at once, so committed equals wrote. With a buffer of
+the transient store pool, writes go to that buffer and a commit writes them to the file. Readers see
+the committed bytes.
 
-If no handler of SIGBUS watches the map (:mod:`logquarry.log.lost_pages`), the process touches none
-of its pages: a writer changes a :class:`~logquarry.disk.write_buffers.FileCopy`, and readers copy
-the bytes that they need.
+If no handler of SIGBUS watches the map (:mod:`logquarry.log.lost_pages`), the process touches no
+page of the map: a writer changes a :class:`~logquarry.disk.write_buffers.FileCopy`, and readers
+copy the bytes that they need.
 
 One thread writes at a time (it holds the log's put lock), and one thread syncs. Any number of
 threads read: a position advances only after the bytes before it are written.
@@ -107,8 +107,8 @@ class MappedFile(FilePlace):
             copied = os.dup(self._descriptor)
             self._probed = ReadableMap(str(path), self._map, size, descriptor=copied)
         elif not self._is_made:
-            # The pages of a file that this process makes are in memory when they are read: they
-            # need no probe.
+            # If this process made the file, its pages are in memory when they are read, and need no
+            # probe.
             self._probed = ReadableMap(str(path), self._map, size, is_watched=False)
         self._pool = pool
         borrowed = None if pool is None else pool.borrow(size)
@@ -208,9 +208,11 @@ class MappedFile(FilePlace):
             self._disk.allocate(self._descriptor, self.size)
 
     def clear_from(self, position: int) -> bool:
-        """Overwrite all bytes after a position with zeros and sync. Returns whether any was not 0.
+        """Overwrite all bytes after a position with zeros and sync. Returns whether any byte was
+        not 0.
 
-        Bytes that are 0 are only read, and holes are skipped: a hole of a gigabyte costs nothing.
+        Bytes that are 0 are only read, and holes are skipped, so a hole of a gigabyte costs
+        nothing.
         """
         self._health.require_writable()
         changed = False
@@ -287,7 +289,8 @@ class MappedFile(FilePlace):
         # Check this before taking the lock: in a forked child the lock may be held for ever.
         self._health.require_writable()
         with self._sync_lock:
-            # Read the time before the position, so that this sync covers the bytes of that time.
+            # Read the store time before the position, so that this sync covers the message of that
+            # time.
             is_pooled = self._pooled is not None
             timestamp = self._committed_timestamp if is_pooled else self.store_timestamp
             target = self.committed
@@ -302,13 +305,13 @@ class MappedFile(FilePlace):
             return self.flushed
 
     def _is_due(self, done: int, target: int, least_pages: int) -> bool:
-        # As in isAbleToFlush and isAbleToCommit: page numbers are compared, not numbers of bytes.
+        # As in isAbleToFlush and isAbleToCommit: Java compares page numbers, not numbers of bytes.
         return self.is_full or target // PAGE_SIZE - done // PAGE_SIZE >= least_pages
 
     def require_pages(self) -> None:
-        """Poison the store if the map lost a page, or if the file was cut.
+        """Poison the store if the map lost a page, or if another program cut the file.
 
-        Bytes that were written there are not in the file.
+        Bytes that were written to such a place are not in the file.
         """
         if self._copy is not None:
             self._copy.require_size()
@@ -377,7 +380,8 @@ class MappedFile(FilePlace):
         """Readable bytes around a range: their position in the file, and the bytes.
 
         If this process made the file, the result has all readable bytes of the file. Otherwise it
-        ends where the probed bytes end. A copy has at least a chunk (CHUNK bytes).
+        ends where the probed bytes end. If the result is a copy, it has at least a chunk (CHUNK
+        bytes).
         """
         probed, end = self._probed, self.committed
         if probed is None:

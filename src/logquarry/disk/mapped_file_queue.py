@@ -1,4 +1,4 @@
-"""Files of one size joined into one offset space (``MappedFileQueue``).
+"""Files of one size that form one offset space (``MappedFileQueue``).
 
 ::
 
@@ -29,10 +29,11 @@ from logquarry.errors import StoreUnavailable, UsageError
 logger = logging.getLogger(__name__)
 
 _UNLOCK_AFTER: Final = 6.0
-"""Seconds after which a full file need not stay in memory (``CommitLog.putMessage``)."""
+"""Seconds after which the pages of a full file are unlocked (``CommitLog.putMessage``)."""
 _MOST_TRIES: Final = 100
 _CHECK_EVERY: Final = 1.0
-"""Minimum seconds between two runs of the work that is not urgent."""
+"""Minimum seconds between two runs of the work that a flush does besides: unlocking pages, and
+checking names."""
 
 
 class Allocator(Protocol):
@@ -98,7 +99,8 @@ class MappedFileQueue(LastFile):
         self._health = disk.health
         self._allocator = allocator
         self.bases: tuple[int, ...] = ()
-        # A file that is not open yet is a path. Such a file is full and flushed.
+        # Each element is a file, or its path as long as it is not open. A file that is not open is
+        # full and flushed.
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
         self.reach: int | None = None
@@ -219,7 +221,9 @@ class MappedFileQueue(LastFile):
         raise StoreUnavailable(f"{path}: another program deletes it whenever it is made")
 
     def _keeps_name(self, file: MappedFile) -> bool:
-        """Whether a file has its name. With ``guard_names``, protect the name from now on."""
+        """Return whether a file still has its name. With ``guard_names``, protect the name from now
+        on.
+        """
         if self._guard is not None:
             file.guards_name = True
             self._guard.guard(file.path)
@@ -344,12 +348,12 @@ class MappedFileQueue(LastFile):
     def flush(self, least_pages: int = 0) -> int:
         """Sync the committed bytes, and return the flushed offset.
 
-        Each full file is synced; the last one only if ``least_pages`` pages of it are due. With 0
-        (a thorough flush) :attr:`store_timestamp` is set.
+        Each full file is synced; the last one only if ``least_pages`` pages of it are due. If
+        ``least_pages`` is 0 (a thorough flush), :attr:`store_timestamp` is set.
 
         Raises:
-            StoreUnavailable: if a sync failed, now or before. The offset stays before the bytes
-                that are possibly not on the disk.
+            StoreUnavailable: if a sync failed, now or before. The flushed offset stays before the
+                bytes that may not be on the disk.
         """
         self._health.require_writable()
         with self._flushing:
@@ -399,7 +403,7 @@ class MappedFileQueue(LastFile):
         """
         self._health.require_writable()
         if self._allocator is not None:
-            # A file that was made ahead would leave a gap.
+            # A file that was made ahead would leave a gap between the files.
             self._allocator.discard()
         with self._flushing, self._change:
             bases = self.bases

@@ -1,4 +1,4 @@
-"""Keeps the most recently read store files open, and keeps pages of maps in memory (mlock).
+"""Keeps the most recently read files of a store open, and locks pages of maps in memory (mlock).
 
 :class:`OpenFiles` keeps the most recently read files open. The functions on pages call the C
 library, whose calls release the GIL; the methods of ``mmap`` objects do not, and populating a
@@ -30,7 +30,8 @@ def address_of(mapped: mmap.mmap) -> int:
 
 def populate(address: int, size: int) -> bool:
     """Load pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
-    # In steps: one call for a gigabyte would hold the process's memory map lock for a long time.
+    # Load in steps, because one call for a gigabyte would hold the process's memory map lock for
+    # long.
     return all(
         _call("madvise", address + at, min(_STEP, size - at), _POPULATE_WRITE)
         for at in range(0, size, _STEP)

@@ -1,4 +1,4 @@
-"""The files of the checkpoint and of the durable offset: one page, overwritten in place."""
+"""Writes two files of one page each, in place: the checkpoint and the durable offset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PageFile:
     """A small file of fixed size, open for writing; created with zeros if it does not exist.
 
     If the disk does not deliver the page, the file is moved to quarantine and a new one is created:
-    a write of a part of the page would fail too.
+    a write to a part of the old page would fail too.
 
     Args:
         size: its size in bytes; a shorter file is extended.
@@ -122,8 +122,8 @@ class PageFile:
 # The checkpoint (``StoreCheckpoint``)
 #
 # It has three store times: up to these times the log, the queues and the index are on the disk. The
-# next recovery relies on them. So each time is set only after the sync that makes it true, and the
-# file is written last:
+# next recovery relies on these times. So each time is set only after the sync that makes it true,
+# and the file is written last:
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #
@@ -136,8 +136,9 @@ class CheckpointFile:
 
     Attributes:
         physic_timestamp: store time up to which the log is on the disk, in ms.
-        logics_timestamp: the same for all queues.
-        index_timestamp: the same for the index. RocketMQ sets it only when an index file is full.
+        logics_timestamp: store time up to which all queues are on the disk, in ms.
+        index_timestamp: store time up to which the index is on the disk, in ms. RocketMQ sets it
+            only when an index file is full.
         offsets: the offsets of RocketMQ 5; nothing but a recovery changes them.
         before_write: called before each write, with the times on the disk and the new times.
 
@@ -205,7 +206,7 @@ class DurableFile:
 
     Attributes:
         find_start: returns the log's current start, -1 if it is unknown. Each write of the
-            checkpoint records the start if it is later than the recorded one.
+            checkpoint records this start if it is later than the recorded start.
 
     Raises:
         StoreUnavailable: if it cannot be created or written.

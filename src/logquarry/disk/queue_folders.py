@@ -4,7 +4,8 @@
 protects files against a RocketMQ broker that is started on a store in use: the lock stops the
 broker, but only after its recovery has changed files. That recovery lists the log's files, walks
 the log to its end, and deletes the files after it, among them the file created ahead, which was
-empty at that time. By then this writer may have written to that file and acknowledged messages.
+empty at that time. But this writer may have written to that file meanwhile, and acknowledged its
+messages.
 
 So each file that is written has a hard link in ``.logquarry/names/``, beside the log's folder:
 
@@ -112,9 +113,9 @@ class NameGuard:
         return True
 
     def close(self) -> None:
-        """Check, and remove all second names.
+        """Check the names, and remove all second names.
 
-        If the check fails they stay, for the next opening.
+        If the check fails, the second names stay for the next opening.
         """
         with contextlib.suppress(StoreUnavailable):
             self.check()
@@ -165,7 +166,7 @@ def _file_at(path: Path) -> tuple[int, int] | None:
 
 
 def _files_in(folder: Path) -> set[tuple[int, int] | None]:
-    """The identities of the files in a folder and in its subfolders."""
+    """The identities (device and inode) of the files in a folder and in its subfolders."""
     try:
         return {_file_at(path) for path in (*folder.glob("*"), *folder.glob("*/*"))} - {None}
     except OSError:

@@ -1,13 +1,14 @@
-"""The life of an open store: health, refusals, threads (``ServiceThread``), forks and exit.
+"""The state and the threads (``ServiceThread``) of an open store: health, refusals, forks, exit.
 
 - :class:`RunningFlags`: reasons why the store takes no messages now. Reads continue.
 - :class:`Health`: whether the store may still be written and read. After a failed sync, the
   contents of the disk are unknown: the kernel marks the pages clean, and the next sync reports
-  success. So the first failure ends writing for good: all waiters and later writes fail, nothing
-  is synced again, reads continue. Opening the store again reads the disk's contents.
-- :class:`Flag` and :class:`Done`: one thread waits for them, another sets them. They are bare
-  locks: ``threading.Event`` is written in Python, so Ctrl-C inside it can leave its lock taken, and
-  then the other thread waits for ever.
+  success. So the first failed sync ends writing for good. All waiting puts and later writes fail,
+  and nothing is synced again, but reads continue. Opening the store again reads the disk's
+  contents.
+- :class:`Flag` and :class:`Done`: one thread sets such a flag, and another waits for it. Each is a
+  bare lock: ``threading.Event`` is written in Python, so Ctrl-C inside it can leave its lock taken,
+  and then the other thread waits for ever.
 - :class:`Service`: a thread of the store that runs at an interval or when woken
   (``ServiceThread``).
 - :func:`abandon_in_children`: a forked child has the store's objects, but neither its maps
@@ -194,8 +195,8 @@ def monotonic_ms() -> int:
 class Service(ABC):
     """A thread that runs at an interval, or when it is woken.
 
-    :meth:`run_once` is the work, and can be called without a thread. The thread is a daemon: the
-    interpreter ends it through the store's close (:func:`close_at_exit`).
+    :meth:`run_once` is the work, and can be called without a thread. The thread is a daemon. At the
+    interpreter's exit, the store's close ends it (:func:`close_at_exit`).
 
     Args:
         health: the store's health. If the store is poisoned, the service ends. If the work raises
@@ -331,7 +332,7 @@ def _close_all() -> None:
         try:
             thing.close()
         except Exception:
-            # The other stores must be closed too, and there is no caller to raise to.
+            # The other stores must be closed too, and no caller could catch the error.
             logger.exception("a store could not be closed cleanly at exit")
 
 

@@ -1,4 +1,4 @@
-"""Memory that takes a file's bytes before they are written: a pool of buffers, and file copies.
+"""Memory for bytes that are not yet written to a file: a pool of buffers, and copies of files.
 
 :class:`TransientStorePool` is RocketMQ's. A writer uses a :class:`FileCopy` instead of a map if no
 handler of SIGBUS watches the map.

@@ -20,8 +20,8 @@ Its SYSFLAG lacks the bits of the batch and of compression. BODYCRC is the CRC o
 TOTALSIZE is the size that it would have in the log. PHYSICALOFFSET is that of the batch.
 
 A batch queue of RocketMQ 5 (``BatchConsumeQueue``) has entries of 46 bytes. An entry points to one
-frame and has the queue offsets of its messages: ``[base, base + count)``. An entry's place in the
-files does not give its queue offset, so readers search for a base.
+frame and has the queue offsets of its messages: ``[base, base + count)``. The place of an entry in
+the files does not determine its base, so readers search for the entry.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def decode(data: bytes) -> Iterator[BatchItem]:
 
 
 INNER_BATCH: Final = sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP
-"""Clients take a frame apart only if both of these bits are set."""
+"""Clients split a frame into its messages only if both of these bits are set."""
 OF_BATCH: Final = INNER_BATCH | sys_flag.COMPRESSED | sys_flag.COMPRESSION_MASK
 """The bits that a message of a batch does not inherit: they describe the body of the frame."""
 MOST_MESSAGES: Final = 0x7FFF

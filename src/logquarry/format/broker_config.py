@@ -1,8 +1,8 @@
 """A broker's settings and offsets: the JSON tables in ``config/``, and their form in RocksDB.
 
-The tables are delay and consumer offsets, topics and groups. Each document has one decoder and one
-encoder over :mod:`logquarry.format.fastjson`. Decoders raise ValueError with the reason and never
-guess.
+The tables are delay offsets, consumer offsets, topics and groups. Each has one decoder and one
+encoder, which use :mod:`logquarry.format.fastjson`. A decoder never guesses: it raises ValueError
+with the reason.
 
 A broker of RocketMQ 5 may keep the tables in RocksDB. Version 1 has three databases: for topics,
 for subscription groups and for consumer offsets. The key is the member's name in the JSON table,
@@ -28,7 +28,7 @@ SUBSCRIPTION_GROUP_FILE = "subscriptionGroup.json"
 OFFSET_TABLE = "offsetTable"
 """The table of ``consumerOffset.json`` and of ``delayOffset.json``."""
 DATA_VERSION = "dataVersion"
-"""Member with a table's version. A different version means a different table."""
+"""The member with a table's version. If the version has changed, so has the table."""
 QUEUE_TYPE = "queue.type"
 """Attribute of a topic of RocketMQ 5; :data:`BATCH_TYPE` means batch queues."""
 BATCH_TYPE = "BatchCQ"

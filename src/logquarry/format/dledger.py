@@ -1,8 +1,8 @@
 """An entry of a DLedger log (``DLedgerEntry``): a head of 48 bytes, then one frame.
 
-A frame's PHYSICALOFFSET is its own position in the log, after the head; consume queues and index
-point to it. An entry that does not fit into a file goes to the next file. The rest of the first
-file then begins with eight bytes: the magic -1 and the length of this unused rest.
+A frame's PHYSICALOFFSET is the offset of the frame itself, after the head. Consume queues and index
+point to this offset. An entry that does not fit into a file goes to the next file. The rest of the
+first file then begins with eight bytes: the magic -1 and the length of this unused rest.
 """
 
 from __future__ import annotations

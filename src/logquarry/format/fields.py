@@ -1,4 +1,4 @@
-"""Tables of fixed-width fields, from which struct, offsets, dtype and docs of a format derive.
+"""Tables of fixed-width fields; the struct, offsets, dtype and docs of a format derive from them.
 
 A :class:`Layout` is a list of big-endian :class:`Field` objects.
 """

@@ -19,7 +19,7 @@ from logquarry.format import frame, java
 from logquarry.format import properties as props
 
 LARGEST_ARRAY: Final = java.INT_MAX - 2
-"""Maximum bytes of an array in a Java virtual machine, even if it has more memory."""
+"""Maximum bytes of an array in a Java virtual machine, regardless of its memory."""
 
 
 class JavaMemoryError(Exception):

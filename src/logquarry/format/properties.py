@@ -48,7 +48,7 @@ TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 DELAYS: Final = (DELAY, TIMER_DELIVER_MS, TIMER_DELAY_MS, TIMER_DELAY_SEC)
-"""Properties with which a message waits for its time."""
+"""Properties that delay the delivery of a message."""
 TIMER_DELETE_UNIQ_KEY: Final = "TIMER_DEL_UNIQKEY"
 TIMER_OUT_MS: Final = "TIMER_OUT_MS"
 TIMER_ENQUEUE_MS: Final = "TIMER_ENQUEUE_MS"

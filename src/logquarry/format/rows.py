@@ -63,8 +63,8 @@ POSITION, SIZE, BODY_AT, BODY_LENGTH, TOPIC_AT, TOPIC_LENGTH, PROPS_AT, PROPS_LE
 ROW_WIDTH = 8
 
 FROM_FRAME, FROM_STORE_TIME, FROM_BODY = range(3)
-"""The part of a frame from whose start the position of a fixed field counts. (A host before a part
-has 8 or 20 bytes.)"""
+"""The parts of a frame. The position of a fixed field counts from the start of its part, because a
+host before the part has 8 or 20 bytes."""
 
 REACHED_STOP = 0
 """The walk has reached the position ``stop``. Codes 1..99 are ``DamageKind``."""
@@ -121,8 +121,8 @@ of table and frames, messages, and entries."""
     STATE_DISK_COUNT,
     STATE_DISK_SIZE,
 ) = range(8)
-"""Further arguments of the kernel, 64 bits each: the address of the mapped bytes of the log, their
-physical offsets, the CRC function's address, and the limits of an answer."""
+"""Further arguments of the kernel, 64 bits each: the address and the physical offsets of the mapped
+bytes of the log, the address of the CRC function, and the limits of an answer."""
 
 TAG_CODE, TAG_AT, TAG_LENGTH = range(3)
 """Arguments for a wanted tag: its hash, the address of its text, and its length in bytes."""

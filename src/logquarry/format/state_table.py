@@ -28,7 +28,7 @@ assert STATE_AT == 20
 
 STATES: Final = (TRANSACTION_PREPARED, TRANSACTION_COMMIT, TRANSACTION_ROLLBACK)
 FILLER_SIZE: Final = java.INT_MAX
-"""Size field of entries without a message: the log has lost their messages."""
+"""Size field of an entry whose message the log has lost."""
 
 
 class StateUnit(NamedTuple):

@@ -1,4 +1,4 @@
-"""The bits of SYSFLAG (``MessageSysFlag``), and the bodies that they mark as compressed.
+"""The bits of SYSFLAG (``MessageSysFlag``), and the decompression of bodies that they mark.
 
 RocketMQ 4.9.3 compresses with zlib; from 4.9.8 on, with LZ4 and Zstandard frames too.
 """

@@ -1,1 +1,1 @@
-"""Reads the commit log in bulk: lists files, goes through frames, filters and decodes them."""
+"""Reads the commit log in bulk: lists its files, walks its frames, and filters and decodes them."""

@@ -1,4 +1,4 @@
-"""Turns the walk's events into Arrow batches or messages; applies ``on_damage`` and the filters.
+"""Makes Arrow batches or messages from the events of a walk; applies ``on_damage`` and filters.
 
 :func:`ahead` prepares the next item on a second thread, because kernels release the GIL. A run is
 :class:`~logquarry.log.walk.Run`: consecutive frames.
@@ -124,12 +124,12 @@ def message_runs(
     *,
     limit: int = DEFAULT_LIMIT,
 ) -> Iterator[Run]:
-    """The runs of :func:`sound_runs`; inner batches are taken apart, so each message has a row.
+    """The runs of :func:`sound_runs`, with inner batches split, so that each message has a row.
 
     Args:
         events: from :class:`~logquarry.log.walk.LogReader`.
         damage: collects every damaged span.
-        limit: maximum bytes of a decompressed batch.
+        limit: maximum bytes of a decompressed inner batch; a larger one stays one row.
     """
     return unwrapped(sound_runs(events, on_damage, damage), limit=limit)
 
@@ -137,7 +137,7 @@ def message_runs(
 def record_batches(
     runs: Iterable[Run], decoding: columns.Decoding, wanted: MessageFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Decode the messages that pass a filter; a run without such messages makes no batch.
+    """Decode the messages that pass a filter; there is no batch for a run without such messages.
 
     A run makes one batch, or several if its decompressed bodies take more than MOST_CONTENT bytes.
     """
@@ -183,8 +183,8 @@ def selected(
 class BadBodies:
     """The damage policy for bodies that do not decompress.
 
-    If damage is skipped, the message keeps its body as stored, and the recorded span has length 0
-    because no frame was skipped.
+    If the read skips damage, the message keeps its body as stored. The recorded span then has
+    length 0, because the read skipped no frame.
 
     Attributes:
         layout: the store's files.

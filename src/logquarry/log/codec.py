@@ -1,10 +1,10 @@
-"""Walks, checks and finds frames in bytes of the log, by a reference in Python or by kernels.
+"""Walks, checks and finds frames in bytes of the log, with a reference in Python or with kernels.
 
-The reference loops over :mod:`logquarry.format.frame`; the kernels are in
+The reference calls :mod:`logquarry.format.frame` for each frame; the kernels are in
 :mod:`logquarry.format.kernels` (numba). ``LOGQUARRY_KERNELS=off`` selects the reference; without
 numba the reference is used too.
 
-:func:`first_frames` reads a file without knowing where in the log the file begins.
+:func:`first_frames` reads a file whose place in the log is unknown.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Window:
         end: index at which the file ends; larger than ``len(data)`` if the file continues.
         has_heads: whether frames may follow the heads of DLedger entries.
         is_unwrapped: whether the frames were made from messages of inner batches
-            (:mod:`logquarry.log.frames`). Then only PHYSICALOFFSET has a frame's place in the log.
+            (:mod:`logquarry.log.frames`). Then a frame's place in the log is known only from its
+            PHYSICALOFFSET.
     """
 
     data: Bytes
@@ -190,7 +191,7 @@ def _after_head(window: Window, position: int) -> tuple[int, int]:
 
 
 def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
-    """Judge one position with the reference codec; fill ``row`` if a sound frame starts there.
+    """Check one position with the reference codec; fill ``row`` if a sound frame starts there.
 
     Returns:
         A code, one of those that :func:`walk` returns.
@@ -295,7 +296,7 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
 
     Returns:
         (position, REACHED_STOP) if there is one; (position, NEED_MORE) if the window ends too early
-        to judge that position; else (stop, TRUNCATED).
+        to check that position; else (stop, TRUNCATED).
     """
     fast = kernels()
     row = empty_rows(1)[0]
@@ -374,7 +375,7 @@ _CHUNK: Final = 1 << 20
 def head_offset(view: FileView) -> int | None:
     """The physical offset in the first frame of a file; -1 if its first bytes are not a frame.
 
-    None if the file is too short, or begins with zeros or a blank: then it has no offset to show.
+    None if the file is too short, or begins with zeros or a blank: such a file shows no offset.
     """
     size = frame.HEAD.size
     if view.size < size:

@@ -1,8 +1,8 @@
-"""Frames as Arrow columns, by compiled kernels or by the reference codec.
+"""Decodes frames to Arrow columns, with compiled kernels or with the reference codec.
 
-Only the requested columns are decoded. If a frame's topic or properties are not UTF-8 (not written
-by a RocketMQ client), the reference decodes the property columns of the whole batch; invalid bytes
-become U+FFFD as in Java.
+Only the requested columns are decoded. No RocketMQ client writes a topic or properties that are not
+UTF-8. If a frame has such bytes, the reference decodes the property columns of the whole batch, and
+invalid bytes become U+FFFD as in Java.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _reference_column(name: str, decoded: list[StoredMessage], decoding: Decodin
 
 
 def _exact_properties(message: StoredMessage) -> bytes | None:
-    """The property string, or None if encoding the decoded properties gives the same bytes."""
+    """The property string; None if it equals the encoding of its decoded properties."""
     data = message.frame.properties
     return None if props.encode(message.properties).encode() == data else data
 

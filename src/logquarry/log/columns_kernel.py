@@ -1,4 +1,4 @@
-"""Columns of frames by compiled kernels. The reference is in :mod:`logquarry.log.columns`."""
+"""Decodes frames to columns with compiled kernels (reference: :mod:`logquarry.log.columns`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ FIXED: Final = {
     for name, at in ((field, shift + at) for field, at in layout.offsets.items())
     if name in schema.NAMES
 }
-"""Columns of fixed width: for each, the part of the frame and the position in that part."""
+"""Columns of fixed width: the part of the frame that has each one, and its position in that
+part."""
 MS: Final = 1_000
 """Microseconds in a millisecond: Arrow's timestamps are in microseconds, RocketMQ's in ms."""
 
@@ -75,7 +76,9 @@ def _gather_plan(names: tuple[str, ...], ms: bool) -> _GatherPlan:
 
 
 class KernelColumns:
-    """Columns of one run of frames, made by kernels; work that columns share is done once."""
+    """Makes the columns of one run of frames with kernels, and does work that several columns share
+    only once.
+    """
 
     def __init__(self, window: codec.Window, rows: codec.Rows) -> None:
         kernels = codec.kernels()

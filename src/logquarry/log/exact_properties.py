@@ -1,10 +1,10 @@
-"""Property strings that a Parquet file's column ``properties`` cannot reproduce.
+"""Keeps the property strings that a Parquet file's column ``properties`` cannot reproduce.
 
 A map has no doubled separators, no repeated keys, no empty values and no bytes that are not UTF-8.
 Sound stores hold such strings, and an import must restore them. If encoding the map does not
 reproduce a string, the export lists the string in the metadata of the Parquet file, which readers
-of tables never see. All strings from clients before 4.9.3 end with a separator; the list records
-these without copying them. All other such strings are rare.
+of tables never see. All strings from clients before 4.9.3 end with a separator; for such a string,
+the list has a null instead of a copy. All other strings that need the list are rare.
 
 ::
 

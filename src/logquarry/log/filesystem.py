@@ -1,7 +1,7 @@
 """Read access to a store's folder: local files by mmap, other file systems through pyarrow.fs.
 
-Both give :class:`FileView` objects: windows of bytes for the kernels. A local window is part of the
-map, without a copy; a remote window is a range fetched into memory.
+Both return :class:`FileView` objects, which give the kernels windows of bytes. A local window is
+part of the map, without a copy; a remote window is a range fetched into memory.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class FileView(ABC):
         """Bytes from ``start``: at least ``length`` bytes, or all up to the end of the file."""
 
     def head(self, length: int) -> memoryview:
-        """The first ``length`` bytes, or all of a shorter file; no more are read."""
+        """The first ``length`` bytes, or all of a shorter file; reads no further bytes."""
         return self.window(0, length)[:length]
 
     def fault(self, start: int, length: int) -> Unreadable | None:
@@ -90,7 +90,7 @@ class FileView(ABC):
         return True
 
     def good_start(self, position: int) -> int:
-        """The first position from which a window that includes ``position`` needs no new probe."""
+        """The lowest position at which a window with ``position`` can start without a new probe."""
         return position
 
     def next_data(self, position: int) -> int:
@@ -161,11 +161,11 @@ class FileSystem(ABC):
         return ()
 
     def why_no_file(self, path: str) -> str | None:
-        """What is in place of a file, in words; None if it is a file or folder, or is missing."""
+        """What else is at the path, in words; None if a file, a folder or nothing is there."""
         return None
 
     def real_path(self, path: str) -> str:
-        """The path without links, which two names of one folder share."""
+        """The path without links. Two names of one folder have the same such path."""
         return path
 
     def read(self, path: str) -> bytes:

@@ -35,7 +35,8 @@ class MessageFilter:
         since_ms: minimum store timestamp, in milliseconds.
         until_ms: store timestamp in milliseconds, exclusive.
         queue_offsets: minimum queue offset, and the end (exclusive).
-        queue_ranges: the same per (topic, queue id); an end of None means no end.
+        queue_ranges: by (topic, queue id), the minimum queue offset and the end (exclusive; None
+            for no end).
         grep: regular expression to find in the body (decompressed, if the read decompresses).
     """
 

@@ -1,4 +1,4 @@
-"""Lists everything below a folder of a store, once, and without following links round and round."""
+"""Lists everything below a folder of a store. It does not follow links to parent folders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from logquarry.log.filesystem import FileSystem
 
 _MOST_FOLDERS: Final = 64
-"""Folders within each other that are followed. No version of RocketMQ makes more than five."""
+"""Maximum number of nested folders to list. No version of RocketMQ nests more than five."""
 
 
 class Below(NamedTuple):

@@ -37,7 +37,8 @@ class DispatchRequests:
         store_timestamp: in milliseconds.
         tags_code: tags code of the queue's entry.
         is_dispatched: whether the frame gets a queue entry (transaction types NOT and COMMIT).
-        has_key: whether the index has the frame: it has KEYS or UNIQ_KEY, and is not a ROLLBACK.
+        has_key: whether the frame gets index entries: it has KEYS or UNIQ_KEY, and is not a
+            ROLLBACK.
     """
 
     topic_ids: Int32
@@ -187,7 +188,7 @@ class Follower:
         check_crc: whether to compare bodies with their CRC.
         as_java: stop (ASK_JAVA) at frames that RocketMQ 4.9.3 may reject: frames of 5.x, and
             frames of the schedule topic whose DELAY is not one to nine digits.
-        keys: which keys the index takes (:data:`logquarry.config.IndexKeys`).
+        keys: which keys of a message are indexed (:data:`logquarry.config.IndexKeys`).
     """
 
     def __init__(
@@ -237,7 +238,7 @@ class Follower:
         return self._by_kernel(window, stop)
 
     def _sound_to_java(self, window: Window, count: int) -> int:
-        """The number of leading frames that RocketMQ 4.9.3 certainly accepts."""
+        """The number of frames, from the first one on, that RocketMQ 4.9.3 certainly accepts."""
         if not self._as_java:
             return count
         for number, position in enumerate(self._rows[:count, r.POSITION].tolist()):
@@ -318,7 +319,7 @@ def _other_keys(window: Window, rows: Rows, keys: IndexKeys) -> tuple[Int64, Int
 
 
 def follow_run(follower: Follower, run: Run) -> Iterator[tuple[Window, Followed]]:
-    """Follow the frames of a walk's run again, for the dispatcher.
+    """Decode the frames of a walk's run for the dispatcher.
 
     Each part is valid until the next one is requested.
 

@@ -1,14 +1,15 @@
-"""Frames of a walk as readers need them: without lost pages, and with inner batches taken apart.
+"""Prepares the frames of a walk for readers: removes lost frames, and splits inner batches.
 
-The walk checks frames, and their bytes are read a second time when they are decoded. In between
-the disk may fail, or another program may truncate the file. A lost page then holds ``FILL``
-(:mod:`logquarry.log.readable`), so data decoded from it must not reach the caller. :func:`decoded`
-decodes the sound frames again, from a copy, and reports the lost frames as damage.
+The walk reads the bytes of frames to check them, and a decoder reads them a second time. In
+between, the disk may fail, or another program may truncate the file. A lost page then holds
+``FILL`` (:mod:`logquarry.log.readable`), so data decoded from it must not reach the caller.
+:func:`decoded` decodes the sound frames again, from a copy, and reports the lost frames as damage.
 
-Every bulk read gets one row per message, even if an inner batch of RocketMQ 5 has the message. A
+Every bulk read gets one row per message, even if the message is in an inner batch of RocketMQ 5. A
 run of frames with an inner batch becomes a run of frames that stand alone
-(:mod:`logquarry.format.batch`), in a new window; filters and columns read them as they read the
-log. A run without an inner batch stays as it is; to find that out, only its flags are read.
+(:mod:`logquarry.format.batch`), in a new window; filters and columns read this window like any
+window of the log. A run without an inner batch stays as it is, and the check for one reads only the
+frames' flags.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def unwrapped(runs: Iterable[Run], *, limit: int = DEFAULT_LIMIT) -> Iterator[Ru
 
 
 def unwrap_rows(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] | None:
-    """The frames of a window with inner batches taken apart; None if there is no inner batch."""
+    """The frames of a window with its inner batches split; None if there is no inner batch."""
     kernels = codec.kernels()
     if kernels is None:
         return _unwrap_reference(window, rows, limit)
@@ -171,7 +172,7 @@ def message_counts(window: Window, rows: Rows, limit: int = DEFAULT_LIMIT) -> In
 
 
 def queue_counts(window: Window, rows: Rows) -> Int64 | None:
-    """The number of queue offsets that each frame takes (INNER_NUM); None if each takes one."""
+    """The number of queue offsets that each frame uses (INNER_NUM); None if each frame uses one."""
     if message_counts(window, rows) is None:
         return None
     starts = rows[:, r.POSITION].tolist()

@@ -1,4 +1,4 @@
-"""Messages as JSON lines, for ``messages --jsonl`` and ``export --format jsonl``.
+"""Writes messages as JSON lines, for ``messages --jsonl`` and ``export --format jsonl``.
 
 The result equals :meth:`logquarry.stored_message.StoredMessage.to_json`, but is made from the
 columns of many frames at once, several times as fast. A line is UTF-8 and safe on a terminal:

@@ -1,4 +1,4 @@
-"""Messages in the columns of Spark's Kafka source.
+"""Converts messages to the columns of Spark's Kafka source.
 
 The key is the first word of KEYS, or null. The timestamp is the store timestamp, as with Kafka's
 LogAppendTime. The headers are the message's properties.
@@ -69,7 +69,7 @@ def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
 def sources(wanted: Sequence[str]) -> tuple[str, ...]:
     """The columns of a message that Kafka's columns need, each once.
 
-    If they need none, the result is one column anyway, because a batch without columns has no rows.
+    If they need no column, the result still has one, because a batch without columns has no rows.
     """
     found = (_BY_NAME[name].source for name in wanted)
     return tuple(dict.fromkeys(name for name in found if name is not None)) or ("queue_offset",)

@@ -5,8 +5,7 @@ format of the store's files. Files that do not show a setting (a new index witho
 example) are then read and continued with the settings of that writer. Without the record, the files
 and RocketMQ's defaults decide.
 
-The files win: a recorded setting counts only as long as no file contradicts it
-(:mod:`logquarry.read.store_sizes`).
+If a file contradicts a recorded setting, the file decides (:mod:`logquarry.read.store_sizes`).
 
 ``.logquarry/durable`` records where the log ended on the disk, and where it started. Both are valid
 only if this library wrote the store last (:class:`logquarry.format.checkpoint.DurableMark`).
@@ -15,7 +14,8 @@ recorded start, the log has lost its first files.
 
 Delay levels are found from the schedule queues. An entry of SCHEDULE_TOPIC_XXXX carries the
 delivery time of its message, and the message carries its store time. The difference is the delay of
-the level. So the reader needs no broker configuration for a store with its own levels.
+the level. So the reader needs no broker configuration even if the store's levels are not RocketMQ's
+defaults.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def encode(config: StoreConfig) -> bytes:
     return json.dumps({"version": _VERSION, "settings": settings}, indent=1).encode() + b"\n"
 
 
-# A store is opened several times for one command, or for one test.
+# One command opens a store several times, and so does one test: the result is cached.
 @lru_cache(maxsize=16)
 def decode(data: bytes) -> Mapping[str, Any]:
     """The settings by their names; unknown settings are left out.
@@ -93,7 +93,7 @@ class Durable(NamedTuple):
 
 
 class LostHead(NamedTuple):
-    """The missing first part of a log: its start, and the start of the part that is left."""
+    """The missing first part of a log: where it started, and where the remaining part starts."""
 
     start: int
     stop: int
@@ -135,7 +135,7 @@ def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> Lost
 
 
 def unproved_start(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> str | None:
-    """Why a log could have lost its first files, in words; None if its start is recorded or 0.
+    """A text that explains why a log may lack its first files; None if its start is recorded or 0.
 
     RocketMQ's retention deletes the first files of a log without any record of it.
     """
@@ -202,7 +202,8 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
 def levels_text(levels_ms: tuple[int, ...]) -> str:
     """Format levels as ``messageDelayLevel``, in whole seconds.
 
-    The delays are rounded because 3.x read the delivery time from its clock, some ms later.
+    The delays are rounded, because 3.x computed the delivery time from its clock some ms after the
+    store time.
     """
     return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
 

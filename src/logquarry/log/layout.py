@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 
 class _Listing:
-    """The contents of a store's folders, as one layout found them; each folder is listed once."""
+    """The contents of a store's folders; caches the listing of each folder."""
 
     def __init__(self, layout: StoreLayout) -> None:
         self.layout = layout
@@ -158,7 +158,7 @@ class StoreLayout:
         return self.filesystem.root
 
     def refresh(self) -> None:
-        """Drop the listings: a live writer adds files, retention deletes files."""
+        """Forget the listings, because a live writer adds files and retention deletes files."""
         self._listing = _Listing(self)
 
     def use_commit_log(self, files: FileSequence) -> None:
@@ -189,7 +189,7 @@ class StoreLayout:
         """
         files, folders = self.list_commit_log(), self.log_folders
         self._require_log_here()
-        # DLedger has its own setting for the size of its files.
+        # DLedger has a separate setting for the size of its files.
         stated = None if folders.has_heads else self.config.mapped_file_size_commit_log
         size = stated or store_files.size_of(files)
         if (
@@ -213,7 +213,7 @@ class StoreLayout:
 
     @property
     def other_log(self) -> LogPlace | None:
-        """Where the rest of the log is, if the folders do not hold all of it; else None."""
+        """The place of the missing part if the folders do not hold the whole log; else None."""
         folders = self.log_folders
         if folders.missing is not None or folders.feature is not None:
             return folders.missing
@@ -222,7 +222,9 @@ class StoreLayout:
 
     @property
     def missing_log(self) -> LogPlace | None:
-        """The evidence that an empty log had messages; None if there is none, or it has bytes."""
+        """The evidence that an empty log had messages; None if there is none, or the log is not
+        empty.
+        """
         found = find_missing_log(self.filesystem, self._names, self.config)
         # A writer that has just started may have made its first file after the log was listed.
         has_bytes = found is not None and any(file.size for file in self.list_commit_log())
@@ -238,12 +240,16 @@ class StoreLayout:
         return f"{self.log_folders.paths[0]}/{base:0{store_files.NAME_DIGITS}d}"
 
     def right_path(self, file: StoreFile) -> str:
-        """The path that a file of the log should have; it differs if the file's name is wrong."""
+        """The path that a file of the log should have. It differs from the file's path if the name
+        is wrong.
+        """
         # Only names in commitlog/ are compared with frames.
         return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
-        """Full path of the log file that holds a physical offset; of the log's folder if none."""
+        """Full path of the log file that holds a physical offset; if no file does, that of the
+        log's folder.
+        """
         file = self.commit_log.at(offset)
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
@@ -286,7 +292,7 @@ class StoreLayout:
     def require_right_names(self, path: str | None = None) -> None:
         """Refuse a log with wrong names; with ``path``, only if that file has a wrong name.
 
-        Reads the first bytes of every file. Does nothing for a layout :meth:`by_content`.
+        Reads the first bytes of every file. Does nothing for a layout that :meth:`by_content` made.
 
         Raises:
             MisnamedFile: if a file has a wrong name.
@@ -447,8 +453,9 @@ class StoreLayout:
     def cut_end(self) -> int | None:
         """The log's end that the last recovery recorded; None if that record is no longer valid.
 
-        RocketMQ's rules leave the bytes and queue entries after that end in place. The record is
-        void once a writer raises the durable offset, or another program writes the checkpoint.
+        A recovery by RocketMQ's rules leaves the bytes and queue entries after that end in place.
+        The record is void once a writer raises the durable offset, or another program writes the
+        checkpoint.
         """
         cut = self._noted_end
         return None if cut is None or self.has_abort else cut

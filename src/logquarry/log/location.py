@@ -93,7 +93,7 @@ def local_folder(
 
 
 def _first_line(url: str, error: OSError) -> str:
-    """The reason in one line: libhdfs adds lines with each place in which it looked for Java."""
+    """The reason of an error in one line, without the places in which libhdfs looked for Java."""
     text = str(error).partition("\n")[0]
     if url.startswith(("hdfs://", "viewfs://")) and re.search("libjvm|libhdfs", text):
         return f"{text}. HDFS needs Hadoop's libraries: set JAVA_HOME, HADOOP_HOME and CLASSPATH"

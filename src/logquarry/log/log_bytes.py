@@ -38,7 +38,9 @@ class LogBytes:
         return self._files.at(offset - 1) is not None
 
     def path_at(self, position: int) -> str:
-        """Full path of the file that contains a physical offset; of the log's folder if none."""
+        """Full path of the file that contains a physical offset; if no file does, that of the log's
+        folder.
+        """
         file = self._files.at(position)
         return self._layout.filesystem.full_path(file.path if file else "commitlog")
 
@@ -85,7 +87,9 @@ class LogBytes:
         return self._open[1]
 
     def map_of(self, file: StoreFile) -> FileView | None:
-        """The open file if its windows are parts of a map, which can lose pages; else None."""
+        """The open file if its windows are parts of a map, because pages of a map can be lost; else
+        None.
+        """
         view = self.view(file)
         return view if view.is_mapped else None
 
@@ -96,7 +100,7 @@ class LogBytes:
     def window(self, file: StoreFile, at: int, length: int) -> codec.Window:
         """At least ``length`` bytes of a file from a position, or all up to its end."""
         data = self.view(file).window(at, length)
-        # Bytes after the file's room are not part of the log.
+        # Bytes after the file's regular size are not part of the log.
         data = data[: max(0, self._files.file_size - at)]
         end = self._files.file_size - at
         return codec.Window.of(data, file.base + at, end, has_heads=self._files.has_heads)

@@ -6,15 +6,16 @@ A file's name is the physical offset of its first byte. Each frame has its own p
 recover renames the files, salvage reads them as if they had their right names, and every other
 reader refuses a log with wrong names (:class:`logquarry.errors.MisnamedFile`).
 
-These rules decide:
+These rules decide which offset a file has:
 
 - Usually the first frame has the offset of the name: then the name is right.
 - Otherwise the first whole frames of the file with correct body CRCs vote, so that one damaged
-  PHYSICALOFFSET changes nothing. Stale frames from an earlier use of the file do no harm either:
-  they follow the new frames and vote for the same offset.
+  PHYSICALOFFSET changes nothing. Stale frames from an earlier use of the file do no harm either,
+  because they vote for the same offset.
 - A file without a whole frame (only zeros or a blank) keeps its name, unless another file needs
   that name.
-- If two files claim one offset, the file with that name is right and the other one is a copy.
+- If the frames of two files show the same offset, the file with that name is right and the other
+  one is a copy.
 - The offsets alone cannot show that a file is from another store. The queues can: the entry of a
   message has its physical offset. If the queues have all sampled messages of a misnamed file at
   other offsets, the recovery does not rename the file and refuses the store.
@@ -46,7 +47,8 @@ from logquarry.log.store_files import (
 RENAMING: Final = ".renaming"
 """Suffix of a file that a recovery is renaming; the part before it is the right name."""
 _LEAST_FRAMES: Final = 2
-"""If no queue confirms the frames, this many must agree to reject a name that could be right."""
+"""If no queue confirms the frames, this many frames must agree to reject a name that could be
+right."""
 _CHUNK: Final = 1 << 20
 _MOST_GAP: Final = 1 << 12
 """Maximum number of consecutive missing log files: 4 TiB with files of 1 GiB."""
@@ -80,8 +82,8 @@ class LogNames:
     Attributes:
         files: the log's files with the offsets that their frames show, in order.
         renames: the files that have a wrong name.
-        strangers: files with the name of a log file that belong to no place of this log, each with
-            the reason.
+        strangers: files that are named like log files but have no place in this log, each with the
+            reason.
         doubts: for each file whose place the frames do not decide, the reason.
     """
 
@@ -190,7 +192,7 @@ class _Item:
 
     Attributes:
         named: the offset by its name, None if the name is not an offset.
-        ours: the offset that an interrupted recovery was renaming it to.
+        ours: the offset in the new name that an interrupted recovery was giving to the file.
         base: the offset by its frames, None if they show none.
         frames: the frames that agree on it.
     """
@@ -360,7 +362,7 @@ class _Identification:
         self._doubts.append((other.path, reason))
 
     def _is_copy(self, item: _Item) -> None:
-        """Report a copy if its name is an offset; ignore it otherwise, because it does no harm."""
+        """Report a copy if its name is an offset. Any other copy does no harm, and is ignored."""
         if item.named is not None:
             assert item.base is not None
             name = f"{item.base:0{NAME_DIGITS}d}"
@@ -392,7 +394,9 @@ class _Identification:
                 self._strangers.append((item.path, reason))
 
     def _free_names(self) -> Iterator[int]:
-        """Offsets without a file: first those that renames free, then gaps, then the log's end."""
+        """Offsets without a file: first those whose names become free by renames, then gaps, then
+        the log's end.
+        """
         there = {*self._right, *self._placed}
         vacated = {item.named for item in self._placed.values()} - there
         yield from sorted(base for base in vacated if base is not None)
@@ -402,7 +406,7 @@ class _Identification:
 
     # --------------------------------------------------------------------------------- evidence
     def _agrees_with_queues(self, item: _Item) -> bool | None:
-        """Whether the queues have a file's messages where its frames have them; None if unknown."""
+        """Whether queues have a file's messages at the offsets in its frames; None if unknown."""
         others = 0
         for one in item.frames:
             entry = self._entry_of(one)

@@ -106,7 +106,7 @@ class LogFolders:
         paths: the folders; almost always ``commitlog`` alone.
         feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`; None for
             ``commitlog`` alone.
-        read_only: those of ``paths`` that get no new file.
+        read_only: the folders in ``paths`` in which no new file is created.
         missing: the place of the log, or of a part of it, that these folders do not hold; None if
             there is no sign of one.
     """
@@ -130,10 +130,11 @@ def find_log_folders(
 ) -> LogFolders:
     """The folders of the log; ``commitlog`` alone if no other folders hold the whole log.
 
-    A DLedger log counts if it is the only one and ``commitlog/`` has no files. Several folders
-    count if the configuration names them and each is found (in the store, or at its path), or if
-    they lie in the store and continue the log. A recovery may have left a folder without files; it
-    counts if the files in the other folders reach the durable offset. Reads folder names only.
+    A DLedger log counts if the store has only one and ``commitlog/`` has no files. Several folders
+    count in two cases: the configuration names them and each is found (in the store, or at its
+    path); or they lie in the store and continue the log. A recovery may have left an empty folder.
+    An empty folder counts if the files in the other folders reach the durable offset. Reads folder
+    names only.
 
     Args:
         names: the entries of its root.
@@ -188,7 +189,7 @@ def _missing(feature: str, evidence: tuple[str, ...], reason: str) -> LogFolders
 
 
 def _twice(filesystem: FileSystem, folders: Sequence[str]) -> LogFolders | None:
-    """The refusal if two folders have files of the same name, else None."""
+    """Return the error if two folders have files of the same name; else None."""
     seen: dict[int, str] = {}
     for folder in folders:
         for base in _offset_names(filesystem, folder):
@@ -246,9 +247,9 @@ def _folder_of(
     filesystem: FileSystem, folders: Sequence[str], path: str, may_be_empty: bool
 ) -> str | None:
     """A configured folder, below the store's root; None if it has no file of the log. With
-    ``may_be_empty`` a folder without files counts too: None only if the folder does not exist.
+    ``may_be_empty``, a folder without files is returned too, so None means that it does not exist.
 
-    The store may be a copy, in which the folder has another parent.
+    In a copied store, the folder may have another parent than the configured one.
     """
     places = [path.rpartition("/")[2]] if path.rpartition("/")[2] in folders else []
     if isinstance(filesystem, LocalFileSystem):
@@ -342,7 +343,8 @@ def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None
 def _known_entry(filesystem: FileSystem) -> str | None:
     """An index file with an entry, or a folder in place of one; None if there is neither.
 
-    Counts only without a checkpoint: an index stays when a lost log is accepted in mode rocketmq.
+    Used only if there is no checkpoint: when a recovery in mode ``rocketmq`` accepts the loss of a
+    log, the index stays.
     """
     for entry in filesystem.list(INDEX):
         path = f"{INDEX}/{entry.name}"

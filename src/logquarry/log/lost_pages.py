@@ -7,8 +7,8 @@ no map, and the process touches no page of a map: readers copy their windows
 
 A page of a map can fail after it was probed: the page cache drops it and the disk fails when it is
 read again, another program truncates the file, or a written page finds no block on a full disk.
-The handler replaces such a page by a page of ``FILL`` and notes its number; the access continues.
-:mod:`logquarry.log.readable` asks after each read whether a page was lost.
+The handler puts a page of ``FILL`` in place of such a page and notes its number; the access
+continues. After each read, :mod:`logquarry.log.readable` checks whether a page was lost.
 
 The handler is installed with the first map. If another handler took its place, such as that of
 ``faulthandler``, the next map installs it again. It replaces pages of watched maps only. For every

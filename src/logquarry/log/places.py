@@ -1,7 +1,7 @@
-"""Reads frames at given offsets, and merges runs read by other threads or machines into a walk.
+"""Reads frames at given offsets; merges runs that other threads or machines read into a walk.
 
-:func:`guided` merges runs of frames that others found (guesses) into the walk over the log. A frame
-has its physical offset in it, so any part of a log can be read separately. But only the walk
+:func:`guided` takes runs of frames that others read, the guesses, and merges them into the walk. A
+frame has its physical offset in it, so any part of a log can be read separately. But only the walk
 (:class:`LogReader`) decides whether a frame belongs to the log: a guess counts if the walk arrives
 exactly at its start. The walk reads all other parts itself.
 
@@ -50,7 +50,7 @@ def guided(
     Args:
         reader: the walk; see :meth:`LogReader.events`. Its store must have no live writer.
         guesses: in the order of the log.
-        accept: whether to take a guess that starts exactly at the walk's position.
+        accept: decides whether to take a guess that starts exactly at the walk's position.
 
     Yields:
         The walk's events, and the accepted guesses in place of the runs that they cover.
@@ -76,7 +76,7 @@ def guided(
 
 
 def _may_guess_behind(reader: LogReader, event: Event) -> bool:
-    """Whether a new walk that starts after this event would report the same as this walk."""
+    """Whether a new walk from the end of this event would report the same as the current walk."""
     if isinstance(event, DamagedSpan):
         return reader.forgets_damage and not event.is_tail
     return not isinstance(event, walk.ExpiredSpan)

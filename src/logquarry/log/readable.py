@@ -1,4 +1,4 @@
-"""Maps whose pages are probed before a reader touches them, and which note every lost page.
+"""Maps files so that unreadable pages end no process: probes pages first, and notes lost ones.
 
 A read of a mapped page that the disk cannot deliver raises SIGBUS, and so does a read beyond the
 end of a file that was truncated after it was mapped. So each reader gets a window, a range of the
@@ -9,7 +9,7 @@ If pages cannot be read, the window is a copy in which these pages hold ``FILL``
 :attr:`ReadableMap.unreadable` lists them. No frame, queue entry or index entry begins with ``FILL``
 bytes. A caller that decodes bytes without a CRC must ask :func:`first_unreadable` too, after it has
 read them: a page can be lost after its probe, and then holds ``FILL`` too
-(:mod:`logquarry.log.lost_pages`). :func:`lost` is a cheap check: did the process lose any page?
+(:mod:`logquarry.log.lost_pages`). :func:`lost` is a cheap check whether the process lost any page.
 
 If no handler watches the map, a lost page would end the process. All windows are copies then, made
 with ``pread``.
@@ -106,7 +106,7 @@ def joined(ranges: Iterable[Unreadable]) -> tuple[Unreadable, ...]:
 
 
 class Probe:
-    """The system calls that find out whether pages can be read. Tests replace it."""
+    """Makes the system calls that find out whether pages can be read. Tests replace this object."""
 
     def populate(self, path: str, position: int, address: int, length: int) -> bool | None:
         """Load mapped pages; returns whether that worked, None if the system has no such call.
@@ -192,7 +192,8 @@ def none_lost(place: str) -> Iterator[None]:
     """Raise an error at the end of a block if pages were lost in it: its results may be wrong.
 
     Raises:
-        UnreadableFile: for the place. The next call knows the lost pages and does not use them.
+        UnreadableFile: with ``place`` as its path. The next call knows the lost pages and does not
+            use them.
     """
     before = lost()
     yield
@@ -201,7 +202,7 @@ def none_lost(place: str) -> Iterator[None]:
 
 
 class WatchedMap(mmap.mmap):
-    """A map that loses a page instead of ending the process with SIGBUS.
+    """A map that can be watched, so that a failing page does not end the process with SIGBUS.
 
     Attributes:
         number: its number in :mod:`logquarry.log.lost_pages`; -1 if it is not watched.
@@ -214,7 +215,7 @@ class WatchedMap(mmap.mmap):
 
     @property
     def is_watched(self) -> bool:
-        """Whether the map loses a page instead of ending the process."""
+        """Whether the map is watched: a failing page is replaced and does not end the process."""
         return self.number >= 0
 
     def watch(self, *, in_children: bool = True) -> WatchedMap:

@@ -8,7 +8,8 @@ A broker keeps the newest queue entries in memory, without RocksDB's write-ahead
 missing in the folder of a broker that runs or was killed.
 
 :func:`read_config` reads the documents of ``config/``, from RocksDB if the broker keeps them there.
-The JSON file of such a table is not read: it is older, or a copy that the broker exported.
+The JSON file of such a table is not read, because it is older, or is a copy that the broker
+exported.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ EXACT_PROPERTIES: Final = Column(
     "the property string, if the properties in their order do not reproduce it",
     optional=True,
 )
-"""A column that no user sees: without it, an export would lose the exact property string."""
+"""A column for exports only, invisible to users: without it, the exact property string would be
+lost."""
 
 
 @cache

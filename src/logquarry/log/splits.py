@@ -2,7 +2,7 @@
 
 A split [start, stop) owns the frames that start in it, and the damage after them. A split that
 starts inside a file finds its first frame by resync. So planning needs neither a scan nor an index,
-and the splits tile the log by construction.
+and the splits cover the log without gaps or overlaps.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def plan_splits(
     split_size: int = DEFAULT_SPLIT_SIZE,
     min_splits: int = 1,
 ) -> list[LogSplit]:
-    """Plan splits that tile the log between two physical offsets.
+    """Plan splits that cover the log between two physical offsets without gaps or overlaps.
 
     Args:
         extent: from :func:`log_extent`.
@@ -137,7 +137,8 @@ def plan_splits(
         position = first
         while position < body_end:
             if files.at(position) is None:
-                # No bytes up to the next file. A wrong queue entry can make this gap look huge.
+                # There are no bytes up to the next file. A wrong queue entry can make this gap look
+                # huge.
                 cut = min(files.next_boundary(position), body_end)
             else:
                 cut = min(position + size, body_end)
@@ -169,8 +170,8 @@ STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
 _MOST_AHEAD: Final = 4
 _FRAMES_AT_ONCE: Final = 1 << 15
-"""Maximum number of frames passed in one call. With frames of 256 bytes, a stretch takes one call:
-fewer calls mean less work for each queue."""
+"""Maximum number of frames passed in one call. With frames of 256 bytes, one call is enough for a
+stretch. Fewer calls mean less work per queue."""
 
 Each = Callable[[Window, Followed], None]
 """Called with frames and their dispatch requests; both are valid until it returns."""
@@ -193,7 +194,7 @@ class Stretch:
 
 
 def tiles(layout: StoreLayout, size: int) -> Iterator[tuple[int, int]]:
-    """Tile the log with ranges (start, stop) of ``size`` bytes; none crosses the end of a file."""
+    """Cut the log into ranges (start, stop) of ``size`` bytes; none crosses the end of a file."""
     room = layout.commit_log.file_size
     for file in layout.commit_log.files:
         for start in range(file.base, file.base + room, size):
@@ -205,7 +206,7 @@ class StretchReader:
 
     Args:
         check_crc: whether to compare bodies with their CRC.
-        keys: which keys the index takes (default: as configured).
+        keys: which keys of a message are indexed (default: as configured).
     """
 
     def __init__(

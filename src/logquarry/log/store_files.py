@@ -1,4 +1,4 @@
-"""The files and folders of a store: their names, the listing of folders, forms of queue files.
+"""Defines the names of a store's files and the sizes of queue files, and lists a store's folders.
 
 The log, a queue or a table of 3.x is a :class:`FileSequence`: files that form one offset space.
 
@@ -46,7 +46,7 @@ CHECKPOINT = "checkpoint"
 ABORT = "abort"
 LOCK = "lock"
 SIDECAR = ".logquarry"
-"""Our own folder in a store. RocketMQ does not know it."""
+"""The folder of a store with files of this library. RocketMQ ignores it."""
 DURABLE = f"{SIDECAR}/durable"
 LOADS = f"{SIDECAR}/loads"
 INTENT = "intent.json"
@@ -60,7 +60,8 @@ SALVAGE = ".salvage"
 
 NAME_DIGITS = 20
 LARGEST_BASE = java.LONG_MAX // 2
-"""A file whose name is a larger number is skipped: offset arithmetic must stay within 64 bits."""
+"""A file whose name is a larger number is skipped, so that offset arithmetic stays within 64
+bits."""
 
 _QUEUE_ID = re.compile("0|-?[1-9][0-9]{0,9}")
 _LISTINGS = 3
@@ -130,7 +131,7 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class FileSequence:
-    """Files that form one offset space, each with room for ``file_size`` bytes.
+    """Files that form one offset space, in which each has a range of ``file_size`` bytes.
 
     ``has_heads``: whether they are files of a DLedger log, in which a head precedes each frame.
     """
@@ -145,7 +146,7 @@ class FileSequence:
         return index if index >= 0 and offset < self.files[index].base + self.file_size else None
 
     def at(self, offset: int) -> StoreFile | None:
-        """The file with room for ``offset``, None if there is none."""
+        """The file whose range contains ``offset``, None if there is none."""
         index = self.index_of(offset)
         return None if index is None else self.files[index]
 
@@ -166,12 +167,12 @@ class FileSequence:
 
     @property
     def end(self) -> int:
-        """Offset after the room of the last file."""
+        """Offset after the range of the last file."""
         return self.files[-1].base + self.file_size if self.files else 0
 
 
 def of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None) -> FileSequence:
-    """The files of a queue or a table; the room of each holds a whole number of entries."""
+    """The files of a queue or a table; the range of each holds a whole number of entries."""
     size = stated or size_of(files)
     # If even the largest file has no room for a whole entry, use the size of one entry.
     return FileSequence(files, max(entry_size, size // entry_size * entry_size))
@@ -186,8 +187,8 @@ def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
     """
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)
-    # If the files show no size, each of their sizes is possible; so is a larger one, if all files
-    # were cut short.
+    # If the names of the files show no size, the size of any file is possible. A larger size is
+    # possible too, if all files were cut short.
     return not sizes or size in (shown or sizes) or (not shown and size > max(sizes))
 
 
@@ -198,7 +199,7 @@ def shown_sizes(sequences: Sequence[Sequence[StoreFile]]) -> set[int]:
 
 
 def size_of(files: tuple[StoreFile, ...]) -> int:
-    """Room of each file in bytes, inferred from the files."""
+    """Bytes in the range of each file, inferred from the files."""
     largest = max((file.size for file in files), default=0)
     steps = [b.base - a.base for a, b in pairwise(files)]
     # Two neighbours give the exact size; a gap between files gives only a multiple.

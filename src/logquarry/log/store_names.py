@@ -95,7 +95,7 @@ def _in_wildcards(pattern: str, path: str) -> str:
 
 
 def has_wildcard(pattern: str) -> bool:
-    """Whether a path is a glob, which may match several stores."""
+    """Whether a path has wildcards, and so may match several stores."""
     return _WILDCARD.search(pattern) is not None
 
 
@@ -186,7 +186,9 @@ def _components(path: str) -> tuple[str, ...]:
 
 
 def _telling_level(group: list[tuple[str, ...]]) -> list[str]:
-    """The names of the nearest parent folders that are all different, else the last names."""
+    """The names of the nearest parent folders that are all different; if there are none, the last
+    names.
+    """
     for level in range(2, min(map(len, group)) + 1):
         names = [path[-level] for path in group]
         if len(set(names)) == len(names):

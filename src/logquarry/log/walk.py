@@ -1,8 +1,9 @@
-"""The walk over the log: frames, blanks, damage and the log's end, as values.
+"""Walks over the log, and reports frames, blanks, damage and the log's end as events.
 
-Most code that goes through the log uses :class:`LogReader`: reads, ``verify``, export. It never
-raises on damage: it reports the damage, finds the next sound frame (resync: a frame has its own
-offset in it) and continues. The caller decides how to handle damage.
+Most code that reads the whole log uses :class:`LogReader`: scans, ``verify``, export. Damage is an
+event, not an error: the walk reports it, finds the next sound frame and continues. This search, the
+resync, is possible because each frame contains its own physical offset. The caller decides how to
+handle damage.
 
 The log ends at the end of the unbroken chain, or at ``bound`` if that is larger and the store was
 shut down cleanly. Sound frames after the end are stale: an earlier recovery truncated the log.
@@ -14,7 +15,8 @@ reports damage and continues after it.
 
 QUIRK: in the last file of a store that was shut down cleanly, a break of the chain is the log's
 end, even if queue entries point to messages after it. RocketMQ's recovery truncates the log there,
-in memory only; the files on disk are then the same as those of a sound store with that damage.
+in memory only; the files on disk do not show whether RocketMQ cut the log there or the store was
+damaged later.
 """
 
 from __future__ import annotations
@@ -244,7 +246,7 @@ class LogReader:
 
     @property
     def forgets_damage(self) -> bool:
-        """Whether damage, except a torn tail, changes nothing that the walk reports after it."""
+        """Whether a new walk that starts after damage would report the same as this walk."""
         return self.bound is None or self._is_sure
 
     def data_end(self, start: int, stop: int | None = None) -> int:
@@ -277,7 +279,9 @@ class LogReader:
         return self.bound if limit is None else min(limit, self.bound)
 
     def _behind(self, position: int) -> Iterator[Event]:
-        """The damage or blank at the end of a range; the next range skips it by resync."""
+        """The damage or blank at the end of a range. The next range skips it when it searches for
+        its first frame.
+        """
         if self._log.is_boundary(position) or position >= self.files.end:
             return
         if self.bound is not None and position >= self.bound:
@@ -334,14 +338,16 @@ class LogReader:
             if not count:
                 return broken(UNREADABLE, fault.words)
         if count:
-            # Frames of a log are of similar size: make room for a quarter more than last time.
+            # Frames of a log are of similar size: make the table a quarter larger than needed last
+            # time.
             self._rows_hint = max(_LEAST_ROWS, count * 2 if code == TABLE_FULL else count * 5 // 4)
             run = Run(window, rows[:count], path, self._log.map_of(file), file.base)
             return run, window.base + after
         if code == BLANK:
             return BlankSpan(position, end - at, path), file.base + end
         if code in (REACHED_STOP, TABLE_FULL):
-            # An entry of DLedger begins before its frame: the limit may lie between the two.
+            # In a DLedger log, an entry begins before its frame, and the limit may lie between the
+            # two starts.
             is_limit = limit is not None and stop == limit - file.base
             return None, max(limit or 0, window.base + after) if is_limit else position
         damage = DamageKind(code)

@@ -1,1 +1,1 @@
-"""The read path: get, query by key or time, plans of filtered reads, and the end of the log."""
+"""Reads messages, queues and the index; plans filtered reads; finds the end of the log."""

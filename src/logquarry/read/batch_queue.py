@@ -1,11 +1,12 @@
-"""Reads one batch queue of RocketMQ 5: queue offset -> frame (``BatchConsumeQueue``).
+"""Reads a batch queue of RocketMQ 5 (``BatchConsumeQueue``): maps queue offsets to frames.
 
-:class:`BatchQueue` gives one entry per queue offset, as any :class:`~logquarry.read.queue.Queue`
-does: a unit. It makes a unit for each message of an entry, so all queue offsets of an inner batch
-lead to its frame (:func:`logquarry.read.get_message.get_message` picks the message). Files are
-searched by the first queue offset of their first entry.
+An entry of a batch queue covers the queue offsets of all messages in one frame. But callers of a
+:class:`~logquarry.read.queue.Queue` expect one entry per queue offset. So :class:`BatchQueue` makes
+such an entry, a *unit*, for each message: all queue offsets of an inner batch lead to its frame,
+and :func:`logquarry.read.get_message.get_message` picks the message. To find the file of a queue
+offset, a read compares the first queue offsets of the files.
 
-Damaged bytes never make a read raise. A read skips entries that were never written, and entries
+A read raises no error for damaged bytes. It skips entries that were never written, and entries
 whose queue offsets are below the end of an earlier entry.
 """
 
@@ -46,7 +47,7 @@ _MOST_KEPT: Final = 4
 
 
 def is_batch_written(entries: BatchEntries) -> Bools:
-    """Which entries point to messages, by the rule of ``BatchConsumeQueue.recover``."""
+    """Whether each entry points to a message, by the rule of ``BatchConsumeQueue.recover``."""
     found: Bools = (entries["physical_offset"] >= 0) & (entries["size"] > 0)
     return found & (entries["base"] >= 0) & (entries["count"] > 0)
 
@@ -68,7 +69,8 @@ def own_messages(entries: BatchEntries) -> BatchEntries:
 
 
 def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
-    """For each frame that units point to: the index of its first unit, and its number of units.
+    """For each frame that units point to: the index of its first unit, and how many units point to
+    it.
 
     Args:
         places: physical offset in each unit.
@@ -96,11 +98,11 @@ class Spans:
 
     @classmethod
     def of(cls, entries: BatchEntries) -> Spans:
-        """The spans of entries; unwritten and overlapping entries are left out."""
+        """The queue offsets of entries, without unwritten and overlapping entries."""
         entries = own_messages(entries[is_batch_written(entries)])
         entries = entries[entries["count"] > 0]
         starts = entries["base"].astype(np.int64)
-        # An invalid base near the largest number must not overflow.
+        # A damaged base near the largest 64-bit number must not overflow.
         sane = starts <= java.LONG_MAX - np.iinfo(np.int16).max
         if not sane.all():
             entries, starts = entries[sane], starts[sane]
@@ -166,13 +168,13 @@ class BatchQueue(FileQueue):
 
     @property
     def max_offset(self) -> int:
-        """The queue offset after the last message; 0 if there is none."""
+        """The queue offset after the last message; 0 if the queue has no message."""
         spans = self._last_spans()
         return int(spans.stops[-1]) if spans is not None else 0
 
     @property
     def last_entry(self) -> QueueEntry | None:
-        """Frame and tags code of the last entry."""
+        """The place of the last entry's frame, and its tags code."""
         spans = self._last_spans()
         if spans is None:
             return None
@@ -223,8 +225,8 @@ class BatchQueue(FileQueue):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The first queue offset of the first frame stored at ``timestamp`` or later; if there is
-        none, of the last frame (``getOffsetInQueueByTime``)."""
+        """The first queue offset of the first frame stored at ``timestamp`` or later. If no frame
+        is that new, that of the last frame (``getOffsetInQueueByTime``)."""
         found = 0
         for index in range(len(self.files)):
             spans = self._of_file(index)
@@ -267,7 +269,7 @@ class BatchQueue(FileQueue):
         found = self._spans.get(index)
         if found is None:
             if len(self._spans) >= _MOST_KEPT:
-                # The cache is replaced, never emptied: other threads may read a live queue.
+                # The cache is replaced, never emptied, because other threads may read a live queue.
                 self._spans = {}
             found = self._spans[index] = Spans.of(self._written(index))
         return found
@@ -289,7 +291,9 @@ class BatchQueue(FileQueue):
         return self._all(index, count if index == tail else None)
 
     def _all(self, index: int, most: int | None = None) -> BatchEntries:
-        """The complete entries of one file within its room, at most ``most`` of them."""
+        """At most ``most`` complete entries of one file, without bytes after the file's regular
+        size.
+        """
         file = self.files[index]
         room = self._room_of(index)
         if most is not None:
@@ -319,7 +323,7 @@ def open_queue(
     log_min_offset: int | None = None,
     files: OpenFiles | None = None,
 ) -> FileQueue | None:
-    """A consume queue or batch queue; None if it has no files. Only listed names become paths."""
+    """Return a consume queue or batch queue; None if no listed folder has its name."""
     for kind in (BatchQueue, ConsumeQueue):
         if (topic, queue_id) in kind.names(layout):
             return kind(layout, topic, queue_id, log_min_offset=log_min_offset, files=files)

@@ -66,7 +66,7 @@ def runs(
 ) -> Iterator[Run]:
     """The messages before ``stop_offset`` that could pass a filter, in physical order.
 
-    Each message of an inner batch is a separate row, in an unwrapped window.
+    Each message of an inner batch is a separate row: its run is a copy without inner batches.
     """
     batches.check_policy(on_damage)
     if damage is not None:
@@ -104,7 +104,7 @@ def arrow_reader(
     decompress: bool = False,
     stop_offset: int | None = None,
 ) -> pa.RecordBatchReader:
-    """Messages that pass a filter, as record batches; each batch is read when you ask for it."""
+    """Messages that pass a filter, as record batches; each batch is read when you request it."""
     arguments.flag(decompress, "decompress")
     chosen = schema.NAMES
     if columns is not None:

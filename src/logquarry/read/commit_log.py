@@ -22,7 +22,7 @@ from logquarry.read.log_end import last_file_start, sound_bound
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _LONGEST_CHAIN: Final = 256
-"""Maximum number of frames to follow without kernels; if there are more, kernels are loaded."""
+"""Maximum number of frames to follow without kernels. For more frames, the kernels are loaded."""
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
 _NO_BYTES: Final = memoryview(b"")
@@ -33,7 +33,7 @@ class CommitLog:
 
     Args:
         files: reads them (default: a new :class:`OpenFiles`).
-        last_entries: returns the last entry of each queue, the one furthest in the log first
+        last_entries: returns the last entry of each queue, the entry that points furthest first
             (:func:`logquarry.read.log_end.last_entries`). Called only to find the log's end.
 
     Attributes:
@@ -53,17 +53,18 @@ class CommitLog:
         self._reader = files or OpenFiles(layout)
         self._last_entries = last_entries
         self._end: int | None = None
-        # (offset, end, bytes) of the view that the last read used; the next read is often in it.
+        # (offset, end, bytes) of the view that the last read used. The next read often needs it
+        # again.
         self._hot = (0, 0, _NO_BYTES)
         self._hot_file: StoreFile | None = None
 
     def refresh(self) -> None:
-        """Forget the log's end and release the last view. The caller refreshes the layout."""
+        """Forget the log's end and the last view. The caller must also refresh the layout."""
         self._end = None
         self.close()
 
     def close(self) -> None:
-        """Release the last view: it keeps the map of its file."""
+        """Release the last view, because it keeps its file mapped."""
         self._hot = (0, 0, _NO_BYTES)
 
     @property
@@ -81,8 +82,8 @@ class CommitLog:
         """Where the log ends: the end of its last message, or of the blank after it.
 
         The last message that a queue entry points to shows the end. The log is not read, so damage
-        before that message is not noticed. If that message is missing, the last file is read; if
-        there are no queues, the whole log.
+        before that message is not noticed. If that message is missing, the last file is read. If
+        there are no queues, the whole log is read.
         """
         if self._end is None:
             self._end = self._find_end()
@@ -143,7 +144,7 @@ class CommitLog:
             if file is None:
                 return 0, 0, _NO_BYTES
             position, data = self._reader.window(file.path, offset - file.base, size)
-            # Bytes after a file's room are not part of the log.
+            # Bytes after a file's regular size are not part of the log.
             data = data[: max(0, self.files.file_size - position)]
             start = file.base + position
             self._hot = hot = start, start + len(data), data

@@ -1,9 +1,9 @@
 """Gets messages of compaction topics of RocketMQ 5 (``CompactionStore.getMessage``).
 
-The broker keeps the newest message of each key of such a topic in ``compaction/``::
+In ``compaction/``, the broker keeps the newest message of each key of such a topic::
 
     compactionLog/TOPIC/QUEUE/   frames; their PHYSICALOFFSET is an offset in this log
-    compactionCq/TOPIC/QUEUE/    entries of batch queues; a file has the name of its log file
+    compactionCq/TOPIC/QUEUE/    entries of batch queues; each file is named like its log file
 
 A get answers from these files, even for messages whose frames in ``commitlog/`` have expired.
 ``commitlog/`` still has all messages after the last one in these files: a get finds them through
@@ -35,7 +35,8 @@ QueueKey = tuple[str, int]
 def compacted_topics(layout: StoreLayout) -> frozenset[str]:
     """The compaction topics that have files in ``compaction/``.
 
-    Topics whose policy was changed back are left out: the broker reads their consume queues.
+    Topics whose policy was changed back are left out, because the broker reads their consume
+    queues.
     """
     if COMPACTED_QUEUE.partition("/")[0] not in layout.folders:
         return frozenset()
@@ -124,7 +125,7 @@ class CompactedGets:
         return found._replace(min_offset=low, max_offset=high, status=status)
 
     def bounds(self, queue: Queue) -> tuple[int, int]:
-        """The first queue offset of a compaction topic, and one past its last."""
+        """The first queue offset of a queue of a compaction topic, and one past its last."""
         compacted, _ = self._opened(queue)
         low, high = queue.bounds()
         if compacted.max_offset:
@@ -132,7 +133,9 @@ class CompactedGets:
         return low, max(high, compacted.max_offset)
 
     def queue_at(self, queue: Queue, offset: int) -> Queue:
-        """The queue that a get from this offset reads: the compacted one, or the queue after it."""
+        """The queue that a get from this offset reads: the compacted queue, or the consume queue
+        for later messages.
+        """
         compacted, _ = self._opened(queue)
         return compacted if offset < compacted.max_offset else queue
 

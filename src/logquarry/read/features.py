@@ -1,13 +1,16 @@
 """Detects the features of a store (RocketMQ 5: batch queues, RocksDB, timers) and its version.
 
-Some files of a RocketMQ 5 store can be read but not written by this library, and others not even
-read. :class:`StoreFeatures` lists the features that such files show, each with its evidence;
-from the features, :mod:`.fence` decides which calls a store allows.
+This library can read some files of RocketMQ 5 but not write them, and cannot even read others.
+:class:`StoreFeatures` lists the features that such files show, each with its evidence; from the
+features, :mod:`.fence` decides which calls a store allows.
 
-This module reads the names in the store's root, ``config/``, ``consumequeue/`` and a few folders
-below; ``config/topics.json``; the checkpoint; up to 64 frames that queues point to; the last 256
-entries of the newest index file, and the frames that they point to; and for pending timers the used
-pages of ``timerwheel``. It reads no file of the log as a whole.
+This module reads only:
+
+- the names in the store's root, ``config/``, ``consumequeue/`` and a few folders below;
+- ``config/topics.json`` and the checkpoint;
+- up to 64 frames that queues point to;
+- the last 256 entries of the newest index file, and the frames that they point to;
+- for pending timers, the used pages of ``timerwheel``.
 """
 
 from __future__ import annotations
@@ -140,8 +143,8 @@ class StoreFeatures:
         features: the features that were found, in a fixed order.
         queue_kinds: topic -> kind of its queues, of each topic with a known kind.
         writer: the version that wrote the store.
-        unknown: files and folders in the root and in ``config/`` that no RocketMQ version known
-            here writes. This library never changes them.
+        unknown: files and folders in the root and in ``config/`` that no known version of RocketMQ
+            writes. This library never changes them.
     """
 
     features: tuple[Feature, ...]
@@ -157,7 +160,7 @@ class StoreFeatures:
         return next((feature for feature in self.features if feature.name == name), None)
 
     def topics_of(self, kind: QueueKind) -> tuple[str, ...]:
-        """The topics with queues of a kind, sorted."""
+        """The topics whose queues are of a given kind, sorted."""
         return tuple(sorted(name for name, found in self.queue_kinds.items() if found == kind))
 
     def to_json(self) -> dict[str, Any]:
@@ -260,7 +263,7 @@ class _Finder:
 
     # -------------------------------------------------------------------------------- queues
     def queue_kinds(self) -> dict[str, QueueKind]:
-        """The kinds, and the features that they imply."""
+        """The kind of each topic's queues. Adds the features that these kinds imply."""
         kinds: dict[str, QueueKind] = {}
         kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
         # If a rebuild was interrupted between two renames, only the rebuild's folder has the queues
@@ -302,7 +305,8 @@ class _Finder:
         if config is not None:
             self._features.append(config)
         folder = "rocksdbstore"
-        # Every 5.4 store has the folder, with an empty log and no table.
+        # Every store of RocketMQ 5.4 has this folder. If RocksDB is not used, it has no table and
+        # an empty log.
         used = [entry for entry in self._list(folder) if _holds_data(entry)]
         on = tuple(
             name

@@ -3,8 +3,8 @@
 Each call that writes first calls :func:`require`, before it writes even the lock file or ``abort``.
 A refusal names the feature, the files that show it, the harm that the call would do, the
 calls that still work, and the way out (docs/rocketmq-5.md has the table). All combinations that
-:data:`_REFUSED` does not list are allowed: real brokers have served every message of such a store
-afterwards.
+:data:`_REFUSED` does not list are allowed: after such calls, real brokers served every message of
+the store.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ _NOT_AS_ROCKETMQ: Final = frozenset(
         *(names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHERE),
     }
 )
-"""Features for which the mode ``rocketmq`` cannot repeat RocketMQ's recovery."""
+"""Features with which the recovery mode ``rocketmq`` cannot do what RocketMQ's recovery does."""
 
 
 def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
-    """Refuse an action on a store that has a feature which forbids it. Changes nothing.
+    """Raise an error if a feature of a store forbids an action. Changes nothing.
 
     Args:
         mode: ``rocketmq`` if the recovery is to be RocketMQ's own.
@@ -125,7 +125,7 @@ def refusal(
     may_lack_log: bool = False,
     found: StoreFeatures | None = None,
 ) -> UnsupportedStore | None:
-    """The error of :func:`require`, None if the store allows the action.
+    """Return the error that :func:`require` raises; None if the store allows the action.
 
     Args:
         mode: ``rocketmq`` if the recovery is to be RocketMQ's own.
@@ -137,7 +137,7 @@ def refusal(
     """
     try:
         if may_lack_log:
-            # This raises if files of the log are in other folders.
+            # This call raises an error if files of the log are in other folders.
             _ = layout.commit_log
         elif action is not Action.SALVAGE:
             require_log(layout)

@@ -1,8 +1,8 @@
 """``getMessage`` with one kernel call; uncommon cases fall back to the reference.
 
-The kernel reads the queue's entries and the log's bytes in their maps. It answers only the common
-case; on damage, on deleted messages, and if a file ends inside the answer,
-:func:`logquarry.read.get_message.get_message` gives the answer.
+The kernel reads the queue's entries and the log's bytes in their maps, and answers only the common
+case. If it finds damage or deleted messages, or if a file ends inside the answer,
+:func:`logquarry.read.get_message.get_message` answers instead.
 """
 
 from __future__ import annotations
@@ -191,7 +191,8 @@ class KernelGet:
                 self.release()
                 return None
             self._next_check = now + _CHECK_EVERY
-        # No two calls share scratch memory. If an error loses one, a later call makes another.
+        # No two calls share scratch memory. A call that fails loses its scratch memory, and a later
+        # call allocates new memory.
         free = self._free
         scratch = free.pop() if free else _Scratch()
         to = scratch.address
@@ -206,7 +207,7 @@ class KernelGet:
             return None
         after = offset + (found >> 2 * COUNT_SHIFT)
         if not taken:
-            # Only tags make the kernel skip a message.
+            # The kernel skips messages only because of their tags.
             free.append(scratch)
             return GetResult(_NO_MATCH, (), after, low, high)
         block = scratch.view[: found & _MASK].tobytes()
@@ -240,7 +241,7 @@ class KernelGet:
         return self._tags[tags]
 
     def _read_entries(self, queue: Queue, offset: int) -> _Entries | None:
-        """The entries from an offset to the end of its file, or as many as there are."""
+        """The entries from an offset to the end of the queue file, or to the last entry."""
         next_file = offset + queue.units_per_file - offset % queue.units_per_file
         first, units = next(queue.runs(offset, next_file), (offset, None))
         if units is None or first != offset or units.dtype != UNIT_DTYPE:
@@ -253,7 +254,7 @@ class KernelGet:
     def _read_log(self, units: _Entries, offset: int, count: int = 1) -> LogAtHand:
         """The bytes of the log around ``count`` messages from a queue offset on.
 
-        If the messages take more than _LONGEST bytes, around the first ones only.
+        If the messages take more than _LONGEST bytes, the result covers only the first ones.
         """
         at = offset - units.first
         place, size, _ = units.units[at].item()

@@ -24,7 +24,7 @@ from logquarry.read.queue import Queue, Units
 from logquarry.stored_message import StoredMessage
 
 LEAST_UNITS: Final = 16_000 // UNIT_SIZE
-"""Entries that one ``get`` reads, or ``max_count`` if that is larger.
+"""The number of entries that one ``get`` reads; ``max_count`` if that is larger.
 
 Java's loop counts bytes up to the first multiple of an entry that is not below 16,000.
 """
@@ -37,7 +37,7 @@ class GetMessageStatus(Enum):
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    """There are messages, but none has the tag."""
+    """There are messages from the offset on, but none of those read has a wanted tag."""
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
     """The queue has entries of messages that the log no longer holds."""
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
@@ -172,7 +172,8 @@ def get_message(
     size = 0
     read_inner = _InnerReader(read)
     last_place = -1
-    # Offsets before the first entry are a gap: damage in the log from which the queue was made.
+    # If the first entry lies after ``offset``, the queue has a gap there: it was made from a
+    # damaged log.
     done = first - offset
     status = GetMessageStatus.NO_MATCHED_MESSAGE
     removed_below: int | None = None
@@ -265,8 +266,8 @@ class _InnerReader:
 
 
 def may_match(tags_code: int, codes: Collection[int]) -> bool:
-    """Whether a message with this tags code can have a tag with one of the wanted codes."""
-    # An address into ConsumeQueueExt does not determine the tag: the frame does. Java compares
+    """Whether the tag of a message with this tags code can be one of the wanted tags."""
+    # If the code is an address into ConsumeQueueExt, only the frame shows the tag. Java compares
     # intValue(), and delivery times of the schedule topic take more than 32 bits.
     return tags_code < java.INT_MIN or java.to_int(tags_code) in codes
 
@@ -280,7 +281,9 @@ def memory_start(log: CommitLog, limits: TransferLimits) -> int:
 
 
 def _numbers(units: Units, count: int) -> Iterator[tuple[int, int, int]]:
-    """The entries as tuples of numbers, a few at a time: usually the first ``count`` suffice."""
+    """The entries as tuples of numbers, some at a time, because usually the first ``count``
+    suffice.
+    """
     step = max(1, min(count + 1, _MOST_AT_ONCE))
     for at in range(0, len(units), step):
         yield from units[at : at + step].tolist()

@@ -37,7 +37,7 @@ ROCKSDB_STORE: Final = "rocksdbstore"
 
 
 class Index:
-    """All index files of a store (``IndexService``).
+    """The index of a store: all its files together (``IndexService``).
 
     Args:
         files: reads them (default: a new :class:`OpenFiles`).
@@ -51,7 +51,7 @@ class Index:
 
     @property
     def files(self) -> Sequence[IndexFile]:
-        """The index files, oldest first, as the layout lists them now."""
+        """The index files in the layout's current listing, oldest first."""
         listed = self._layout.index_files
         if listed is not self._listed:
             self._files = [
@@ -145,7 +145,9 @@ def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
 
 
 def _has_tag(log: CommitLog, offset: int, hashes: set[int]) -> bool | None:
-    """Whether a message's tag is among its hashes; None if it has no tag, or is not in the log."""
+    """Whether a message's tag is among ``hashes``, which the index has for the message. None if the
+    message has no tag, or is not in the log.
+    """
     found = log.outcome_at(offset, check_crc=False)
     if not isinstance(found, Frame):
         return None
@@ -171,8 +173,8 @@ def query_message(
 ) -> list[Frame]:
     """Messages that the index has under a key, in the order of the log.
 
-    As in Java, the answer includes messages with other keys of the same hash, and has a message
-    twice if the index has it twice. Messages that the log no longer holds are left out.
+    As in Java, the answer includes messages with other keys of the same hash. It repeats a message
+    that the index has twice. Messages that the log no longer holds are left out.
     """
     found: list[Frame] = []
     last_time = end
@@ -241,7 +243,7 @@ def has_key(frame: Frame, topic: str, key: str) -> bool:
 
 
 def of_key(message: StoredMessage, key: str) -> tuple[StoredMessage, ...]:
-    """The messages of an inner batch that have a key, or all if none has it."""
+    """The messages of an inner batch that have a key; all its messages if none has the key."""
     batch = message.unwrap()
     if len(batch) == 1:
         return batch

@@ -1,17 +1,19 @@
 """Reads index files (``IndexFile``): headers, entries, shapes, and the messages in the entries.
 
-A query follows each chain at most once and only backwards, so that no damage makes it loop. A short
-file lacks the entries after its end. Damaged bytes never make a read raise.
+A query follows each chain at most once and only backwards, so that no damage makes it loop. If a
+file is too short, the entries after its end are missing. A read raises no error for damaged bytes.
 
 If the settings lack the shape of the index (slots and entries), :func:`infer_shape` finds it. The
 size of a file, ``40 + 4 x slots + 20 x entries``, does not determine both numbers. The contents
-determine them: the last nonzero byte belongs to the last entry, whose number is in the header, and
-every entry must be in the chain of its slot, whose place depends on the number of slots.
+determine them: the last nonzero byte belongs to the last entry, and the header has the number of
+that entry. Every entry must also be in the chain of its slot, and the place of a slot depends on
+the number of slots.
 
 The index is evidence of messages that log and queues have lost. The queues are the first evidence
 of a lost part of the log. If the queues are lost too, the index still has the physical offset of
-each message with a key, but not its size. A missing frame then counts up to the next frame in the
-index. The last frame in the index counts with the smallest size that a frame can have.
+each message with a key, but not its size. The size of a lost frame is then estimated: it reaches to
+the next frame in the index. For the last frame in the index, the estimate is the smallest size that
+a frame can have.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ _MOST_CHECKED: Final = 4_096
 _MOST_GUESSES: Final = 20_000
 _LARGEST_SEARCHED: Final = 512 << 20
 _ENOUGH: Final = 0.9
-"""If no number of slots fits all entries, one that fits at least this share of them will do."""
+"""If no number of slots fits all entries, a number that fits at least this share is accepted."""
 
 _ENTRIES_A_SLOT: Final = index.DEFAULT_SHAPE.entries // index.DEFAULT_SHAPE.slots
 
@@ -101,7 +103,7 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
     remainder = words % _ENTRY_WORDS
 
     def from_last_word(word: int) -> int:
-        """The only number of slots for which that word is in the last entry."""
+        """The only number of slots for which the file's last entry contains a given word."""
         before = word - last * _ENTRY_WORDS
         return before - (before - remainder) % _ENTRY_WORDS
 
@@ -133,7 +135,7 @@ def _last_nonzero_word(data: memoryview) -> int | None:
 
 
 def _words_with(data: memoryview, offset: int) -> Iterator[int]:
-    """Words that could be part of an entry with a given physical offset."""
+    """Numbers of the words (4 bytes) at which a given physical offset is stored."""
     if offset == 0:
         return
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
@@ -143,7 +145,7 @@ def _words_with(data: memoryview, offset: int) -> Iterator[int]:
 
 
 def _share_that_fits(data: memoryview, header: IndexHeader, slots: int) -> float:
-    """Share of the entries that are valid with that number of slots, from 0 to 1."""
+    """Share of the entries, from 0 to 1, that are valid if the file has this number of slots."""
     count = header.entry_count - 1
     start = HEADER.size + slots * SLOT.size
     entries = np.frombuffer(data, _ENTRY_DTYPE, count + 1, start)
@@ -229,7 +231,7 @@ class IndexFile:
         return first <= begin <= last or first <= end <= last
 
     def read(self, position: int, length: int) -> memoryview:
-        """Bytes of the file, fewer after its end."""
+        """Bytes of the file; fewer if the file ends before the range does."""
         return self._reader.read(self.path, position, length)
 
     def select_offsets(
@@ -237,8 +239,8 @@ class IndexFile:
     ) -> None:
         """Add the offsets of a key, newest first, until there are ``max_count``.
 
-        Hashes are compared, not keys. Times are in whole seconds after the file's first time, as in
-        the entries.
+        Hashes are compared, not keys. Times are compared in whole seconds after the file's first
+        store time, because the entries store them so.
         """
         first = self.header.begin_timestamp
         hashes = _hashes(topic, key)
@@ -320,7 +322,8 @@ LARGEST_MESSAGE: Final = 64 << 20
 _ENTRIES_AT_ONCE: Final = 1 << 20
 """Number of entries that are read at once."""
 _LEAST_APART: Final = 2
-"""Messages far after the log's files count if there are this many: one entry may be damaged."""
+"""Messages far after the log's files count only if there are this many, because a single one may
+come from a damaged entry."""
 
 
 class Span(Protocol):
@@ -339,7 +342,7 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
     """The last message in the index, in the form of a queue entry.
 
     Usually this reads one header: the entries are read only if the message starts at or after
-    ``least``. A header that differs from its entries counts as damaged.
+    ``least``. A header that contradicts the entries counts as damaged.
 
     Args:
         least: physical offset up to which other files show messages.
@@ -353,7 +356,7 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
             return None
         places = next(_places(file, from_end=True), None)
     except StoreNotFound:
-        # The user has no permission to read the index: a reader of the log does without it.
+        # The user has no permission to read the index: a reader of the log does not need it.
         return None
     if places is None or not len(places) or (np.diff(places) < 0).any():
         return None

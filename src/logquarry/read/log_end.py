@@ -1,4 +1,4 @@
-"""Finds for readers where a log ends, and which of its damage a recovery has noted.
+"""Finds, for readers, the end of a log and the damage that a recovery has noted in it.
 
 A store that this library wrote has a durable offset (:mod:`logquarry.format.checkpoint`). The log
 reaches at least up to it, even after a crash. A break in the chain of frames before it is damage.
@@ -18,13 +18,13 @@ recovery would have deleted the later files.
 bytes that turn out not to be a message:
 
 - with a durable offset: up to that offset;
-- if a process has the store open, or may have: up to the last whole frame of the chain. An
-  incomplete frame is read again at the next call;
+- if a process has the store open, or possibly has it open: up to the last whole frame of the chain.
+  The next call reads an incomplete frame again;
 - if the store was not shut down cleanly and no process has it open: up to the last frame;
 - if the store was shut down cleanly: up to the last message in the queues, and further while the
   chain is unbroken.
 
-A call lists the log's folder and reads the bytes that were written since the last call.
+Each call of :meth:`~LogFrontier.end_of` reads the bytes that were written since the last call.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> 
     If the index has a later message than all queues, an entry for that message comes first: the
     queues may be lost too.
 
-    An entry whose message ends more than a file after the log's last file is left out, unless the
-    entry before it also points after that file: one entry may be damaged, but two show that files
-    of the log are missing. This reads at most the last files of each queue. RocksDB may have
-    millions of queues, so of these only the ones that reach furthest count.
+    An entry is left out if its message would end more than a file after the log's last file: it may
+    be damaged. But if the entry before it also points after that file, the two show that files of
+    the log are missing, and the entry counts. This reads at most the last files of each queue.
+    RocksDB may have millions of queues, so only those of its queues that reach furthest count.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -139,8 +139,8 @@ def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
 
 
 def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | None:
-    """Where the log ended before its last files were lost, or emptied by a crash; None if that did
-    not happen.
+    """Where the log ended before its last files were lost or a crash emptied them. None if neither
+    happened.
 
     After a crash the queues may be ahead of the log within one file. But if an entry points to a
     message in a later file, that file had messages.
@@ -161,10 +161,10 @@ def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | Non
 def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
     """The durable offset, or the end of the last message in the queues of a closed store.
 
-    None if a process writes the store. If there is no durable offset, also None if no queue has an
-    entry, or if there is an ``abort`` file and no queue points to a missing file after the log.
-    This reads no byte of the log, so it does not see damage at the log's end; a walk over the log
-    needs :func:`sound_bound`.
+    None if a process writes the store. Without a durable offset, the result is also None in two
+    cases: no queue has an entry; or there is an ``abort`` file, and no queue points to a missing
+    file after the log. This reads no byte of the log, so it does not see damage at the log's end; a
+    walk over the log needs :func:`sound_bound`.
 
     Args:
         queues: its queues (default: all that have files).
@@ -211,7 +211,7 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
 def last_file_start(layout: StoreLayout) -> int | None:
     """Where the last file with a frame starts; None if no file has a frame.
 
-    A file that begins with zeros was made ahead of time.
+    A file that begins with zeros was created ahead of its first write.
     """
     for file in reversed(layout.commit_log.files):
         try:
@@ -249,7 +249,7 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """The listing of a closed store, and where its log ended then."""
+    """A listing of a closed store, and the end of the log that belongs to this listing."""
 
     files: tuple[StoreFile, ...]
     checkpoint: object
@@ -276,7 +276,7 @@ class LogFrontier:
 
         Args:
             layout: a new listing of the store's files.
-            known: an offset up to which some object has followed the log before.
+            known: an offset up to which the log was followed before, by any object.
         """
         log = layout.commit_log
         if not log.files:
@@ -302,7 +302,7 @@ class LogFrontier:
         """The end of a log, and a warning if files before an earlier known end are lost.
 
         A read that does not skip damage goes up to the known end, and reports the loss there. For a
-        read that skips damage, the log ends with its files, and a warning names the loss once.
+        read that skips damage, the log ends with its files, and one warning names the loss.
         """
         if not self._skips_damage:
             return max(end, known)
@@ -349,8 +349,8 @@ class LogFrontier:
     def _chain_end(self, layout: StoreLayout, known: int, *, is_live: bool) -> int:
         log = layout.commit_log
         reader = LogReader(layout, live=True)
-        # The bytes before the last file with a frame are frames or damage; their reader finds out.
-        # So a walk from a known offset far back is not necessary.
+        # The bytes before the last file with a frame are frames or damage; a later read of them
+        # shows which. So a walk from a known offset far back is not necessary.
         start = last_file_start(layout)
         start = log.start if start is None else start
         at = known if start <= known < log.end else start
@@ -371,8 +371,8 @@ class LogFrontier:
     def _warn(self, reader: LogReader, end: int) -> None:
         """Warn of sound frames after the end of a chain that does not grow.
 
-        RocketMQ's recovery may have cut them off, in memory only. Once the writer begins a later
-        file, the break is damage, and the frames are read.
+        RocketMQ's recovery may have cut these frames off, in memory only. Once the writer begins a
+        later file, the break is damage, and the frames are read.
         """
         found = reader.find(end + 1, reader.files.end)
         if found is not None:

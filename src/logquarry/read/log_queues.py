@@ -1,10 +1,10 @@
 """Makes consume queues in memory from the log, and counts the messages that queues hold.
 
-A frame has its queue and its queue offset in it. So one walk over the log gives every queue, filled
-as RocketMQ's dispatcher fills it (``ConsumeQueue.putMessagePositionInfoWrapper``).
+Each frame contains its queue and its queue offset. So one walk over the log gives every queue,
+filled as RocketMQ's dispatcher fills it (``ConsumeQueue.putMessagePositionInfoWrapper``).
 
-:class:`RetainedCounter` counts messages and bytes per queue. It costs a put or a dispatch nothing:
-a call of the counter reads the entries that are new since the last call, 20 bytes each. After
+:class:`RetainedCounter` counts messages and bytes per queue. Puts and dispatch do no work for it:
+each call of the counter reads the entries (20 bytes each) that are new since the last call. After
 the log's start has moved, it also reads the queue files that lost messages.
 """
 
@@ -321,7 +321,7 @@ class QueueBuilder:
 def _spread(
     offsets: Offsets, units: Units, counts: Offsets | None, rows: Int64
 ) -> tuple[Offsets, Units]:
-    """One entry for each message of some frames. ``counts``: messages in each; None: one each."""
+    """One entry per message. ``counts``: messages in each frame; None if each frame has one."""
     if counts is None:
         return offsets, units
     own = counts[rows]
@@ -355,11 +355,11 @@ def named_copies(
 
 
 def _only_carries(message: StoredMessage) -> bool:
-    """Whether a message only carries the properties of the message that it was made from.
+    """Whether a message has multi-dispatch properties only because it is a copy of another message.
 
     RocketMQ 5 dispatches no message of a system topic to further queues, but a retried or delayed
     message keeps the properties of its original (``MultiDispatchUtils.isNeedHandleMultiDispatch``).
-    4.9 gives these messages their own offsets. Property strings of 5.x end with the separator.
+    4.9 gives these messages new offsets. Property strings of 5.x end with the separator.
     """
     return (
         message.topic.startswith(_SYSTEM_PREFIXES) or message.topic == props.SCHEDULE_TOPIC

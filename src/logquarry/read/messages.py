@@ -32,7 +32,7 @@ _SIGN: Final = 0x8000
 
 
 class LazyMessage(StoredMessage):
-    """A message whose frame is sound; it is decoded when a field is used.
+    """A message whose frame is sound. The frame is decoded when a field is first used.
 
     Made by :func:`read_message`.
     """

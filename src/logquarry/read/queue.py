@@ -1,12 +1,13 @@
-"""A consume queue that can be read: queue offset -> physical offset.
+"""Reads consume queues: maps queue offsets to physical offsets.
 
 :class:`Queue` is the interface. :class:`ConsumeQueue` and
 :class:`logquarry.read.batch_queue.BatchQueue` read a queue's files,
 :class:`logquarry.read.rocksdb_queue.RocksQueue` reads RocksDB, and
 :class:`logquarry.read.log_queues.LogQueue` is made from the log.
 
-Guarantees: damaged bytes never make a read raise. A read of a range takes no more memory than the
-files have bytes; only :meth:`Queue.units` takes as much as the caller requests.
+Guarantees: a read raises no error for damaged bytes. A read of a range takes no more memory than
+the files have bytes. The exception is :meth:`Queue.units`, whose result is as long as the caller
+requests.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import FileSequence, StoreFile
 
 NO_CODE: Final = java.LONG_MIN
-"""Tags code of an entry whose frame holds several messages, each with other tags. Like an address
+"""Tags code of an entry whose frame holds several messages with different tags. Like an address
 into ConsumeQueueExt, the code does not determine the tags."""
 UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
 Units = Records
@@ -115,7 +116,8 @@ class Queue(ABC):
         """
 
     def units(self, start: int, stop: int) -> Units:
-        """The entries in ``[start, stop)``, cut at the queue's end; index 0 is ``start``.
+        """The entries in ``[start, stop)``, cut at the queue's end; the first one is the entry at
+        ``start``.
 
         Entries in missing files are zeros, which count as not written. A range in one file is not
         copied.
@@ -143,7 +145,9 @@ class Queue(ABC):
     def entries(
         self, start: int | None = None, stop: int | None = None
     ) -> Iterator[tuple[int, QueueEntry]]:
-        """(offset, entry) of the written entries in ``[start, stop)``; by default all."""
+        """(offset, entry) of each written entry in ``[start, stop)``; by default of the whole
+        queue.
+        """
         end = self.max_offset if stop is None else min(stop, self.max_offset)
         for offset, units in self.runs(self.min_offset if start is None else max(0, start), end):
             for at in np.flatnonzero(is_written(units)).tolist():
@@ -203,10 +207,12 @@ class Queue(ABC):
 def _bisect(
     units: Units, low: int, timestamp: int, store_time: StoreTime, log_min_offset: int
 ) -> int | None:
-    """Index of the entry stored at or near ``timestamp``, searched from ``low`` on as in Java.
+    """Index of the entry whose message was stored at or near ``timestamp``, searched from ``low``
+    on.
 
-    -1 if the search finds no message in the log, None if it reaches an unwritten entry. If a
-    message is missing, Java returns offset 0; this function returns an index before the queue.
+    The search is Java's. The result is -1 if it finds no message in the log, and None if it reaches
+    an unwritten entry. If a message is missing, Java returns offset 0; this function returns an
+    index before the queue.
     """
     high = len(units) - 1
     left = right = left_time = right_time = -1
@@ -258,8 +264,8 @@ class FileQueue(Queue):
         queue_id: its number, as the folder is named.
         log_min_offset: physical offset of the log's first byte (default: as listed in the layout).
         files: reads them (default: a new :class:`OpenFiles`).
-        with_stale: whether a consume queue includes entries of messages after the end at which the
-            last recovery cut the log (:attr:`StoreLayout.cut_end`).
+        with_stale: whether a consume queue includes entries that point after the log's end. Such
+            entries stay if the last recovery cut the log (:attr:`StoreLayout.cut_end`).
 
     Attributes:
         entry_size: bytes of an entry.
@@ -441,7 +447,7 @@ class ConsumeQueue(FileQueue):
 
     def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
         index, written = super()._find_tail(known, count)
-        # ConsumeQueue.recover() begins at the third-last file, and finds no entry there.
+        # Without any entry, the end is where ConsumeQueue.recover() begins: at the third-last file.
         return (index, written) if written else (max(0, len(self.files) - 3), 0)
 
     def _written(self, index: int) -> int:
@@ -477,7 +483,7 @@ class ConsumeQueue(FileQueue):
         return 0
 
     def _room(self, index: int) -> int:
-        """Number of whole entries of one file within its room."""
+        """Number of whole entries of one file, without bytes after the file's regular size."""
         view = self._reader.view(self.files[index].path)
         return 0 if view is None else max(0, min(self._room_of(index), view.size)) // UNIT_SIZE
 

@@ -3,7 +3,7 @@
 The broker keeps its newest entries in memory, and writes them to RocksDB at a clean shutdown or
 when enough have gathered. So a :class:`RocksQueue` has the entries of RocksDB, and after them
 entries that :class:`logquarry.read.log_queues.QueueBuilder` makes from the log after the dispatched
-end. Thus the queue is complete even beside a live broker.
+end. Thus the queue is complete even while a broker has the store open.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class QueueDb:
     Attributes:
         folder: the folder below the store's root.
         dispatched_end: physical offset up to which RocksDB has the entries of all messages.
-        bounds: (topic, queue id) -> first and last queue offset, with the place of each message.
-            The first is None if the broker has not written it.
+        bounds: (topic, queue id) -> first and last queue offset, each with the place of its
+            message. The first is None if the broker has not written it.
 
     Raises:
         UsageError: if the package ``rocksdict`` is not installed.
@@ -145,8 +145,8 @@ def _warn_once(text: str) -> None:
 def open_queues(layout: StoreLayout) -> QueueDb | None:
     """The queues of a store in RocksDB; None if readers must make the queues from the log.
 
-    That is so if there is no RocksDB, if the package ``rocksdict`` is missing, or if RocksDB cannot
-    read its files. No message is missing then, because the log has all of them.
+    Readers must do so if there is no RocksDB, if the package ``rocksdict`` is missing, or if
+    RocksDB cannot read its files. Such queues lack no message, because the log has all messages.
     """
     folders = rocksdb_folders(layout)
     if not folders or not is_installed():
@@ -265,7 +265,7 @@ class RocksQueue(Queue):
         return self._entry(self._stop - 1)
 
     def segments(self) -> Iterator[QueueSegment]:
-        """Parts of the queue: RocksDB does not cut it into files."""
+        """One segment for the whole queue, because RocksDB does not cut it into files."""
         start, stop = self.bounds()
         for at in range(start, stop, _SEGMENT):
             yield QueueSegment(at, min(_SEGMENT, stop - at))

@@ -2,8 +2,8 @@
 
 The queues are an index of the log. A read of some topics or queues reads the frames that entries of
 these queues point to, and walks only the parts of the log that no queue covers (frames that are
-never dispatched, missing entries, blanks). It gives the same messages as a walk over the whole log,
-and usually reads a fraction of it. A read by key uses the index files in the same way.
+never dispatched, missing entries, blanks). Such a read gives the same messages as a walk over the
+whole log, and usually reads a fraction of it. A read by key uses the index files in the same way.
 
 If the queues may be unsound (an ``abort`` file, entries out of order), the log is walked.
 """
@@ -43,7 +43,7 @@ MOST_PLACES = 1 << 11
 """Maximum number of frames in one part that was planned from the index."""
 
 WORTHWHILE = 0.5
-"""Largest share of the log to read through the queues; for a larger one a walk is as fast."""
+"""Largest share of the log to read through the queues. For a larger share, a walk is as fast."""
 
 Offsets = Int64
 Sizes = Int32
@@ -98,7 +98,7 @@ class ReadPlan:
         selection: the wanted messages. The filter must still be applied to each message.
         extent: where the log begins and ends.
         parts: the parts to read.
-        live: whether a writer had the store open when the plan was made.
+        live: whether a writer had the store open at the time of planning.
     """
 
     selection: Selection
@@ -369,8 +369,8 @@ class _QueuePlanner:
     def _gaps(self, units: list[Units]) -> list[LogSplit] | None:
         """Ranges of the log within the wanted range that no queue covers.
 
-        None if the messages of two entries overlap: then one entry is wrong, and might hide a
-        message that is in no queue.
+        None if the messages of two entries overlap: one of these entries is wrong then, and its
+        range may contain a message that is in no queue.
         """
         if not units:
             return None

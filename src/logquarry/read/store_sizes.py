@@ -1,4 +1,4 @@
-"""The settings that a store's files show: file sizes, and which entries queues and index have.
+"""Finds the settings that a store's files show: file sizes, and the contents of queues and index.
 
 Each setting comes from the first of these that has it: the user's configuration, the files, the
 record that the store keeps (:mod:`logquarry.log.kept_settings`), RocketMQ's default. If the files
@@ -49,7 +49,8 @@ from logquarry.read.queue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 _MOST_QUEUES: Final = 256
-"""Maximum number of queues to read. Stores with LMQ have many, and any one shows the setting."""
+"""Maximum number of queues to read. Stores with LMQ have many queues, and each of them shows the
+setting."""
 
 
 def with_entry_rules(layout: StoreLayout) -> StoreLayout:
@@ -64,7 +65,7 @@ def with_entry_rules(layout: StoreLayout) -> StoreLayout:
         try:
             config = config.in_dialect(dialect)
         except UsageError:
-            # Settings that 3.1 does not have show a broker of 4.x.
+            # A setting that 3.1 does not have shows that the broker is a 4.x.
             config = config.in_dialect(DIALECTS[0])
     if config.index_tags is None:
         config = with_index_tags(layout).config.in_dialect(config.dialect)
@@ -275,7 +276,8 @@ def require_own_settings(layout: StoreLayout) -> None:
 
 
 def require_stated_size(layout: StoreLayout) -> None:
-    """Refuse a configured size of log files that the files contradict: they would look damaged.
+    """Refuse a configured size of log files that the files contradict, because they would look
+    damaged.
 
     Raises:
         UsageError: if the files contradict the size; the error shows both sizes.
@@ -308,7 +310,7 @@ def _has_message_behind(layout: StoreLayout, file: StoreFile, size: int) -> bool
 
 
 def require_log(layout: StoreLayout) -> None:
-    """Refuse a store whose log is not found: its reader would find no message.
+    """Refuse a store whose log is not found, because a read would find no message.
 
     Raises:
         UnsupportedStore: if the log is elsewhere, or is missing.
@@ -331,7 +333,7 @@ def require_log(layout: StoreLayout) -> None:
 
 
 def _known(layout: StoreLayout) -> str:
-    """What the queues show of the log, in words; empty if they show nothing."""
+    """What the queues show about the log's extent, in words; empty if they show nothing."""
     messages = 0
     starts, ends = [], []
     for queue in all_queues(layout):

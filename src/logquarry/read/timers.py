@@ -1,17 +1,18 @@
-"""Finds the timer messages of RocketMQ 5 that wait (in the log), or counts them (in the wheel).
+"""Finds the waiting timer messages of RocketMQ 5 in the log, or counts them in the timer wheel.
 
-The answer is derived from the log and from the queue of ``rmq_sys_wheel_timer``; of the timer's own
-files only ``config/timercheck`` is read::
+The log and the queue of ``rmq_sys_wheel_timer`` show which messages wait. Of the timer's own files,
+only ``config/timercheck`` is read::
 
     queue of rmq_sys_wheel_timer    a  b  c  d  e  f
                                              ^ timercheck.queue_offset: a, b and c are in the wheel
     in the wheel, slot before timercheck.read_time        was delivered
-    put again later (TIMER_ROLL_TIMES)                    the later one waits
+    put back into the queue (TIMER_ROLL_TIMES)            its later copy waits
     its delivered copy is in the log                      was delivered
     deleted by TIMER_DEL_UNIQKEY with the same slot       neither is delivered
     all others                                            wait
 
-So the answer is correct even if, as after a kill, ``timercheck`` and wheel are older than the log.
+So the answer is correct even if ``timercheck`` and the wheel are older than the log, as after a
+broker was killed.
 
 The wheel alone shows only how many messages wait. A slot keeps its count after its messages were
 delivered, so only slots at or after the read time of ``timercheck`` count. Messages in the queue of
@@ -209,7 +210,7 @@ def _drop(table: dict[K, list[int]], key: K, offset: int) -> None:
 
 
 def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
-    """A digest of all that a message and its delivered copy have in common."""
+    """A digest of the fields that are equal in a message and its delivered copy."""
     values = props.decode_bytes(frame.properties)
     kept = sorted(pair for pair in values.items() if pair[0] not in _CHANGES)
     fields = (topic, queue_id, frame.flag, frame.born_timestamp, frame.reconsume_times, kept)
@@ -304,7 +305,7 @@ def read_check(layout: StoreLayout) -> TimerCheck:
         return TimerCheck()
     ahead = check.read_time - time.time_ns() // 1_000_000
     if min(check.read_time, check.log_end, check.enqueued) < 0 or ahead > timer.WHEEL_MS:
-        # With such a read time no message would wait.
+        # If the read time is that far ahead, every message in the wheel would count as delivered.
         raise ValueError(f"its numbers are impossible: {check}")
     return check
 
@@ -357,11 +358,11 @@ def known_by(layout: StoreLayout, check: TimerCheck) -> Known:
 
 
 def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
-    """A physical offset; ``timercheck`` accounts for each delivery from the wheel before it.
+    """A physical offset before which ``timercheck`` shows all deliveries from the wheel.
 
     The broker delivers a slot after the slot's time. So no frame that was stored before the read
-    time is the delivered copy of a message still in the wheel. The start of a log file is near
-    enough.
+    time is the delivered copy of a message still in the wheel. The result is the start of a log
+    file, which is near enough.
     """
     for file in reversed(layout.commit_log.files):
         try:
@@ -424,7 +425,8 @@ def used_slots(layout: StoreLayout) -> Records:
     """The slots of ``timerwheel`` that were ever used; none if there is no wheel.
 
     With ``timerWheelSnapshotFlush``, a broker writes the wheel to files ``timerwheel.POSITION``.
-    The newest of these is merged with ``timerwheel``; the slot with the later entry is used.
+    The newest of these is merged with ``timerwheel``: of two versions of a slot, the one with the
+    later entry is used.
     """
     names = {entry.name for entry in layout.filesystem.list("")}
     snapshots = {

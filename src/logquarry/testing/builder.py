@@ -115,7 +115,9 @@ class StoreBuilder:
         self._queues[topic, queue_id] = bytearray(queue_entry.encode(queue_entry.FILLER) * fillers)
 
     def forget_queue(self, topic: str, queue_id: int) -> None:
-        """Restart a queue at 0, as a broker does after its topic was deleted and created again."""
+        """Restart a queue at queue offset 0, as a broker does after its topic was deleted and
+        recreated.
+        """
         self._queues[topic, queue_id] = bytearray()
         self._queue_bases.pop((topic, queue_id), None)
 
@@ -202,7 +204,7 @@ def fill(
     """Build a store for benchmarks, much faster than with :meth:`StoreBuilder.put`.
 
     The bytes are those that :meth:`StoreBuilder.put` writes; the same seed gives the same bytes.
-    Bodies are text; compression makes it smaller by about a quarter. Every message has TAGS,
+    Bodies are text that compression makes about a quarter smaller. Every message has TAGS,
     UNIQ_KEY, WAIT and KEYS.
 
     Args:

@@ -8,7 +8,7 @@ from logquarry.units import now_ms
 
 
 class FakeClock:
-    """A clock for ``StoreWriter.start(clock=...)`` that does not run. Thread-safe.
+    """A clock for ``StoreWriter.start(clock=...)`` that stands still between calls. Thread-safe.
 
     Only a call (by ``step``) and :meth:`advance` change its time.
 

@@ -1,15 +1,15 @@
 """Faults of disk calls, and crash images: the possible content of a disk after a power cut.
 
 A :class:`DiskState` contains the durable and the cached bytes of each file, and the durable names
-and the pending changes of each folder. A crash keeps an arbitrary part of the data that is not
-durable:
+and the pending changes of each folder. Of the data that is not durable, a crash keeps an arbitrary
+part:
 
 - a page of 4 KiB has its old content, its new content, a content in between, or is torn at a
   multiple of 512 bytes;
 - a file has its old size, its new size or a size in between; bytes without data are zeros;
 - the creation, rename or removal of a name is either done or not done.
 
-A rename never loses the file: a crash may leave both names, and leaves at least one.
+A rename never loses the file: after a crash, the file has its old name, its new name, or both.
 
 :class:`BadBlocks` simulates a disk with unreadable blocks.
 """
@@ -28,8 +28,8 @@ from typing import Final, NamedTuple
 from logquarry.log.readable import BLOCK, Probe
 
 SHORT: Final = -1
-"""Used instead of an errno: a write or a read transfers half of its bytes. An allocation gets half
-of the space, and then fails because the disk is full. Other calls succeed."""
+"""A fault instead of an errno: a write or a read transfers half of its bytes. An allocation gets
+half of the space, and then fails because the disk is full. Other calls succeed."""
 
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_folder"})
 CHANGES: Final = frozenset({"make_folder", "rename", "link", "unlink"})
@@ -135,7 +135,7 @@ ROOT_ID: Final = 0
 """The number of the root folder."""
 
 _SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""Of the data that is not durable yet, a crash keeps one of these shares."""
+"""A crash image keeps one of these shares of the data that is not durable yet."""
 
 
 class Content(NamedTuple):
@@ -162,7 +162,9 @@ class Effect(NamedTuple):
 
 @dataclass(slots=True)
 class Change:
-    """A change of names that is not durable yet. In a rename the new name is first."""
+    """A change of names that is not durable yet. For a rename, the effect on the new name comes
+    first.
+    """
 
     effects: list[Effect]
     is_rename: bool = False

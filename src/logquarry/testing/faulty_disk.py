@@ -173,7 +173,8 @@ class FaultyDisk(Disk):
         self.faults.add(disk_state.Fault(kind, nth, error, for_ever))
 
     def stop_at(self, number: int) -> None:
-        """Let the process die before a call, counted from the disk's first call.
+        """Simulate that the process dies before the call with a given number, counted from the
+        disk's first call.
 
         From then on each call has no effect and raises :class:`Stopped`. Later writes through
         memory maps are ignored.
@@ -183,7 +184,7 @@ class FaultyDisk(Disk):
     def restart(self) -> None:
         """Simulate a new process with the same page cache. Faults are removed.
 
-        Close the store of the old process first; ignore errors of that close.
+        Before this call, close the store of the old process, and ignore errors of the close.
         """
         with self._lock:
             self.faults.clear()
@@ -423,7 +424,9 @@ class FaultyDisk(Disk):
         return site in self.ignored
 
     def _part(self, of: _File | Path) -> str:
-        """The folder of a path in a store, without topics, numbers and file names."""
+        """The kind of folder that a path is in: its path in the store, without topics, numbers and
+        file names.
+        """
         if isinstance(of, _File):
             parts = self._path_of(of.number)
         else:

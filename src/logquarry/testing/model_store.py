@@ -32,7 +32,7 @@ _MOST_SHOWN = 24
 
 
 class Wrong(Enum):
-    """Kinds of violations."""
+    """The kinds of violations that a check reports."""
 
     LOST = "lost acked write"
     DUPLICATE = "duplicate"
@@ -311,7 +311,7 @@ class ModelStore:
                 )
 
     def mark(self) -> Mark:
-        """An immutable copy of the model's state. Tests can afford one at each disk call."""
+        """An immutable copy of the model's state, cheap enough to make one at each disk call."""
         if self._mark is None:
             present = [put for put in self.puts if put.body not in self.absent]
             self._mark = Mark(
@@ -373,7 +373,7 @@ class ModelStore:
         by_queue: dict[QueueKey, list[SeenMessage]] = {}
         for message in seen.log:
             if message.is_torn and "\0" in message.topic:
-                # The store makes no queue for such a topic.
+                # The store makes no queue for a topic with zero bytes.
                 continue
             by_queue.setdefault((message.topic, message.queue_id), []).append(message)
         for key, messages in by_queue.items():

@@ -2,10 +2,10 @@
 
 The walk writes one row per frame into a table (:mod:`logquarry.format.rows`), which the other
 kernels read. All kernels take addresses and run without the GIL; the caller keeps the buffers
-alive. They are safe on any bytes, and give the same verdicts as the reference.
+alive. No bytes can make a kernel crash, and a kernel's verdicts are those of the reference.
 
-:func:`logquarry.log.codec.kernels` decides whether they are used. It imports this package only when
-a kernel is needed, because importing numba takes half a second.
+:func:`logquarry.log.codec.kernels` decides whether the kernels are used. It imports this package
+only when a kernel is needed, because importing numba takes half a second.
 """
 
 # ruff: noqa: F401

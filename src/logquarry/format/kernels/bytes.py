@@ -1,8 +1,8 @@
-"""What all kernels share: compilation, machine instructions, copies, CRC-32, UTF-8, Java's hash.
+"""Functions that all kernels share: compilation, instructions, copies, CRC-32, UTF-8, hashes.
 
-Numba has no unaligned big-endian load and no memcpy; these intrinsics do both, over addresses. An
-address keeps no buffer alive and is not bounds-checked: callers hold the buffer and check every
-index first.
+Numba has no unaligned big-endian load and no memcpy, so intrinsics do both. They take addresses: an
+address keeps no buffer alive and has no bounds. So callers hold the buffer, and check every index
+first.
 
 A kernel that captures a ctypes function is not cached, so kernels take the CRC function's address
 as an argument.
@@ -262,7 +262,7 @@ def is_ascii(address: int, length: int) -> bool:
 
 @kernel
 def is_utf8(address: int, length: int) -> bool:
-    """Whether the bytes are UTF-8, as Python's strict decoder judges."""
+    """Whether Python's strict decoder accepts the bytes as UTF-8."""
     i = 0
     while i < length:
         if i + 8 <= length and (load_raw64(address + i) & np.uint64(0x8080808080808080)) == 0:
@@ -332,8 +332,8 @@ def is_plain(address: int, length: int) -> bool:
 def copy_short(to: int, start: int, length: int) -> None:
     """Copy bytes; calls memcpy only if there are many.
 
-    Most spans are a few bytes, for which such a call takes longer than the copy: two overlapping
-    words cover them.
+    Most spans are a few bytes long, and calling memcpy would take longer than copying them as two
+    overlapping words.
     """
     if length > 16:
         copy_bytes(to, start, length)
@@ -404,7 +404,9 @@ def java_hash(address: int, length: int) -> int:
 
 @kernel
 def java_hash_on(before: int, address: int, length: int) -> int:
-    """The hash of a text: ``before`` is the hash of its first part, ``address`` has the rest."""
+    """The hash of a text: ``before`` is the hash of its first part, and ``address`` points to the
+    rest.
+    """
     value = np.uint32(before)
     thirty_one = np.uint32(31)
     i = 0

@@ -1,8 +1,8 @@
-"""Kernels for Arrow columns: they take inner batches apart, and copy fields, text and bodies.
+"""Kernels for Arrow columns: they split inner batches, and copy fields, text and bodies.
 
 The kernels for inner batches are the twins of ``logquarry.log.frames``. :func:`measure_inner`
-decides which frames are taken apart and how much room their messages take; :func:`unwrap_frames`
-writes the messages, and copies all other frames.
+decides which frames are split and how many bytes their messages need; :func:`unwrap_frames` writes
+the messages, and copies all other frames.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ def measure_inner(
 ) -> tuple[int, int, int]:
     """Write to ``numbers`` (int64) how many messages are in each inner batch; 0 for other frames.
 
-    Returns (inner batches, frames after taking apart, their bytes); -1 inner batches if one is
-    compressed, which only the reference reads. If there is no inner batch, ``numbers`` stays as is.
+    Returns (inner batches, frames after the split, their bytes). The first number is -1 if an inner
+    batch is compressed, because only the reference reads it. If there is no inner batch,
+    ``numbers`` is not changed.
     """
     any_inner = False
     for i in range(count):
@@ -222,7 +223,7 @@ def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Arra
         host = place + HEAD_SIZE + born + STORE_TIME_SIZE
         done = 0
         if store == last_size and same_bytes(host, last_host, store):
-            # One broker writes a log: its host is usually the same as before.
+            # One broker writes a log, so the host is usually the same as in the frame before.
             copy_bytes(target + at, target + offsets[i - 1], 2 * store)
             at += 2 * store
             done = store
@@ -282,7 +283,7 @@ def host_texts(
             wide = flags & STORE_V6 != 0
         size = HOST_V4 + (HOST_EXTRA if wide else 0)
         if size == last_size and same_bytes(host, last_host, size):
-            # Usually the host is the same as before.
+            # Usually the host is the same as in the frame before.
             length = offsets[i] - offsets[i - 1]
             target = out.ctypes.data
             copy_bytes(target + at, target + offsets[i - 1], length)

@@ -1,7 +1,7 @@
 """Kernels that write frames: the twins of :meth:`logquarry.write.encode.MessageEncoder.frame`.
 
-The caller makes the parts that many messages share: the head of a frame with its hosts and
-SYSFLAG, and the topic with its length before it. :func:`encode_frames` writes messages from a table
+The caller makes the parts that many messages share: the head of a frame with its hosts and SYSFLAG,
+and the topic after its length. :func:`encode_frames` writes messages from a table
 (:mod:`logquarry.format.put_rows`) into a file of the log. :func:`batch_frames` writes the messages
 of a wire form (:mod:`logquarry.format.batch`) into a buffer.
 
@@ -362,7 +362,7 @@ _SPACE = 32
 
 @kernel
 def number_frames(address: int, positions: Array, numbers: Array) -> None:
-    """Write into each of some frames the number of its queue. Both arrays are int64."""
+    """Write the number of its queue into each frame. Both arrays are int64."""
     for i in range(positions.shape[0]):
         store_i64(address + positions[i] + AT_QUEUE_OFFSET, numbers[i])
 

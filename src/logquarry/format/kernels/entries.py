@@ -203,7 +203,7 @@ def put_index_keys(
     slots = np.uint32(slot_count)
     for i in range(count):
         if i + _AHEAD < count:
-            # Slots are spread over megabytes: prefetch them.
+            # Slots are spread over megabytes, so prefetch them.
             ahead = np.int64(np.uint32(abs(hashes[i + _AHEAD])) % slots)
             prefetch(slots_at + ahead * _SLOT_SIZE)
         # 3.x stored hashes with their sign.

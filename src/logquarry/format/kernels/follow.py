@@ -1,9 +1,9 @@
-"""The walk of the dispatcher: each frame is checked and read while it is in the cache.
+"""The kernel that follows the log for the dispatcher: checks and decodes each frame in one pass.
 
-In one pass, the kernel does what the walk and :mod:`logquarry.log.follow` do. It counts the frames
-that only the reference can decode (text that is not UTF-8, a DELAY that is not a plain number), and
-leaves them to the reference. For RocketMQ's recovery it stops at a sound frame if Java might not
-accept the frame as a message.
+The kernel does what the walk and :mod:`logquarry.log.follow` do, while the frame is in the
+processor's cache. It only counts frames with text that is not UTF-8, or with a DELAY that is not a
+plain number, because only the reference can decode these. For RocketMQ's recovery it stops at a
+sound frame if Java might not accept the frame as a message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The kernel of a ``get``: checks and copies the frames of queue entries, and fills a table.
 
-For sound frames, it is the twin of the loop in :mod:`logquarry.read.get_message`. If anything is
-wrong, it returns a code, and the reference makes the answer.
+For sound frames, the kernel is the twin of the loop in :mod:`logquarry.read.get_message`. If it
+finds anything else, it returns a code, and the reference answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The walk over the chain of frames, and the search for a frame (resync).
 
-The twin of :func:`logquarry.format.frame.decode_at`: the same verdict on the same bytes. Each
-length is checked against the window and the file before it is used.
+The kernel is the twin of :func:`logquarry.format.frame.decode_at`, and returns the same verdict on
+the same bytes. It checks each length against the window and the file before it uses it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def check_frame(
     check_crc: bool,
     row: Array,
 ) -> int:
-    """Judge one position, as ``frame.decode_at`` does; fills ``row`` if a frame starts there.
+    """Check one position, as ``frame.decode_at`` does; fill ``row`` if a frame starts there.
 
     Args: ``address`` of the window, ``position`` in it, ``window`` its length, ``end`` the index
     at which the file ends (>= window), ``base`` the physical offset of the window's start.
@@ -270,7 +270,7 @@ def find_frame(
 ) -> tuple[int, int]:
     """The first position in ``[start, stop)`` with a sound frame (resync).
 
-    Returns (place, REACHED_STOP); (place, NEED_MORE) if the window is too short to judge the place;
+    Returns (place, REACHED_STOP); (place, NEED_MORE) if the window is too short to check the place;
     (stop, TRUNCATED) if there is none. The first byte suffices to reject almost every place.
     """
     position = start
