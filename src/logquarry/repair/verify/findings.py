@@ -94,7 +94,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "misnamed_file": _damage(Action.RECOVER, "a log file whose frames show that its name is wrong"),
     "wrong_file_size": _damage(
-        Action.RECOVER, "a file whose size differs from that of its neighbours"
+        Action.RECOVER, "a file whose size differs from the size of its neighbours"
     ),
     "bad_property_crc": _damage(
         Action.READ,
@@ -109,7 +109,9 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.QUEUES, "the queue lacks entries for its last messages in the log"
     ),
     "queue_ahead": _damage(Action.RECOVER, "queue entries for messages beyond the log's end"),
-    "queue_hole": _damage(Action.QUEUES, "an empty entry, followed by entries that were written"),
+    "queue_hole": _damage(
+        Action.QUEUES, "an entry that was never written, before entries that were written"
+    ),
     "queue_entry_wrong": _damage(Action.QUEUES, "an entry that does not match its message"),
     "queue_entry_dangling": _damage(Action.QUEUES, "an entry that points to no frame"),
     "queue_head_missing": _damage(
@@ -121,8 +123,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "queue_file_missing": _damage(Action.QUEUES, "a file is missing between two files of a queue"),
     "misnamed_queue_file": _note(
-        "a queue file with the name of another queue or position; this explains the file's other "
-        "findings",
+        "the entries of a queue file belong to another queue or position than its name shows; this "
+        "explains the file's other findings",
         "the next step of these other findings",
     ),
     "queue_filler": _note(
@@ -161,7 +163,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "state_table_stale": _note(
         "the state table has errors that RocketMQ 3.x itself makes: missing entries, ended "
-        "transactions that are still open in the table, or numbers that restart"
+        "transactions that are still open in the table, or a table that was made again, with "
+        "entries numbered from 0"
     ),
     "redo_log_wrong": _damage(Action.RECOVER, "the redo log of 3.x does not match the log"),
     "timer_check_wrong": _damage(
@@ -184,8 +187,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "wrong_entry": _damage(
         Action.MOVE,
-        "a folder, a pipe, a broken link, or a link to another file of the store, in place of a "
-        "file of the store",
+        "a file of the store must be at this path, but a folder, a pipe, a broken link, or a link "
+        "to another file of the store is there",
     ),
     "bad_config": _damage(Action.RESTORE, "an invalid file in config/"),
     "bad_settings": _note(
@@ -236,9 +239,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "unfinished_load": _note(
         "a Spark load ended before all its rows were in the log",
-        "run the load again; opening the store for writing first finishes or removes the old load",
+        "run the load again (the next writer completes or removes the unfinished load)",
     ),
-    "new_epoch": _note("queue offsets restart: the topic was deleted and created again"),
+    "new_epoch": _note(
+        "the queue offsets begin at a lower number again: the topic was deleted and recreated"
+    ),
     "unknown_file": _note(
         "a file with a name that RocketMQ and logquarry do not use",
         "move the file out of the store",
