@@ -1,4 +1,4 @@
-"""The columns of a read as Spark's types, rows as Arrow batches, and the versions of PySpark.
+"""Spark's schema for the columns of a read, Arrow batches of rows, differences between PySparks.
 
 The versions of PySpark have different features. The code tests for each feature:
 
@@ -7,10 +7,10 @@ The versions of PySpark have different features. The code tests for each feature
 | data sources in Python | 4.0 | batch reads by `logquarry.spark.read` with mapInArrow |
 | Arrow batches for the sink of a stream | 4.1 | 4.0: see `DataSourceStreamArrowWriter` below |
 | `to_arrow_schema(timezone=)` | 4.2 | timestamps are UTC without it |
-| limits for the batches of a stream | 4.2 | a batch takes everything: `stream/planner.py` |
+| limits for the batches of a stream | 4.2 | a batch takes all new messages: `stream/planner.py` |
 
-All other modules take PySpark's base classes from here. If this PySpark lacks a class, the name is
-an empty class, so that the modules can be imported.
+All other modules import PySpark's base classes from this module. If the installed PySpark lacks a
+class, this module defines an empty class of that name, so that the imports work.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ __all__ = [
 
 
 def _class_of(module: str, name: str) -> Any:
-    """Return a class of PySpark, or an empty class if this PySpark lacks it."""
+    """Return a class of PySpark, or an empty class if the installed PySpark lacks it."""
     try:
         found = getattr(import_module(module), name, None)
     except ModuleNotFoundError as error:
-        # If a module that PySpark itself needs is missing, the user must see that error.
+        # Do not hide the error if PySpark is installed, but a module that it imports is missing.
         if error.name is None or not error.name.startswith("pyspark"):
             raise
         found = None
@@ -93,7 +93,7 @@ def _class_of(module: str, name: str) -> Any:
 
 
 class _Absent:
-    """Base of the classes that this PySpark lacks."""
+    """Base of the empty classes that replace classes missing in the installed PySpark."""
 
 
 if not TYPE_CHECKING:
@@ -117,19 +117,19 @@ if not TYPE_CHECKING:
         class DataSourceStreamArrowWriter(
             _class_of(_SOURCE, "DataSourceStreamWriter"), DataSourceArrowWriter
         ):
-            """A stream's writer that takes Arrow batches."""
+            """Base of the writer of a stream that gets Arrow batches."""
 
 
 def has_sources() -> bool:
-    """Return whether this PySpark has data sources in Python."""
+    """Return whether the installed PySpark has data sources in Python."""
     return not issubclass(DataSource, _Absent)
 
 
 def require_sources() -> None:
-    """Check that this PySpark has data sources in Python.
+    """Check that the installed PySpark has data sources in Python.
 
     Raises:
-        UsageError: if it has none.
+        UsageError: if PySpark does not have them.
     """
     if not has_sources():
         raise UsageError(
@@ -139,7 +139,7 @@ def require_sources() -> None:
 
 
 def has_admission() -> bool:
-    """Return whether Spark gives a stream's reader the start and the limit of each batch."""
+    """Return whether Spark passes start and limit of each batch to the reader of a stream."""
     method = getattr(DataSourceStreamReader, "latestOffset", None)
     return method is not None and "limit" in inspect.signature(method).parameters
 
@@ -165,7 +165,7 @@ def task_rows(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
         CorruptFrame: on damage, unless onDamage=skip; then the worker logs it to stderr.
     """
     settle()
-    # Spark closes the connection once it has all the rows that it needs (a limit, show()).
+    # If a query needs only some rows (a limit, show()), Spark closes the connection after these.
     ignore_hang_ups()
     with without_traceback():
         yield from _batches(task, struct)
@@ -195,7 +195,7 @@ def _retyped(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _as_map(array: pa.MapArray, kind: pa.MapType) -> pa.Array:
-    """Make a map array of type `kind`; the types differ only in whether values can be null.
+    """Turn a map array into one of type `kind`: the two differ only in whether values can be null.
 
     A cast gives the same result, but takes longer than all other work on the batch.
     """
@@ -276,10 +276,12 @@ def _type(text: str) -> types.DataType:
 
 
 def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
-    """Return the columns of a schema in logquarry's spelling; the user may have written the schema.
+    """Return the column names of a schema, spelled as logquarry spells them.
+
+    The user may have written the schema, with other upper and lower case.
 
     Raises:
-        UsageError: if the table has no such column, or its type differs.
+        UsageError: if the table lacks a column of the schema, or the column has another type.
     """
     given = struct.fieldNames()
     if not given:

@@ -1,7 +1,7 @@
 """Compacts exports: merges many small files into few, for Parquet, Delta and Iceberg.
 
-Rows and their order do not change. :mod:`logquarry.spark.merging` merges the files of one task;
-Delta tables are merged by `deltalake`.
+A compaction changes neither rows nor their order. :mod:`logquarry.spark.merging` merges the files
+of one task. For Delta tables, the package `deltalake` does all the work.
 """
 
 from __future__ import annotations
@@ -66,26 +66,30 @@ def compact(
 ) -> Compaction:
     """Merge the small files of exports: Parquet files, or a Delta or Iceberg table.
 
-    Rows do not change, nor does their order within a broker. An export to the table can run at the
-    same time; an export to the same Parquet folder is rejected meanwhile.
+    Rows do not change, nor does their order within a broker. While a Delta or Iceberg table is
+    compacted, an export can add to it. An export to a Parquet folder that is being compacted is
+    rejected.
 
     Args:
         dest: destination folder of the exports.
-        target_size: approximate bytes of a merged file; files larger than half of it stay as they
-            are. None for 256 MiB, or for the setting of a Delta table.
+        target_size: approximate bytes of a merged file. Files larger than half of this size stay as
+            they are. None for 256 MiB, or for the setting of a Delta table.
         spark: a session whose workers merge; None to merge in this process. Delta tables are always
             merged in this process, on all cores.
-        table: ``NAMESPACE.TABLE`` of an Iceberg table, as for the export.
-        catalog: properties of the Iceberg catalog, as for the export.
+        table: ``NAMESPACE.TABLE`` of an Iceberg table: the same as for the export.
+        catalog: properties of the Iceberg catalog: the same as for the export.
         table_storage_options: options of `deltalake` for a URL.
         dest_storage_options: options for the file system of ``dest``, if it is a URL.
         progress: called with (bytes of files merged, bytes in total).
 
     Raises:
         StoreNotFound: if there is no export.
-        UsageError: if no export made the table, an option has no effect, or a package is missing.
-        StoreUnavailable: if an export or compaction is running, or changed the files meanwhile.
-        CorruptFile: if a file differs from its description in the table; nothing has changed.
+        UsageError: if the table was not made by an export, an argument has no effect, or a package
+            is missing.
+        StoreUnavailable: if another export or compaction is running, or changed the files
+            meanwhile.
+        CorruptFile: if a file differs from its description in the table. The compaction has then
+            changed nothing.
     """
     if target_size is not None and target_size <= 0:
         raise UsageError(f"target_size: takes bytes > 0, not {target_size}")
@@ -147,7 +151,7 @@ class Compaction:
 # A merge joins neighbours: files of one folder, broker and kind, in the order of their messages.
 # The folder does not change until all merged files are synced. Then the commit replaces the old
 # files; after a crash, the next export or compaction completes it (logquarry.spark.output). During
-# the commit a reader can see rows twice and finds no _SUCCESS, as during an export.
+# the commit a reader can see rows twice. As during an export, the file _SUCCESS is missing then.
 
 # Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. The name of
 # a merged file continues with .to. and the offset of its last message, then up to two numbers that
@@ -159,7 +163,7 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of the manifest whose name contains the place of its rows."""
+    """A file of the manifest; its name contains the offset or the queue of its rows."""
 
     entry: Mapping[str, Any]
     place: str
@@ -168,7 +172,10 @@ class _File:
 
     @property
     def order(self) -> tuple[int, int, int, str]:
-        """Sort key within a kind; the files of one merge share their first offset."""
+        """The key by which files of one kind are sorted.
+
+        Several files that one merge wrote have the same first offset in their names.
+        """
         offsets = int(self.entry["first_offset"]), int(self.entry["last_offset"])
         return self.first, *offsets, self.path
 
@@ -216,7 +223,7 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
     manifest = _manifest(folder)
     for name, is_folder in folder.names():
         if is_folder and name.startswith(TEMPORARY):
-            # An export or compaction that crashed left it: a running one would hold the lock.
+            # A crashed export or compaction left this document: a running one would hold the lock.
             folder.remove_folder(name)
     staging = TEMPORARY + uuid.uuid4().hex[:12]
     chosen = list(_chosen(_files(folder, manifest), target_size))
@@ -311,7 +318,7 @@ def _files(folder: OutputFolder, manifest: Mapping[str, Any]) -> Iterator[_File]
 
 
 def _chosen(files: Iterator[_File], target_size: int) -> Iterator[list[_File]]:
-    """Yield groups of files, each to merge into one."""
+    """Yield groups of files; each group is to be merged into one file."""
     kinds: dict[tuple[str, str], list[_File]] = {}
     for file in files:
         kinds.setdefault((file.place, file.kind), []).append(file)
@@ -323,7 +330,8 @@ def _task(
     folder: OutputFolder, staging: str, group: Sequence[_File], known: Sequence[str]
 ) -> MergeTask:
     first, last = group[0], int(group[-1].entry["last_offset"])
-    # Choose a new name, because the result of an earlier merge may have the first file's name.
+    # Choose a name that is not used yet: an earlier merge may have named its result after the same
+    # first file.
     name = f"{first.kind}.{first.first:020d}.to.{last:020d}"
     path = f"{first.place}/{name}".lstrip("/")
     taken = [file[len(path) + 1 :] for file in known if file.startswith(f"{path}.")]
@@ -335,7 +343,10 @@ def _task(
 
 
 def _final(path: str, staging: str) -> str:
-    """Return the final path of a staged file, which is below the folder of its attempt."""
+    """Return the path to which the commit moves a staged file.
+
+    A task's attempt stages its files in a folder of its own.
+    """
     return path.removeprefix(f"{staging}/").partition("/")[2]
 
 
@@ -360,9 +371,10 @@ def _new_manifest(
 
 
 # ----------------------------------------------------------------------------- Delta and Iceberg
-# The new files replace the old files in one commit. An export can append meanwhile, because the
-# compaction touches only files that the table had before. The old files stay for older versions of
-# the table; the table's own cleaning (vacuum, expire_snapshots) removes them.
+# The new files replace the old files in one commit. An export can append during a compaction,
+# because the compaction replaces only files that were in the table when it began. The old files
+# stay in the folder for older versions of the table, until you clean the table (vacuum,
+# expire_snapshots).
 _WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")
 
 
@@ -405,8 +417,8 @@ def _total(sizes: Any) -> int:
 def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compaction:
     """Merge the small files of an Iceberg table.
 
-    The snapshot's operation is ``overwrite``: `pyiceberg` does not offer ``replace``, which would
-    state that the rows stay the same.
+    The new snapshot has the operation ``overwrite``. ``replace`` would be better, because it states
+    that the rows stay the same, but `pyiceberg` does not offer it.
 
     Args:
         table: the table.
@@ -442,8 +454,8 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         with held():
             table.replace(before.values(), added)
     except TableUnchanged:
-        # After any other error (a lost answer, Ctrl-C after the commit) the commit may have
-        # succeeded, so the files stay.
+        # After any other error, such as a lost answer of the catalog, or Ctrl-C, the commit may
+        # have succeeded. So do not remove the new files.
         _remove(table, made)
         raise
     return Compaction(
@@ -462,7 +474,10 @@ def _remove(table: Iceberg, made: Sequence[Merged]) -> None:
 def _iceberg_groups(
     files: Sequence[TableDataFile], target_size: int
 ) -> Iterator[list[TableDataFile]]:
-    """Yield groups of files, each to merge into one: neighbours of a broker and partition."""
+    """Yield groups of files; each group is to be merged into one file.
+
+    The files of a group are neighbours in the order of offsets, of one broker and one partition.
+    """
     kinds: dict[tuple[Any, str, str], list[TableDataFile]] = {}
     for file in files:
         place, _, name = file.path.rpartition("/")

@@ -1,4 +1,7 @@
-"""The names of options: of a read, of Kafka's source, and of Spark itself. Needs no PySpark."""
+"""The names of options: logquarry's, Kafka's (of Spark's Kafka source), and Spark's.
+
+Needs no PySpark.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ FORMAT: Final = "rocketmq"
 """Name of the data source."""
 
 ALIASES: Final = {"subscribe": "topics", "subscribepattern": "topicpattern"}
-"""Kafka's names of our options. ``assign`` has its own format and is not an alias."""
+"""Options of logquarry that have another name in Spark's Kafka source. ``assign`` is not here,
+because its format differs.
+"""
 
 _OURS: Final = (
     "path", "topics", "topicPattern", "queueIds", "tags", "keys", "columns",
@@ -28,13 +33,13 @@ _KNOWN: Final = {name.lower() for name in _OURS} | set(ALIASES) | {"assign", "pa
 _SPARKS: Final = frozenset(
     {"path", "paths", "checkpointlocation", "queryname", "serialization.format"}
 )
-"""Options that Spark itself passes, depending on the way in which the user gives a table."""
+"""Options that Spark itself adds, for example if the user names a table in SQL."""
 _STREAM_ONLY: Final = ("maxbytespertrigger", "maxoffsetspertrigger")
 _NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
 
 
 class Given:
-    """The user's options by lower-case name; Kafka's names are replaced by logquarry's."""
+    """The user's options by lower-case name; Kafka's names are replaced by those of logquarry."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values: dict[str, str] = {}
@@ -67,7 +72,7 @@ class Given:
             raise UsageError(f"{self._spelling[name.lower()]}: {error}") from error
 
     def refuse_ends(self) -> None:
-        """Reject the options that set the end of a read: a stream has no end.
+        """Reject the options that set the end of a read, because a stream has no end.
 
         Raises:
             UsageError: if the user gave one of them.
@@ -102,10 +107,10 @@ class Given:
 def refuse_unknown(
     names: Iterable[str], known: Collection[str], spelling: Mapping[str, str]
 ) -> None:
-    """Reject the options that a reader or a writer does not have.
+    """Reject options that the reader or writer does not know.
 
-    Options of Kafka's client are allowed, so that a query written for Kafka runs, and so are the
-    options that Spark itself adds.
+    Options of Kafka's client are allowed, so that a query written for Kafka runs. The options that
+    Spark itself adds are allowed too.
 
     Args:
         names: the options that the user gave.

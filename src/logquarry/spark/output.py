@@ -1,20 +1,22 @@
-"""The destination folder of an export; commits the files of an export or a compaction exactly once.
+"""The destination folder of an export, and the commits of exports and compactions into it.
 
-An export puts each of its files in place exactly once, even after a crash::
+Even after a crash, the folder has each file of an export exactly once::
 
     DEST/_temporary-ID/          files that a running export has written so far
-    DEST/_intent.json            during the commit: all files of this and the earlier export
+    DEST/_intent.json during the commit: all files of the new and the earlier export
     DEST/**/part-*.parquet       the files
     DEST/_manifest.json          the files of the last complete export
     DEST/_SUCCESS                written last
 
-Before the intent exists, no file of an earlier export changes. Afterwards, a crash leaves a mix of
-old and new files without ``_SUCCESS``. The intent lists all of them, and the next export replaces
-or removes each. The intent of a compaction lists the new and the removed files and the new
-manifest; the next export or compaction completes it.
+Until the intent exists, no file of an earlier export changes. A crash after that time leaves a mix
+of old and new files without ``_SUCCESS``. The intent lists all these files, and the next export
+replaces or removes each of them.
 
-The commit never touches files that no export wrote. If there are such Parquet files, the export is
-rejected, because readers would mix them with the exported files.
+A compaction writes an intent too. It lists the new files, the removed files, and the new manifest.
+If the compaction crashes, the next export or compaction completes it.
+
+The commit never touches files that no export wrote. If the folder contains other Parquet files, the
+export is rejected, because readers would mix them with the exported files.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
 
 
 class OutputFolder:
-    """A folder on a local disk or in an object store; all paths are relative to it. Picklable.
+    """A folder on a local disk or in an object store. Picklable.
+
+    All methods take paths that are relative to this folder.
 
     Attributes:
         location: its path or URL.
@@ -59,7 +63,7 @@ class OutputFolder:
 
     @property
     def is_local(self) -> bool:
-        """Whether this machine mounts the folder."""
+        """Whether the folder is in a file system of this machine, not in an object store."""
         return "://" not in self.location
 
     @cached_property
@@ -79,10 +83,10 @@ class OutputFolder:
         return f"{self._opened[1]}/{path}" if path else self._opened[1]
 
     def lock(self) -> int | None:
-        """Lock the folder until the descriptor is closed; None if it is in an object store.
+        """Lock the folder until the returned descriptor is closed; return None for an object store.
 
-        Take the lock before you list the folder: the files that another export commits after the
-        listing would stay beside the new files.
+        Take the lock before you list the folder. Otherwise another export could commit files after
+        the listing, and its files would stay beside yours.
 
         Raises:
             StoreUnavailable: if another export holds the lock.
@@ -141,9 +145,9 @@ class OutputFolder:
                 os.close(descriptor)
 
     def move(self, source: str, target: str) -> None:
-        """Move a file and replace the target."""
+        """Move a file; an existing target is replaced."""
         if not self.is_local:
-            # Some object stores do not replace an existing object by a move.
+            # In some object stores, a move does not replace an existing object.
             self.remove(target)
         self._fs.move(self._full(source), self._full(target))
 
@@ -160,7 +164,7 @@ class OutputFolder:
             self._fs.delete_dir(self._full(path))
 
     def remove_if_empty(self, path: str) -> bool:
-        """Remove a folder if it is empty; return whether it was."""
+        """Remove a folder if it is empty; return whether it was removed."""
         from pyarrow import fs as pafs
 
         selector = pafs.FileSelector(self._full(path), allow_not_found=True)
@@ -182,7 +186,7 @@ class OutputFolder:
             return None
 
     def write_json(self, path: str, document: Any, *, by_way_of: str) -> None:
-        """Write a JSON document atomically: to ``by_way_of``, which is then moved to `path`."""
+        """Write a JSON document atomically: write the file ``by_way_of``, then move it."""
         with self.create(by_way_of) as sink:
             sink.write(json.dumps(document, indent=1).encode())
         self.move(by_way_of, path)
@@ -222,10 +226,11 @@ class ExportCommit:
         return self._staging
 
     def begin(self) -> None:
-        """Check the destination, clean up after exports that crashed, make the staging folder.
+        """Check the destination, remove what crashed exports left, and make the staging folder.
 
         Raises:
-            UsageError: if it holds another table, or Parquet files that no export wrote.
+            UsageError: if the destination holds a Delta or Iceberg table, or Parquet files that no
+                export wrote.
             StoreUnavailable: if another export is running there.
         """
         self._folder.make()
@@ -259,7 +264,7 @@ class ExportCommit:
             )
         for name, is_folder in names.items():
             if is_folder and name.startswith(TEMPORARY):
-                # An export that crashed left it: a running one would hold the lock.
+                # A crashed export left this folder: a running one would hold the lock.
                 self._folder.remove_folder(name)
         self._folder.make(self._staging)
 
@@ -277,7 +282,7 @@ class ExportCommit:
             self._unlock()
 
     def abort(self) -> None:
-        """Remove the staged files; the earlier export stays complete."""
+        """Remove the staged files; the files of the earlier export are unchanged."""
         try:
             self._folder.remove_folder(self._staging)
         finally:
@@ -312,7 +317,7 @@ class ExportCommit:
         folder.remove(INTENT)
 
     def _ours(self) -> frozenset[str]:
-        """Return the files that earlier exports put here or intended to put here."""
+        """Return the files that earlier exports wrote here, or that an intent lists."""
         found: set[str] = set()
         for name in (MANIFEST, INTENT):
             try:
@@ -334,7 +339,7 @@ class ExportCommit:
 
 
 def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
-    """Remove the folders that the removal of some files has emptied."""
+    """Remove the folders that are empty, because files in them were removed."""
     places = {os.path.dirname(path) for path in removed}  # noqa: PTH120
     for place in sorted(places, key=len, reverse=True):
         while place and folder.remove_if_empty(place):
@@ -342,9 +347,10 @@ def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
 
 
 def written_path(folder: OutputFolder, name: str, path: Any) -> str:
-    """Return a path in a manifest or intent, if an export can have written that file.
+    """Return a path from a manifest or intent; check that an export can have written it.
 
-    The commit removes such files. This check prevents a forged document from removing other files.
+    The commit removes files that such a document lists. Without this check, a forged document could
+    make it remove any other file.
 
     Raises:
         UsageError: if an export cannot have written the path.
@@ -369,7 +375,7 @@ def written_path(folder: OutputFolder, name: str, path: Any) -> str:
 # ------------------------------------------------------------------------------------- compaction
 @dataclass(frozen=True, kw_only=True)
 class CompactionIntent:
-    """The intent of a compaction: new files, and the files that they replace.
+    """The intent of a compaction: the new files, and the old files that these replace.
 
     Attributes:
         staging: folder of the new files, below the destination.
@@ -384,7 +390,7 @@ class CompactionIntent:
     manifest: Mapping[str, Any]
 
     def commit(self, folder: OutputFolder) -> None:
-        """Write the intent and carry it out; the new files must be synced before."""
+        """Write the intent and carry it out. The caller must have synced the new files."""
         before = {entry["path"] for entry in self.manifest["files"]}
         intent = {
             "written_by": WRITTEN_BY,
@@ -440,7 +446,10 @@ def finish_compaction(folder: OutputFolder) -> bool:
 def _checked(
     folder: OutputFolder, plan: Any
 ) -> tuple[str, list[tuple[str, str]], list[str], dict[str, Any]]:
-    """Return the parts of an intent; reject an invalid intent, which could remove other files."""
+    """Return the parts of an intent.
+
+    An invalid intent is rejected, because it could remove files that no export wrote.
+    """
     try:
         staging, manifest = plan["staging"], dict(plan["manifest"])
         moves = [(str(staged), str(path)) for staged, path in plan["moves"]]

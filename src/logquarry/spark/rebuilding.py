@@ -1,9 +1,10 @@
 """Rebuilds consume queues and index on Spark, without a shuffle.
 
-The place of an entry in its queue follows from its message's queue offset, so each task writes the
-entries of its part of the log directly. For the index, each task writes one file, from a range of
-the log's keys. :mod:`logquarry.repair.rebuild.parts` does the work of a task;
-:func:`logquarry.repair.rebuild.rebuild.rebuild` puts the result in place.
+The queue offset of a message determines where its entry is in the queue's files. So each task reads
+a part of the log, and writes the entries of this part directly into the queues. For the index, each
+task writes one index file, from the keys of a part of the log.
+:mod:`logquarry.repair.rebuild.parts` does the work of a task;
+:func:`logquarry.repair.rebuild.rebuild.rebuild` moves the result into the store.
 """
 
 from __future__ import annotations
@@ -46,10 +47,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _NOTES: Final = "rebuilt"
-"""Folder in the sidecar of ``into``; for each new store, a note in it records the source."""
+"""Folder in `.logquarry/` of ``into``. For each new store, a note in this folder records its
+source.
+"""
 _STAGES: Final = 3
 _AT_ONCE: Final = 8
-"""Maximum number of stores at once: while the driver works on one, tasks work on the others."""
+"""Maximum number of stores that are rebuilt at once: while the driver works on one, tasks work on
+the others.
+"""
 
 
 def rebuild_on_spark(
@@ -66,11 +71,11 @@ def rebuild_on_spark(
     pause: Callable[[], None] = lambda: None,
     note: Path | None = None,
 ) -> RebuildReport:
-    """Rebuild consume queues and index; the files are byte for byte those of :func:`rebuild`.
+    """Rebuild consume queues and index; the files have the same bytes as with :func:`rebuild`.
 
-    If the queue offsets of a queue restart, as after its topic was deleted and recreated, the
-    driver builds the queue itself, in the order of the log. If a process has a store open, the
-    driver builds all queues and the index of that store.
+    If a topic was deleted and recreated, the queue offsets of its queues start again at a lower
+    value. The driver builds such a queue itself, in the order of the log. If a process has the
+    store open, the driver builds all queues and the index of the store.
 
     Args:
         spark: a session; its workers must reach the store, and ``into``, under the same paths.
@@ -81,7 +86,8 @@ def rebuild_on_spark(
         index: see :func:`rebuild`.
         config: see :func:`rebuild`.
         split_size: maximum bytes of log in one task.
-        progress: called with (bytes done, total); each byte of the log counts three times.
+        progress: called with (bytes done, total). The log is read three times, and each time
+            counts.
         pause: called at safe points; raise to cancel.
         note: see :func:`rebuild`.
 
@@ -127,23 +133,24 @@ def rebuild_stores(
     Args:
         spark: see :func:`rebuild_on_spark`.
         stores: a path or glob, or several.
-        into: folder for the rebuilt files, each store's in a folder named after its broker.
-        apply: without ``into``: replace each store's own files.
+        into: folder for the rebuilt files. Each store gets a folder in it, named after its broker.
+        apply: whether to replace the files of each store, if ``into`` is None.
         queues: whether to rebuild the consume queues.
         index: whether to rebuild the index.
-        config: settings that the files of a store do not contain.
+        config: settings of the brokers that the files of a store do not show.
         split_size: maximum bytes of log in one task.
-        resume: with ``into``: continue an interrupted call and skip stores that are complete. Notes
-            in ``into`` record to which store each folder belongs.
-        progress: called with (bytes done, total); each byte of a log counts three times.
+        resume: whether to continue an interrupted call with ``into``, and skip the stores that it
+            has completed. Notes in ``into`` record to which store each folder belongs.
+        progress: called with (bytes done, total). Each log is read three times, and each time
+            counts.
 
     Returns:
-        The reports of the stores, without skipped ones.
+        The reports of all stores that were not skipped.
 
     Raises:
         StoreNotFound: if a path is not a store.
-        StoreUnavailable: as :func:`rebuild`. The first error cancels the running stores; finished
-            stores stay.
+        StoreUnavailable: as :func:`rebuild`. The first error cancels the rebuild of the other
+            stores; stores that are complete stay rebuilt.
         UsageError: as :func:`rebuild`; with ``resume`` also if a folder belongs to another store,
             or was built with other settings.
     """
@@ -191,7 +198,8 @@ def rebuild_stores(
         try:
             wait(work, return_when=FIRST_EXCEPTION)
         finally:
-            # Cancel the others after an error or Ctrl-C; after success all have ended anyway.
+            # After an error or Ctrl-C, this cancels the rebuild of the other stores. After success,
+            # all have ended already.
             ended.set()
             wait(work)
     for future in work:
@@ -202,7 +210,7 @@ def rebuild_stores(
 
 
 class _GivenUp(Exception):
-    """Cancels a store after another one failed, or after Ctrl-C."""
+    """Cancels the rebuild of a store if that of another store failed, or after Ctrl-C."""
 
 
 class _Sums:
@@ -228,7 +236,7 @@ class _Sums:
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """A run of frames that the tasks did not read; the driver reads it."""
+    """A run of frames whose entries the driver writes, not the tasks."""
 
     run: Run
     summary: FoundRun
@@ -238,7 +246,7 @@ _Piece = FoundRun | _Local
 
 
 class _SparkBuild:
-    """The build of one store."""
+    """Builds the queues and the index of one store."""
 
     def __init__(
         self,
@@ -326,7 +334,7 @@ class _SparkBuild:
         queues.finish()
 
     def _add_odd(self, queues: QueueFiles, piece: FoundRun, odd: frozenset[QueueKey]) -> None:
-        """Add a run's entries of the queues that are built in the order of the log."""
+        """Add a run's entries to those queues that the driver builds in the order of the log."""
         if odd.isdisjoint(piece.queues):
             return
         for found in parts.read_entries(
@@ -371,7 +379,7 @@ class _SparkBuild:
 
 
 def _grouped(runs: list[FoundRun], size: int) -> list[list[tuple[int, int]]]:
-    """Group runs into tasks of about `size` bytes each."""
+    """Group runs of frames into tasks of about `size` bytes each."""
     groups: list[list[tuple[int, int]]] = []
     filled = size
     for run in runs:
@@ -393,7 +401,7 @@ def _length_of_all(spans: list[tuple[int, int]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _IndexFile:
-    """An index file to write."""
+    """An index file that a task writes."""
 
     path: Path
     sources: tuple[KeySource, ...]
@@ -443,7 +451,7 @@ class _WriteIndex:
     def __call__(self, _: int, file: _IndexFile) -> None:
         shape = self.store.config.index_shape
         assert shape is not None
-        # Remove the unfinished file of an earlier attempt.
+        # Remove the incomplete file of an earlier attempt.
         file.path.unlink(missing_ok=True)
         parts.write_index_file(
             self.store.open(),

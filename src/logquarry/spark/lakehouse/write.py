@@ -1,24 +1,27 @@
 """Writes the messages of one task to files of a table, in a worker. Needs no PySpark.
 
-Files are written at their final place. Their names are unique, because they contain the run (the
-name of one call of an export) and the attempt at a task.
+The task writes files directly into the table's folder. Their names are unique, because they contain
+the run (a name for one call of an export) and the number of the task's attempt.
 
-Files that a crashed export left behind are in no table, and are removed:
+A crashed export leaves files that no table lists. The next export finds them by a note, and removes
+them:
 
 ::
 
     DEST/_logquarry/RUN.json     note of a running export: the marks of its next commit
 
 A run writes its note before the first file of a commit and removes it after the commit. If a run
-finds the note of another run, that one has crashed, because this one holds the lock. It compares
-the note with the table's marks. If the table has not reached the marks of the note, the commit was
-not made, and the files of that run are removed. Otherwise they belong to the table and stay.
+holds the lock and finds the note of another run, the other run has crashed. The new run then
+compares the marks in the note with the table's marks. If the table has not reached the marks in the
+note, the commit was not made, and the new run removes the files of the crashed run. Otherwise these
+files belong to the table and stay.
 
-If a catalog did not answer, the commit is possibly under way there. So the run that cleans up makes
-an empty commit before it removes files; after that, the catalog rejects the earlier commit.
+If the catalog did not answer the crashed run, it may still carry out that commit later. So the new
+run makes an empty commit before it removes files. After that, the catalog rejects the earlier
+commit.
 
-In an object store there are no locks, so such files stay; the table's own cleaning (``vacuum``,
-``remove_orphan_files``) removes them.
+In an object store there are no locks, so the files of crashed runs stay there until you clean the
+table (``vacuum``, ``remove_orphan_files``).
 """
 
 from __future__ import annotations
@@ -66,7 +69,8 @@ class TableResult:
         files: files for the table.
         dead: files for the dead letters.
         summary: counts of the messages for the table, and the damage.
-        dead_messages: number of bodies that could not be decoded and are new to the dead letters.
+        dead_messages: number of messages whose bodies could not be decoded, and which are not in
+            the dead letters' table yet.
         length: bytes of log that the task read.
     """
 
@@ -87,11 +91,11 @@ class TableWriter:
         run: name of the run: letters and digits.
         columns: columns of the messages, in order.
         partition_by: columns that the table is partitioned by.
-        partitions_in_files: whether files contain these columns.
+        partitions_in_files: whether the files themselves contain the columns of `partition_by`.
         decoder: makes the column ``value``; None without decoding.
         is_kafka: whether the columns are those of Spark's Kafka source.
         dead_folder: folder of the dead letters' table.
-        dead_from: by broker, the physical offset up to which that table has all dead letters.
+        dead_from: by broker, the physical offset up to which the dead letters' table is complete.
     """
 
     folder: OutputFolder
@@ -124,7 +128,8 @@ class TableWriter:
         damage = DamageLog()
         summary = Summary()
         letters = _DeadLetters(self, task)
-        # Read the native columns, which partitioning and counting need; add Kafka's below.
+        # Read logquarry's own columns, because partitioning and counting need them. Kafka's columns
+        # are added below.
         native = replace(task.options, schema="native", columns=None)
         batches = read_batches(replace(task, columns=self._needed(), options=native), damage)
         if self.is_kafka:
@@ -137,7 +142,8 @@ class TableWriter:
                 del rows
             written, dead_files = files.close(), letters.close()
         except BaseException:
-            # A later attempt of the task uses other names.
+            # A later attempt of the task uses other file names, so it would not replace these
+            # files.
             names.remove_all(self.folder)
             letters.remove_all()
             raise
@@ -161,7 +167,7 @@ class TableWriter:
     def _with_kafka(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         made = kafka.kafka_batch(batch, self.columns)
         for name in made.schema.names:
-            # Both tables have a column topic.
+            # Both tables, of messages and of dead letters, have a column topic.
             if name not in batch.schema.names:
                 batch = batch.append_column(made.schema.field(name), made.column(name))
         return batch
@@ -233,8 +239,9 @@ def dead_letter_schema() -> pa.Schema:
 class _Names:
     """File names: ``topic=orders/part-BROKER-OFFSET-RUN-ATTEMPT-NUMBER.parquet``.
 
-    They consist of letters, digits, ``_``, ``-``, ``=`` and dots, which no library escapes. Other
-    characters become ``_``, so only attempt and number make a name unique.
+    The names consist of letters, digits, ``_``, ``-``, ``=`` and dots, because no library escapes
+    these. Each other character becomes ``_``. So two topics or brokers can get the same name, and
+    only attempt and number make a file name unique.
     """
 
     def __init__(self, stem: str, partition_by: Sequence[str]) -> None:
@@ -275,7 +282,8 @@ def _plain(value: Any) -> str:
 def _as_table_file(
     folder: OutputFolder, file: WrittenFile, partition_by: Sequence[str]
 ) -> TableFile:
-    # Sync it before the commit, so that a power cut cannot remove a file that the table lists.
+    # Sync the file before the commit: otherwise a power cut could remove a file that the table
+    # lists.
     folder.sync(file.path)
     return TableFile(
         path=file.path,
@@ -287,7 +295,7 @@ def _as_table_file(
 
 
 def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]:
-    """Return smallest and largest value of the columns that have statistics in the file."""
+    """Return the smallest and largest value of each column that has statistics in the file."""
     with folder.open(path) as source:
         metadata = pq.read_metadata(source)
     found: dict[str, tuple[Any, Any]] = {}
@@ -316,11 +324,11 @@ _ON_ITS_WAY: Final = "on_its_way"
 
 
 class Run:
-    """A running export; on a local disk it locks the destination.
+    """A run: one call of an export. On a local disk it locks the destination.
 
     Args:
         folder: the destination.
-        tables: its tables, in the reverse order of their commits.
+        tables: the tables of the destination; the table that is committed last comes first.
     """
 
     def __init__(self, folder: OutputFolder, tables: Sequence[Table]) -> None:
@@ -330,7 +338,7 @@ class Run:
         self.name = ""
 
     def begin(self) -> None:
-        """Lock the destination and clean up after runs that crashed.
+        """Lock the destination and remove what crashed runs left there.
 
         Raises:
             StoreUnavailable: if another export is running there.
@@ -356,7 +364,7 @@ class Run:
         self._tell(marks, is_on_its_way=False)
 
     def tell(self, marks: Marks) -> None:
-        """Update the note with the final marks; call it just before the commit."""
+        """Write the marks of the commit into the note; call it just before the commit."""
         self._tell(marks, is_on_its_way=True)
 
     def _tell(self, marks: Marks, *, is_on_its_way: bool) -> None:
@@ -365,7 +373,7 @@ class Run:
         self._folder.write_json(path, document, by_way_of=f"{path}.tmp")
 
     def commit_done(self) -> None:
-        """Remove the note: all files belong to the table now."""
+        """Remove the note after a commit: all files belong to the table now."""
         self._folder.remove(self._note(self.name))
         self.name = ""
 
@@ -392,7 +400,8 @@ class Run:
         try:
             document = self._folder.read_json(self._note(run))
         except ValueError:
-            # A power cut can leave an empty note. The files of that run stay, outside of any table.
+            # A power cut can leave an empty note. The files of that run then stay, although no
+            # table lists them.
             document = None
         wanted = document.get("marks") if isinstance(document, dict) else None
         if run.isalnum() and isinstance(wanted, dict):
@@ -409,7 +418,7 @@ class Run:
 
 
 def _has(table: Table, wanted: Marks, *, may_come: bool) -> bool:
-    """Whether the commit was made; if not, this makes sure that it is never made."""
+    """Return whether the commit was made; if it was not, make sure that it can never be made."""
     state = table.look()
     if state is None or _reached(state.marks(wanted), wanted):
         return state is not None
