@@ -1,7 +1,7 @@
-"""Consumer groups: heartbeats, offsets and locks, and the progress of each group.
+"""Serves consumer groups: their heartbeats, offsets, locks and progress.
 
 Follows ``ClientManageProcessor``, ``ConsumerManageProcessor`` and ``RebalanceLockManager``.
-The progress of a group is its offsets compared with the ends of the queues.
+The progress of a group shows how far its offsets are behind the ends of the queues.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from logquarry.store.consumer.subscription import retry_topic
 
 _MOST_LOCKS: Final = 100_000
 _LONGEST_NAMES: Final = 512
-"""Maximum characters of each of a lock's names: group, topic and client."""
+"""Maximum characters of each name in a lock: of group, topic and client."""
 _LOCK_SECONDS: Final = 60.0
-"""How long a queue stays locked without a renewal (``REBALANCE_LOCK_MAX_LIVE_TIME``)."""
+"""Time after which an unrenewed lock ends (``REBALANCE_LOCK_MAX_LIVE_TIME``).
+"""
 
 
 class Consuming:
@@ -59,8 +60,8 @@ class Consuming:
         """Register a client, and create its groups and their retry topics.
 
         Raises:
-            Refused: if the broker does not create a group (the client joins its other groups), or
-                if a client of another account has the id.
+            Refused: if the broker does not create a group, or if a client of another account uses
+                the client id. In the first case, the client joins its other groups.
         """
         core, document = self._core, parse_body(request.command.body)
         client_id = str(document.get("clientID") or "")
@@ -105,21 +106,21 @@ class Consuming:
         request.reply()
 
     def check_config(self, request: Request) -> None:
-        """Check the filter of a consumer before it starts."""
+        """Check the filter of a consumer that is about to start."""
         document = parse_body(request.command.body).get("subscriptionData")
         if isinstance(document, dict):
             parse_expression(str(document.get("subString") or ""), document.get("expressionType"))
         request.reply()
 
     def consumer_list(self, request: Request) -> None:
-        """The ids of the consumers of a group."""
+        """The client ids of the consumers of a group."""
         group = request.fields["consumerGroup"]
         ids = self._core.clients.consumer_ids(group)
         if not ids:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group[:200]}")
         body = fastjson.compact({"consumerIdList": ids})
-        # Encode it as Java does: otherwise an id with half of a surrogate pair would raise an error
-        # here, and the group would get no list.
+        # Encode the ids as Java does. Otherwise a single id with half of a surrogate pair would
+        # raise an error here, and no consumer of the group would get the list.
         request.reply(body=body.encode("utf-8", "replace"))
 
     # ------------------------------------------------------------------------------------- offsets
@@ -137,10 +138,11 @@ class Consuming:
         request.reply(fields={"offset": str(offset)})
 
     def _start_of(self, topic: str, queue_id: int) -> int | None:
-        """Where a new group starts, if the broker decides this: at 0 if the queue is young.
+        """Return the start of a new group if the broker decides it: 0 if the queue is young.
 
-        A queue is young if it still has its first message, and that message counts as in memory
-        (``checkInDiskByConsumeOffset``). Otherwise the client decides, by its ConsumeFromWhere.
+        A queue is young if its first message was not deleted yet, and counts as in memory
+        (``checkInDiskByConsumeOffset``). If the queue is not young, the client decides, by its
+        ConsumeFromWhere.
         """
         store = self._core.store
         queue = store.queue(topic, queue_id)
@@ -157,7 +159,8 @@ class Consuming:
         """Commit the offset of a group in a queue, in memory.
 
         Raises:
-            Refused: if there is no such queue, or no such group and the broker may not create it.
+            Refused: if the queue does not exist, or if the group does not exist and the broker may
+                not create it.
         """
         core, fields = self._core, request.fields
         group, queue_id = fields["consumerGroup"], fields["queueId"]
@@ -169,7 +172,7 @@ class Consuming:
 
     # --------------------------------------------------------------------------------------- locks
     def lock(self, request: Request) -> None:
-        """Lock queues for one client of a group; answer with the queues that the client has now."""
+        """Lock queues for one client of a group; answer with the queues that it has locked."""
         client, keys = self._queues_of(request)
         now = time.monotonic()
         had: list[Mapping[str, Any]] = []
@@ -192,7 +195,7 @@ class Consuming:
         request.reply()
 
     def _queues_of(self, request: Request) -> tuple[str, list[tuple[str, str, int]]]:
-        """The client and the queues of a request that locks or unlocks."""
+        """Return the client and the queues that a request to lock or to unlock names."""
         document = parse_body(request.command.body)
         group, client = str(document.get("consumerGroup")), str(document.get("clientId"))
         self._core.clients.require_owner(client, request.account)
@@ -205,13 +208,13 @@ class Consuming:
         return client, keys
 
     def expire_locks(self) -> None:
-        """Forget locks that were not renewed."""
+        """Remove locks that were not renewed in time."""
         now = time.monotonic()
         self._locks = {key: value for key, value in self._locks.items() if value[1] >= now}
 
 
 QueueStats = list[tuple[dict[str, Any], dict[str, int]]]
-"""``MessageQueue`` and ``OffsetWrapper`` of each queue, as documents."""
+"""For each queue, the documents ``MessageQueue`` and ``OffsetWrapper`` of RocketMQ."""
 
 
 class Progress:
@@ -219,7 +222,7 @@ class Progress:
 
     Args:
         core: the broker's parts.
-        statistics: the broker's counts.
+        statistics: the samples of the broker's counts.
     """
 
     def __init__(self, core: Core, statistics: Statistics) -> None:
@@ -237,7 +240,10 @@ class Progress:
         }
 
     def _topics(self, group: str, wanted: str = "") -> list[TopicConfig]:
-        """The topics of a group to which its consumers still subscribe; all, or the given one."""
+        """Return the topics of a group to which its consumers still subscribe.
+
+        If a topic is given, only that topic is considered.
+        """
         core, offsets = self._core, self._core.tables.offsets.groups()
         topics = {wanted} if wanted else {name for name, other in offsets if other == group}
         online = core.clients.consumers.get(group)
@@ -249,7 +255,7 @@ class Progress:
         return sum(self._statistics.rate("GROUP_GET_NUMS", (topic.name, group)) for topic in topics)
 
     async def of_group(self, request: Request) -> None:
-        """The end of each queue of a group, and the group's offset there (``ConsumeStats``)."""
+        """The end of each queue of a group's topics, and the group's offset (``ConsumeStats``)."""
         core, fields = self._core, request.fields
         group = fields["consumerGroup"]
         topics = self._topics(group, fields["topic"])
@@ -279,7 +285,7 @@ class Progress:
         request.reply(body=fastjson.compact({"topicList": sorted(topics)}).encode())
 
     def subscription(self, request: Request) -> None:
-        """The subscription of the connected consumers of a group to a topic, if they have one."""
+        """The subscription of a group's connected consumers to a topic, if there is one."""
         group, topic = request.fields["group"], request.fields["topic"]
         document: dict[str, Any] = {"group": group, "topic": topic}
         online = self._core.clients.consumers.get(group)
@@ -316,7 +322,8 @@ def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:
                 "brokerOffset": end,
                 "consumerOffset": offset,
                 "lastTimestamp": time_ms,
-                # mqadmin of RocketMQ 5 shows the difference to consumerOffset as inflight.
+                # mqadmin of RocketMQ 5 shows the difference between this number and consumerOffset
+                # as inflight.
                 "pullOffset": offset,
             }
             found.append((core.queue_key(topic.name, queue_id), stats))
@@ -324,7 +331,7 @@ def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:
 
 
 def store_time(core: Core, topic: str, queue_id: int, offset: int, first: int) -> int:
-    """The store time of the message at a queue offset; 0 if the queue has none there.
+    """Return the store time of the message at a queue offset; 0 if there is no message.
 
     Args:
         core: the broker's parts.

@@ -1,4 +1,4 @@
-"""The shared state of a broker's parts: store, threads, tables, clients and counts."""
+"""The state that a broker's parts share: store, threads, tables, clients and counts."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _PAUSE_SECONDS: Final = 1.0
 
 
 def log_failure(_: Any, error: BaseException | None) -> None:
-    """Log that a table was not written. It stays in memory, and the next change writes it."""
+    """Log that a table was not written. It stays in memory, and the next change writes it again."""
     if error is not None:
         logger.error("%s", error)
 
 
 class Lanes:
-    """The threads that use the store.
+    """The threads of a broker that use the store.
 
     Args:
         loop: the event loop.
@@ -55,14 +55,14 @@ class Lanes:
             self.slow = Lane(loop, "broker-slow", capacity)
 
     async def close(self) -> None:
-        """Run the waiting jobs, and end the threads."""
+        """Run all waiting jobs, then end the threads."""
         for lane in dict.fromkeys((self.puts, self.slow, self.gets)):
             await lane.close()
 
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers since the start, for metrics and mqadmin.
+    """The broker's counts since its start, for metrics and mqadmin.
 
     Attributes:
         put: topic -> number of put messages.
@@ -91,16 +91,16 @@ class Core:
         loop: the event loop.
         options: the settings.
         store: the store.
-        writer: the same store if it is open for writing; else None.
+        writer: the same store if it is open for writing; None for a reader.
         lanes: the threads that use the store.
         tables: topics, groups and offsets.
         clients: the connected clients.
-        clock: time in milliseconds.
-        spawn: runs a coroutine until the broker ends.
+        clock: returns the time in milliseconds.
+        spawn: runs a coroutine as a task of the broker.
         address: host:port that clients get from the name server.
-        host: the same address, in the bytes that a frame has for a host.
+        host: the same address in the bytes in which a frame stores a host.
         counts: the broker's counts since its start.
-        is_saving: whether a write of the tables is planned.
+        is_saving: whether a write of the tables is already planned.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -118,7 +118,7 @@ class Core:
     is_saving: bool = False
 
     def require_topic(self, name: str, permission: int) -> TopicConfig:
-        """A topic that a client uses.
+        """Return a topic that a client wants to use.
 
         Raises:
             Refused: if there is no such topic, or its settings do not permit the use.
@@ -134,13 +134,13 @@ class Core:
         return topic
 
     def require_queue(self, name: str, queue_id: int, permission: int) -> TopicConfig:
-        """The topic of a queue that a client uses.
+        """Return the topic of a queue that a client wants to use.
 
         Raises:
             Refused: if there is no such queue, or the topic's settings do not permit the use.
         """
         topic = self.require_topic(name, permission)
-        # Queues that are no longer written to can still have messages, and offsets.
+        # A queue to which no messages are written any more can still have messages and offsets.
         count = topic.read_queues if permission == READ else max(topic[1:3])
         if not 0 <= queue_id < count:
             raise Refused(
@@ -150,10 +150,10 @@ class Core:
         return topic
 
     def require_group(self, name: str) -> dict[str, Any]:
-        """The settings of a subscription group; created if the broker may create it.
+        """Return the settings of a subscription group; if it is new, create it.
 
         Raises:
-            Refused: if there is no such group, and the broker does not create it.
+            Refused: if the group does not exist, and the broker may not create it.
         """
         found = self.tables.group(name)
         if found is None:
@@ -168,16 +168,16 @@ class Core:
         return found
 
     def create_topic(self, name: str, queues: int) -> None:
-        """Create a topic for a client at once; the file is written soon after.
+        """Create a topic for a client in memory at once; the file is written soon after.
 
         Raises:
-            Refused: if the broker does not create it.
+            Refused: if the broker may not create the topic.
         """
         self.tables.create_topic(name, queues)
         self.save_soon()
 
     def save_soon(self) -> None:
-        """Plan a write of the tables; one write saves all changes of this loop iteration."""
+        """Plan a write of the tables. One write saves all changes of this loop iteration."""
         if not self.is_saving:
             self.is_saving = True
             self.loop.call_soon(self._save)
@@ -193,5 +193,5 @@ class Core:
         return await self.lanes.slow.run(job)
 
     def queue_key(self, topic: str, queue_id: int) -> dict[str, Any]:
-        """A ``MessageQueue`` of this broker, as a document."""
+        """Return the document ``MessageQueue`` of RocketMQ for a queue of this broker."""
         return {"brokerName": self.options.name, "queueId": queue_id, "topic": topic}

@@ -1,4 +1,4 @@
-"""The ports of a broker: the main port, the port for older clients, the name server's port."""
+"""Listens on the ports of a broker: its own port, the one for older clients, the name server's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Port:
         disconnected: called when a connection has ended.
 
     Attributes:
-        port: its number; 0 if the broker does not listen there.
+        port: number of the port; 0 if the broker does not listen on it.
         connections: the open connections.
         handshakes: the unfinished TLS handshakes.
     """
@@ -54,7 +54,8 @@ class Port:
         """Listen at a port; 0: the system chooses.
 
         Raises:
-            UsageError: if that is impossible; the text gives the option of ``logquarry broker``.
+            UsageError: if the port cannot be opened. The text gives the option of ``logquarry
+                broker``.
         """
         options = self._core.options
         try:
@@ -72,7 +73,7 @@ class Port:
         ]
 
     def stop_listening(self) -> None:
-        """Accept no further connections; the open ones stay."""
+        """Accept no further connections; open connections stay."""
         for server in self._servers:
             server.close()
 
@@ -98,7 +99,7 @@ class Port:
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of a host.
+    """Make a socket for each address of a host.
 
     The loop must not resolve the host: libuv would start threads for it, and a forked child would
     crash when it ends them.
@@ -116,10 +117,11 @@ def _bound(host: str, port: int) -> list[socket.socket]:
 
 
 async def listen_at_both(broker: Port, older: Port, options: BrokerOptions) -> None:
-    """Listen at the broker's port, and at the port two below it, for Java clients before 4.6.
+    """Listen at the broker's port, and for Java clients before 4.6 at the port two below it.
 
-    If the system chooses the broker's port, both ports must be free. If you choose it and the lower
-    port is in use, the broker logs this and continues: newer clients do not need that port.
+    If the system chooses the broker's port, the broker tries several ports until the lower one is
+    free too. If the lower port stays in use, the broker logs this and continues without it: newer
+    clients do not need the lower port.
 
     Raises:
         UsageError: if the broker cannot listen at its port.

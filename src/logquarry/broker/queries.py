@@ -1,4 +1,4 @@
-"""Queries: by key, by message id, by time, and the ends of queues (``QueryMessageProcessor``)."""
+"""Answers queries by key, message id or time, and for queues' ends (``QueryMessageProcessor``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_ENTRIES: Final = 1_024
 
 
 class Queries:
-    """Answers queries. The store's calls run in the thread for slow calls.
+    """Answers queries. They call the store in the thread for slow calls.
 
     Args:
         core: the broker's parts.
@@ -43,7 +43,7 @@ class Queries:
         }
 
     async def by_key(self, request: Request) -> None:
-        """The messages with a key; with ``_UNIQUE_KEY_QUERY`` the messages with a UNIQ_KEY."""
+        """The messages with a key; if the request has ``_UNIQUE_KEY_QUERY``, with a UNIQ_KEY."""
         fields, store = request.fields, self._core.store
         count = 32 if fields["_UNIQUE_KEY_QUERY"] else min(fields["maxNum"], 64)
         job = partial(
@@ -86,7 +86,7 @@ class Queries:
         request.reply(fields={"offset": str(await self._core.slow(job))})
 
     async def end_of_queue(self, request: Request) -> None:
-        """The first offset of a queue, or one past its last."""
+        """The first offset of a queue, or its end (one past the last offset)."""
         fields, store = request.fields, self._core.store
         job = partial(store.queue_offsets, fields["topic"], fields["queueId"])
         first, end = await self._core.slow(job)
@@ -100,7 +100,7 @@ class Queries:
         request.reply(fields={"timestamp": str(await self._core.slow(job))})
 
     async def queue_entries(self, request: Request) -> None:
-        """Entries of a queue, and whether the subscription of a group selects their tags.
+        """Entries of a queue, and whether a group's subscription selects their tags.
 
         Raises:
             Refused: if there is no such queue or entry.
@@ -138,7 +138,7 @@ class Queries:
 def _entries(
     core: Core, topic: str, queue_id: int, index: int, count: int
 ) -> tuple[int, int, list[QueueEntry]]:
-    """First and next queue offset of a queue, and entries from an offset on."""
+    """Return the first offset and the end of a queue, and its entries from an offset on."""
     queue = core.store.queue(topic, queue_id)
     if queue is None:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic[:200]} is not exist!")

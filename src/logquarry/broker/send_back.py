@@ -1,4 +1,4 @@
-"""Messages that go back: to a group's retry topic or dead letters, or as a reply to a producer.
+"""Handles messages that consumers send back for a retry, and replies to producers.
 
 :class:`Retrying` puts messages that a consumer sends back (``asyncConsumerSendMsgBack``).
 :class:`Replies` sends a reply to the producer that waits for it (``ReplyMessageProcessor``).
@@ -21,7 +21,7 @@ from logquarry.store.consumer.subscription import sent_back
 
 
 class Retrying:
-    """Puts messages that were sent back.
+    """Puts the messages that consumers send back into retry topics and dead letter topics.
 
     Args:
         core: the broker's parts.
@@ -46,19 +46,21 @@ class Retrying:
         group = fields["group"]
         settings = core.require_group(group)
         if int(settings.get("retryQueueNums", 1)) <= 0:
-            # By its settings the group has no retry queue. RocketMQ drops the message too.
+            # The settings of the group give it no retry queue. RocketMQ drops such a message too.
             request.reply()
             return
         most = most_retries(request, settings)
         try:
             message = await core.slow(partial(core.store.message_at, fields["offset"]))
         except (MessageNotFound, CorruptStore) as error:
-            # An offset without a message is the client's error: no path of the store in the answer.
+            # If there is no message at the offset, the client is wrong. Do not tell it a path of
+            # the store.
             what = fields["offset"] if isinstance(error, MessageNotFound) else error
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {what}"
             ) from error
-        # The message's own topic needs the permission: originTopic of the request may be false.
+        # Check the permission for the topic in the message itself: originTopic in the request may
+        # be false.
         request.require(message.topic, SUB)
         back = sent_back(message, group, fields["delayLevel"], most)
         if core.tables.topic(back.topic) is None:
@@ -68,7 +70,7 @@ class Retrying:
             await future
         except LogquarryError as error:
             raise refusal_of(error) from error
-        # A message that was retried before has the topic of its first delivery as a property.
+        # If the message was retried before, a property contains the topic of its first delivery.
         topic = message.properties.get(props.RETRY_TOPIC, message.topic)
         core.counts.sent_back[topic, group] += 1
         request.reply()
@@ -79,7 +81,7 @@ _PATIENCE_SECONDS: Final = 3.0
 
 
 class Replies:
-    """Forwards replies.
+    """Forwards the replies of consumers to the producers that wait for them.
 
     Args:
         core: the broker's parts.
@@ -97,11 +99,11 @@ class Replies:
         }
 
     async def reply(self, request: Request) -> None:
-        """Forward a reply to the producer that sent the request, and wait until it has the reply.
+        """Forward a reply to the producer that sent the request, and wait until it has received it.
 
         Raises:
-            Refused: if that producer is not connected or does not accept the reply, or if too many
-                bytes of replies wait.
+            Refused: if the producer is not connected, if it does not accept the reply, or if too
+                many bytes of replies wait.
         """
         core, fields = self._core, request.fields
         size = len(request.command.body)

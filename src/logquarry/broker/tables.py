@@ -1,7 +1,8 @@
-"""Topics, subscription groups and consumer offsets of a broker.
+"""The tables of a broker: topics, subscription groups and consumer offsets.
 
 The tables are in memory, and only the event loop changes them. If the store is open for writing,
-they are saved to ``config/`` in RocketMQ's format, so RocketMQ's own broker can continue with them.
+the broker saves them to ``config/`` of the store in RocketMQ's format. So a broker of RocketMQ can
+use them later.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ WRITE: Final = 2
 INHERIT: Final = 1
 ANY: Final = READ | WRITE | INHERIT
 DEFAULT_TOPIC: Final = "TBW102"
-"""The topic whose route a producer uses for a topic that does not exist yet."""
+"""The topic whose route a producer requests if its own topic does not exist yet."""
 _BENCHMARK_QUEUES: Final = 1_024
 _RETRIES: Final = 16
 _INT: Final = 1 << 31
@@ -44,7 +45,7 @@ _COUNTERS: Final = {"counter": 0}
 
 
 class Tables:
-    """Topics, groups and offsets.
+    """The topics, groups and offsets of a broker.
 
     Args:
         store: the store.
@@ -68,23 +69,24 @@ class Tables:
             if options.offsets is not None:
                 self.offsets = ConsumerOffsets(disk, options.offsets)
                 kept = self.offsets.groups()
-                # If a group has no offset in that folder, it continues from the store's offset.
+                # If that folder has no offset of a group, the group continues at its offset in the
+                # store.
                 self.offsets.update({k: v for k, v in theirs.groups().items() if k not in kept})
             document = config_file(disk, root, TOPICS).load().value
             self._stored = broker_config.topics_of_document(document) if document else {}
             groups = config_file(disk, root, SUBSCRIPTION_GROUPS).load().value
-            # A writer must not do this: it lists all topics itself, and deleted ones would return.
+            # Not for a writer: it has listed all topics itself, and deleted topics would return.
             self.add_queues(store.queues())
         self._group_document: dict[str, Any] = groups or {
             "dataVersion": _COUNTERS,
             "subscriptionGroupTable": {},
         }
         self._changed: deque[str] = deque()
-        """Topics that :meth:`save` writes."""
+        """The topics that :meth:`save` writes."""
         self._removed: set[str] = set()
-        """Topics that clients have removed."""
+        """The topics that clients have removed."""
         self._version = self._saved_version = 0
-        """Number of changes of groups, and number of these changes that are saved."""
+        """The number of changes of groups, and how many of these changes are saved."""
         self.groups: dict[str, dict[str, Any]] = dict(
             self._group_document["subscriptionGroupTable"]
         )
@@ -138,10 +140,11 @@ class Tables:
                 self._stored[name] = topic
 
     def note_message(self, topic: str, queue_id: int) -> None:
-        """Add the topic and the queue of a new message, if the table lacks them.
+        """Add the topic and the queue of a new message to the table, if they are missing.
 
-        The program that runs the broker can put messages to new topics. If a client has removed
-        a topic, its last messages may arrive later; the topic then stays removed.
+        They can be missing because the program that runs the broker can put messages to new topics.
+        If a client has removed a topic, its last messages may arrive afterwards; the topic then
+        stays removed.
         """
         known = self.topic(topic)
         if (known is None or known.read_queues <= queue_id) and topic not in self._removed:
@@ -151,7 +154,7 @@ class Tables:
         """Add or change a topic in memory; :meth:`save` writes it.
 
         Raises:
-            Refused: if the name is not a topic name, or the store is read-only.
+            Refused: if the name is not valid for a topic, or the store is read-only.
         """
         self.require_writer()
         fault = name_fault(topic.name, BROKER_CHECK)
@@ -168,7 +171,7 @@ class Tables:
         """Create a topic for a client in memory; :meth:`save` writes it.
 
         Raises:
-            Refused: if the name is illegal, or clients must not create more topics.
+            Refused: if the name is illegal, or clients have created the maximum number of topics.
         """
         self._require_room(len(self._stored), f"topic {name[:200]!r}")
         self.set_topic(TopicConfig(name, queues, queues, READ | WRITE, 0, False))
@@ -199,7 +202,7 @@ class Tables:
         """Create a group for a client in memory; :meth:`save` writes it.
 
         Raises:
-            Refused: if the name is illegal, or clients must not create more groups.
+            Refused: if the name is illegal, or clients have created the maximum number of groups.
         """
         self._require_room(len(self.groups), f"group {name[:200]!r}")
         return self.set_group({"groupName": name})
@@ -214,7 +217,8 @@ class Tables:
             Refused: if the name or a setting is illegal.
         """
         try:
-            # Python parses NaN and 1e999. With such a number in the file, later saves would fail.
+            # Python parses NaN and 1e999. If the file contained such a number, later saves would
+            # fail.
             json.dumps(settings, allow_nan=False)
         except ValueError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the group is illegal: {error}") from error
@@ -275,17 +279,17 @@ class Tables:
             self._saved_version = version
 
     def save_offsets(self) -> None:
-        """Write the offsets durably, if this broker keeps them. Any thread may call this."""
+        """Write the offsets durably, unless they stay in memory. Any thread may call this."""
         if self._writer is not None or self._options.offsets is not None:
             if self._options.offsets is not None:
                 (self._options.offsets / CONFIG).mkdir(parents=True, exist_ok=True)
             self.offsets.save()
 
     def require_writer(self) -> StoreWriter:
-        """The store, for writing.
+        """Return the store if it is open for writing.
 
         Raises:
-            Refused: if it is open for reading.
+            Refused: if the store is open for reading.
         """
         if self._writer is None:
             raise Refused(
@@ -295,7 +299,7 @@ class Tables:
 
 
 def new_group(name: str) -> dict[str, Any]:
-    """The settings of a new group (``SubscriptionGroupConfig``)."""
+    """Return the settings of a new group (``SubscriptionGroupConfig``)."""
     return {
         "brokerId": 0,
         "consumeBroadcastEnable": True,

@@ -1,7 +1,8 @@
 """Ends and checks the transactions of producers (``EndTransactionProcessor``).
 
-A check sends the half message to a producer of its group; the producer answers with the end of the
-transaction. As in RocketMQ, the store's check service decides when to check.
+To check a transaction, the broker sends its half message to a producer of the same group. The
+producer answers by committing or rolling back the transaction. As in RocketMQ, the store's check
+service decides when to check.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from logquarry.store.transaction.checks import OpenTransaction
 _lonely = SparingLog(logging.getLogger(__name__))
 
 _STATES: Final = {8: "commit", 12: "rollback"}
-"""Values of ``MessageSysFlag``. All other values leave the transaction open."""
+"""The values of ``MessageSysFlag`` that end a transaction. All other values leave it open."""
 
 
 class Transactions:
@@ -72,7 +73,10 @@ class Transactions:
         request.reply()
 
     def check(self, transaction: OpenTransaction) -> str:
-        """Let a producer decide about a transaction; called by the thread of the checks."""
+        """Send a half message to a producer, which decides about the transaction.
+
+        The thread of the checks calls this.
+        """
         self._checks.post(transaction)
         return "unknown"
 
@@ -86,7 +90,7 @@ class Transactions:
                 *(group, message.physical_offset),
             )
             return
-        # The producer gets the message as it will be after a commit.
+        # The producer gets the message in the form that it will have after a commit.
         shown = dataclasses.replace(
             message.frame, topic=transaction.topic.encode(), queue_id=transaction.queue_id
         )

@@ -232,7 +232,7 @@ def _recovery_command(kind: str) -> click.Command:
 
 
 def decorator_name(decorate: Callable[[Any], Any]) -> str:
-    """The parameter name of an option's decorator."""
+    """Return the name of the parameter that an option's decorator sets."""
 
     def probe() -> None:
         pass
@@ -245,7 +245,7 @@ STORE_COMMANDS: Final = (
     *map(_command, _BATCH),
     *map(_recovery_command, ("recover", "rebuild", "verify")),
 )
-"""All commands of the group except ``scan``."""
+"""All commands of the group ``bench``, except ``scan``."""
 
 
 # -------------------------------------------------------------------------------- group and scan

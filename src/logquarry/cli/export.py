@@ -92,7 +92,7 @@ _OPTIONS = (
 
 
 class TableFlags(NamedTuple):
-    """The unparsed values of the options of :func:`table_flags`."""
+    """The values of the options that :func:`table_flags` adds, not parsed yet."""
 
     follow: bool = False
     interval: float | None = None
@@ -111,7 +111,7 @@ class TableFlags(NamedTuple):
 
         Args:
             kind: the format.
-            names: the fields to refuse; all if none are given.
+            names: the fields of the options to refuse; none means all options.
 
         Raises:
             UsageError: if one of the options was passed.
@@ -124,7 +124,7 @@ class TableFlags(NamedTuple):
 
 
 def table_flags(command: _Command) -> Callable[..., Any]:
-    """Add the options of tables to a command, as its argument ``flags``."""
+    """Add the options of tables to a command; it gets their values as its argument ``flags``."""
 
     @functools.wraps(command)
     def bundled(**arguments: Any) -> Any:
@@ -144,7 +144,7 @@ def prepared(
     partition_by: Sequence[str],
     flags: TableFlags,
 ) -> TableExport:
-    """Make the export that the options describe, and check it before Spark starts.
+    """Prepare the export that the options describe, and check it before Spark starts.
 
     Raises:
         UsageError: if an option is invalid, or a package is missing.
@@ -199,7 +199,7 @@ def named_values(words: Sequence[str]) -> dict[str, str] | None:
 
 
 def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
-    """Run the export on Spark, and report the added messages in a note."""
+    """Run the export on Spark, and print a note with the number of added messages."""
     follow = export.options.follow
     where = text.printable(export.target.table.folder.location)
 
@@ -329,7 +329,7 @@ def export(
         added = export_table(out, export, spark_master or "local[*]")
         messages.report_damage(out, added.summary.damage, read.on_damage)
         return
-    # Report a wrong path or configuration before Spark starts, which takes seconds.
+    # Report a wrong path or configuration now, because the start of Spark takes seconds.
     paths = [path for path, _, _ in open_stores(replace(read, paths=stores))]
     with with_spark.session_if_installed(spark_master) as session:
         done = with_spark.export(out, session, paths, target, read, folders)
@@ -359,7 +359,7 @@ def _jsonl(
     wanted = filters.message_filter()
     settings = options.store_config(config)
     paths = find_stores(stores)
-    # Open all stores before writing: a wrong path must leave no file.
+    # Open all stores before the first write: with a wrong path, the command must leave no file.
     readers = [
         messages.message_reader(
             StoreLayout.open(path, settings),

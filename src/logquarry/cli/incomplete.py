@@ -1,4 +1,4 @@
-"""Reads a store for ``info`` and ``stats``, and leaves out queues that are unreadable."""
+"""Reads a store for ``info`` and ``stats``, without the queues that cannot be read."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ T = TypeVar("T")
 def read_store(
     store: str, settings: StoreConfig | None, read: Callable[[MessageStore], T]
 ) -> tuple[T, Mapping[QueueKey, str]]:
-    """Read an open store; if the disk does not deliver some queues, read it without them.
+    """Read an open store; if the disk fails for some queues, read the store without them.
 
     Returns:
-        The result, and the queues that were left out, with their reasons.
+        The result, and the queues that were left out, with the reasons.
     """
     from logquarry.read.batch_queue import unreadable_queues
     from logquarry.store.message_store import MessageStore
@@ -45,7 +45,7 @@ def read_store(
 
 
 def queue_list(queues: Mapping[QueueKey, str]) -> list[dict[str, Any]]:
-    """The queues that were left out, as docs/json.md describes them."""
+    """Return the queues that were left out, in the form of docs/json.md."""
     return [
         {"topic": topic, "queue_id": queue_id, "reason": reason}
         for (topic, queue_id), reason in sorted(queues.items())
@@ -53,7 +53,7 @@ def queue_list(queues: Mapping[QueueKey, str]) -> list[dict[str, Any]]:
 
 
 def end_incomplete(out: Output, left_out: Mapping[QueueKey, str]) -> None:
-    """List the queues that were left out, and end with the exit code for findings."""
+    """Print the queues that were left out, and end with the exit code for findings."""
     for (topic, queue_id), reason in sorted(left_out.items()):
         out.warn(f"left out: {text.printable(topic)} queue {queue_id}: {text.printable(reason)}")
     if left_out:

@@ -1,7 +1,7 @@
-"""Dead letters of a load: rows that no store accepts, with the reasons, as Parquet files.
+"""The dead letters of a load: Parquet files with the rows that no store accepts, and the reasons.
 
-A load stages its files and moves them into place when it commits. The file names contain the load's
-identity, so a repeated load replaces its files.
+A load writes its dead letters to staged files, and moves these into place when it commits. The file
+names contain the identity of the load, so a repeated load replaces its own files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from logquarry.store.load.ledger import LoadId, remove_staged
 
 REASON: Final = "reason"
 _STAGED: Final = "_logquarry"
-"""Readers of Parquet ignore names that begin with an underscore."""
+"""The name begins with an underscore, so that readers of Parquet ignore the folder."""
 
 
 def dead_letter_folder(path: str) -> Path:
@@ -55,7 +55,7 @@ class DeadLetters:
 
         Raises:
             UsageError: if the rows have a column ``reason``.
-            StoreUnavailable: if they cannot be written.
+            StoreUnavailable: if the rows cannot be written.
         """
         if REASON in rows.schema.names:
             raise UsageError(
@@ -72,7 +72,7 @@ class DeadLetters:
         self.rows += rows.num_rows
 
     def finish(self) -> str | None:
-        """Sync the file and return its name; None if no row was rejected.
+        """Sync the file and return its name; return None if no row was rejected.
 
         Raises:
             StoreUnavailable: if it cannot be written.
@@ -100,7 +100,7 @@ class DeadLetters:
 
 
 def put_in_place(folder: Path, load: LoadId, names: Sequence[str], disk: Disk) -> None:
-    """Move the staged files of a load into place; remove files of an earlier attempt.
+    """Move the staged files of a load into place; remove the files of an earlier attempt.
 
     Args:
         folder: folder of the dead letters.

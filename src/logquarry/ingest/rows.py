@@ -1,8 +1,8 @@
 """Finds the files of an import, and prepares their rows for the store.
 
-The source is one file, a folder, or a glob. For a folder of an export to Parquet, the manifest
-lists the files and their rows. The files are read in the order of broker and first offset, so each
-queue keeps the order of its messages, regardless of the files' names.
+The source is one file, a folder, or a glob. If the folder is an export to Parquet, its manifest
+lists the files, with the number of rows in each. The import reads the files in the order of broker
+and first offset, not of their names, so each queue keeps the order of its messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from logquarry.log import codec
 from logquarry.log.location import path_or_url
 from logquarry.write.outgoing_arrow import binary_spans
 
-# The export's names (spark/output.py, a lower layer).
+# The names that an export uses (spark/output.py, a lower layer).
 MANIFEST: Final = "_manifest.json"
 SUCCESS: Final = "_SUCCESS"
 
@@ -54,7 +54,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The files of an import, in their order.
+    """The files of an import, in the order in which it reads them.
 
     Attributes:
         location: the path that the user gave.
@@ -169,7 +169,7 @@ class Rows:
         batch: the rows.
         path: path of the file.
         unit: word for a row of this file: line or row.
-        numbers: number of each row in the file, from 1.
+        numbers: for each row, its number in the file, counted from 1.
         done: approximate bytes of the file that have been read so far.
     """
 
@@ -184,12 +184,12 @@ class Rows:
         return BadRow(self.path, self.unit, self.numbers[index], reason)
 
     def after(self, count: int) -> Rows:
-        """Return the rows after the first ones."""
+        """Return the rows of the batch without the first ones."""
         return replace(self, batch=self.batch[count:], numbers=self.numbers[count:])
 
 
 def as_stored(rows: Rows) -> pa.RecordBatch:
-    """Return the batch for ``put_stored``, with hosts as bytes; bodies are checked by their CRC.
+    """Return the batch for ``put_stored``, with hosts as bytes; check bodies by their CRC.
 
     Raises:
         BadRow: if a topic, body or host is missing or invalid.
@@ -220,7 +220,10 @@ def _numbers(batch: pa.RecordBatch, name: str, default: int) -> Int64:
 
 # ------------------------------------------------------------------------------------------ hosts
 def _hosts(rows: Rows, name: str, is_v6: npt.NDArray[np.bool_]) -> pa.Array:
-    """Return hosts as bytes: 16 bytes if SYSFLAG has the IPv6 bit, even for an IPv4 address."""
+    """Return hosts as bytes.
+
+    If SYSFLAG has the IPv6 bit, a host takes 16 bytes, even if its address is IPv4.
+    """
     coded = rows.batch.column(name).dictionary_encode()
     words = coded.dictionary.to_pylist()
     table: list[bytes | None] = []
@@ -245,9 +248,10 @@ def _host_bytes(word: str, wide: bool) -> bytes:
 
 # ----------------------------------------------------------------------------------------- bodies
 def _check_bodies(rows: Rows, flags: Int64) -> None:
-    """Check bodies by their CRC; without a CRC, decompress the compressed bodies.
+    """Check bodies by their CRC; without a CRC, check that compressed bodies decompress.
 
-    An export with ``--decompress`` has decompressed bodies, but SYSFLAG keeps the compressed bit.
+    An export with ``--decompress`` contains decompressed bodies, but its SYSFLAG still has the bit
+    for compressed bodies.
     """
     crcs = _numbers(rows.batch, "body_crc", -1)
     body = rows.batch.column("body")
@@ -271,7 +275,7 @@ def _reason(flag: int) -> str:
 
 
 def _first_wrong(body: pa.Array, crcs: Int64) -> int | None:
-    """Return the index of the first body whose CRC differs; a negative CRC is not checked."""
+    """Return the index of the first body whose CRC differs; CRCs below 0 are not checked."""
     spans = binary_spans(body, len(body), "body")
     kernels = codec.kernels()
     if kernels is not None:
@@ -285,5 +289,5 @@ def _first_wrong(body: pa.Array, crcs: Int64) -> int | None:
 
 
 def first_bad(values: Sequence[Any], is_bad: Callable[[Any], bool]) -> int:
-    """Return the index of the first bad value; there must be a bad value."""
+    """Return the index of the first bad value. The caller knows that there is one."""
     return next(number for number, value in enumerate(values) if is_bad(value))

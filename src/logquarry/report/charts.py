@@ -1,7 +1,8 @@
 """The charts of a report, made with Altair as Vega-Lite. Each title states the main result.
 
-Each chart has a few rows of data, so the page stays small for any store. Names from the store are
-data, never part of an expression, so a name cannot run code in the page.
+A chart contains only a few rows of data, so the page stays small even for a large store. Names from
+the store are only data of a chart, never part of an expression. So a hostile name cannot run code
+in the page.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ _WAITING: Final = "not delivered (delayOffset.json)"
 
 
 def figures(found: Survey, pending: Mapping[int, int] | None = None) -> list[Figure]:
-    """Make the charts of a survey; charts that would be empty are left out.
+    """Make the charts of a survey, without those that would be empty.
 
     Args:
         found: the survey.
-        pending: number of messages that wait for delivery, by delay level; None if unknown.
+        pending: number of delayed messages that wait for delivery, by delay level; None if unknown.
     """
     if not found.total:
         made = [file_map(found)]
@@ -152,7 +153,7 @@ def _over_time(found: Survey) -> Figure:
 
 
 def _stacked(series: Mapping[str, Any], first_bin: int, bin_ms: int) -> list[dict[str, str | int]]:
-    """Turn counts by name and time bin into stacked rectangles."""
+    """Turn counts by name and time bin into the rectangles of a stacked chart."""
     rows: list[dict[str, str | int]] = []
     heights: dict[int, int] = {}
     for name, line in series.items():
@@ -175,7 +176,7 @@ def _stacked(series: Mapping[str, Any], first_bin: int, bin_ms: int) -> list[dic
 
 
 def _time_format(span_ms: int) -> str:
-    """The time format of an axis with this span."""
+    """Return the time format of an axis that covers this span."""
     if span_ms < 5_000:
         return "%H:%M:%S.%L"
     if span_ms < 600_000:
@@ -189,7 +190,7 @@ def _body_sizes(found: Survey) -> Figure:
 
     used = found.body_sizes.nonzero()[0]
     rows = []
-    # Add one empty bin on each side: otherwise a single bar would fill the chart.
+    # Add one empty bin at each end: otherwise a single bar would fill the whole chart.
     for bits in range(max(0, int(used[0]) - 1), min(len(found.body_sizes), int(used[-1]) + 2)):
         count = int(found.body_sizes[bits])
         rows.append(

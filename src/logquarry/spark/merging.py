@@ -161,7 +161,7 @@ def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
 
 
 def _merge_to(folder: OutputFolder, path: str, waiting: list[Source]) -> Merged:
-    """Write one file from the first of the waiting sources, and remove these sources from the list."""
+    """Write one file from the first of the waiting sources; remove these sources from the list."""
     taken: list[str] = []
     rows = 0
     exact = ExactProperties()

@@ -178,7 +178,7 @@ def _limit(value: int, *, is_start: bool) -> int | None:
 
 
 def _offsets(given: Given, name: str, *, is_start: bool) -> tuple[OffsetLimit, dict[Queue, int]]:
-    """Parse physical offsets by broker, or queue offsets as in Kafka: topic -> partition -> offset."""
+    """Parse physical offsets by broker, or, as in Kafka, queue offsets by topic and partition."""
 
     def parse(text: str) -> tuple[OffsetLimit, dict[Queue, int]]:
         if re.fullmatch(r"-?\d+", text, re.A) or text.lower() in _NAMED_OFFSETS:
@@ -224,7 +224,7 @@ def _by_queue(document: Mapping[str, Any]) -> dict[Queue, int]:
 def _ranges(
     starts: Mapping[Queue, int], stops: Mapping[Queue, int]
 ) -> dict[Queue, tuple[int, int | None]] | None:
-    """Return the range of queue offsets (first, stop) by queue; None if the options give no range."""
+    """Return a range of queue offsets (first, stop) by queue; None if the options give none."""
     for queue in starts.keys() & stops.keys():
         if 0 <= stops[queue] < starts[queue]:
             raise UsageError(

@@ -195,7 +195,7 @@ def chunks(batches: Iterator[pa.RecordBatch], *, in_one: bool = False) -> Iterat
     """Join batches to tables of about one row group each.
 
     The caller should delete each table before it takes the next: a table takes most of a task's
-        memory.
+    memory.
 
     Args:
         batches: batches of rows.
@@ -433,7 +433,7 @@ def _parted(
 
 
 def _codes(rows: pa.Table, name: str) -> tuple[Any, int]:
-    """Number the distinct values from 0; return the number for each row, and the count of values."""
+    """Number the distinct values from 0; return each row's number, and the count of values."""
     if name == "day":
         values = rows.column("store_timestamp").cast("int64").to_numpy() // _DAY_US
         distinct, codes = np.unique(values, return_inverse=True)

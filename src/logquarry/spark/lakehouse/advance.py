@@ -103,7 +103,7 @@ class Advance:
     Raises:
         UsageError: if the table belongs to another export, or a store's name or path has changed.
         StoreNotFound: see :class:`StreamPlanner`.
-            MessageNotFound: see :class:`StreamPlanner`.
+        MessageNotFound: see :class:`StreamPlanner`.
     """
 
     def __init__(self, target: Target, run: Run, run_tasks: RunTasks) -> None:
