@@ -121,9 +121,7 @@ class Bench:
         return f"KEYS\x01key{number}\x02{text}" if self._load.keys else text
 
     def _places(self, start: int, step: int) -> Iterator[tuple[str, int]]:
-        """Topic and queue of the messages in turn. They repeat after the last queue of the last
-        topic.
-        """
+        """Yield the topic and queue of each message; after the last queue they start again."""
         topics = [f"BenchTopic{topic}" for topic in range(self._load.topics)]
         count, queues = len(topics), self._load.queues
         numbers = range(start, start + count * queues * step, step)

@@ -1,11 +1,12 @@
-"""The kernels: compiled twins of the reference codecs, in numba.
+"""The kernels: functions that numba compiles. They do the same work as the readable reference.
 
-The walk writes one row per frame into a table (:mod:`logquarry.format.rows`), which the other
-kernels read. All kernels take addresses and run without the GIL; the caller keeps the buffers
-alive. They are safe on any bytes, and give the same verdicts as the reference.
+The kernel for the walk writes one row per frame into a table (:mod:`logquarry.format.rows`), which
+the other kernels read. All kernels take addresses and run without the GIL; the caller must keep the
+buffers alive meanwhile. Kernels are safe on any bytes, and accept and reject the same bytes as the
+reference.
 
-:func:`logquarry.log.codec.kernels` decides whether they are used. It imports this package only when
-a kernel is needed, because importing numba takes half a second.
+:func:`logquarry.log.codec.kernels` decides whether kernels are used. It imports this package only
+when a kernel is needed, because importing numba takes half a second.
 """
 
 from logquarry.format.kernels.columns import (

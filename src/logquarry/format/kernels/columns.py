@@ -1,8 +1,8 @@
-"""Kernels for Arrow columns: they take inner batches apart, and copy fields, text and bodies.
+"""Kernels that make Arrow columns: they split inner batches, and copy fields, text and bodies.
 
-The kernels for inner batches are the twins of ``logquarry.log.frames``. :func:`measure_inner`
-decides which frames are taken apart and how much room their messages take; :func:`unwrap_frames`
-writes the messages, and copies all other frames.
+The reference of the kernels for inner batches is ``logquarry.log.frames``. :func:`measure_inner`
+decides which frames are split into messages, and how much room these messages take.
+:func:`unwrap_frames` writes these messages as frames, and copies all other frames.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _load_i16(address: int) -> int:
 
 @kernel
 def _items(body: int, length: int) -> tuple[int, int]:
-    """The number of messages in a wire form, and the bytes of their bodies and properties.
+    """Return the number of messages in a wire form, and the bytes of their bodies and properties.
 
     The number is -1 if the wire form is damaged.
     """
@@ -100,8 +100,9 @@ def measure_inner(
 ) -> tuple[int, int, int]:
     """Write to ``numbers`` (int64) how many messages are in each inner batch; 0 for other frames.
 
-    Returns (inner batches, frames after taking apart, their bytes); -1 inner batches if one is
-    compressed, which only the reference reads. If there is no inner batch, ``numbers`` stays as is.
+    Returns (number of inner batches, number of frames after the split, bytes of these frames). The
+    first number is -1 if an inner batch is compressed, because only the reference can read it. If
+    there is no inner batch, ``numbers`` is not changed.
     """
     any_inner = False
     for i in range(count):
@@ -145,7 +146,7 @@ def unwrap_frames(
     out: Array,
     out_rows: Array,
 ) -> None:
-    """Write to ``out`` (uint8) the frames that :func:`measure_inner` counted, and their rows."""
+    """Write the frames that :func:`measure_inner` counted to ``out`` (uint8), and their rows."""
     target = out.ctypes.data
     to = np.int64(0)
     made = 0
@@ -177,7 +178,8 @@ def unwrap_frames(
             copy_bytes(start, at, head)
             copy_bytes(start + head, source, own)
             copy_short(start + head + own, at + topic_start, topic_size)
-            # One copy: as in a frame, the length of the properties is followed by the properties.
+            # One copy suffices, because here too the length of the properties is followed by the
+            # properties.
             copy_short(start + head + own + topic_size, source + own, _LENGTH_SIZE + props_length)
             store_i32(start + _AT_SIZE, whole)
             store_i32(start + AT_CRC, np.int32(crc32(crc_function, start + head, own) & _CRC_MASK))
@@ -204,7 +206,7 @@ _LOWER_HEX = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
 
 @kernel
 def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Array) -> int:
-    """Message ids as text: store host and physical offset in upper-case hex.
+    """Write message ids as text: store host and physical offset in upper-case hex.
 
     ``out`` has room for 56 bytes per frame. Returns the bytes written.
     """
@@ -222,7 +224,7 @@ def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Arra
         host = place + HEAD_SIZE + born + STORE_TIME_SIZE
         done = 0
         if store == last_size and same_bytes(host, last_host, store):
-            # One broker writes a log: its host is usually the same as before.
+            # One broker writes a log, so its host is usually the same as in the frame before.
             copy_bytes(target + at, target + offsets[i - 1], 2 * store)
             at += 2 * store
             done = store
@@ -264,7 +266,7 @@ HOST_TEXT_SIZE = 56
 def host_texts(
     address: int, rows: Array, count: int, store_host: bool, offsets: Array, out: Array
 ) -> int:
-    """Born or store hosts as ``message_id.host_text`` writes them.
+    """Write born hosts or store hosts in the same text form as ``message_id.host_text``.
 
     ``out`` has room for HOST_TEXT_SIZE bytes per frame. Returns the bytes written.
     """
@@ -282,7 +284,7 @@ def host_texts(
             wide = flags & STORE_V6 != 0
         size = HOST_V4 + (HOST_EXTRA if wide else 0)
         if size == last_size and same_bytes(host, last_host, size):
-            # Usually the host is the same as before.
+            # Usually the host is the same as in the frame before.
             length = offsets[i] - offsets[i - 1]
             target = out.ctypes.data
             copy_bytes(target + at, target + offsets[i - 1], length)
@@ -329,7 +331,7 @@ def host_texts(
 
 
 # --------------------------------------------------------------------------------------------------
-# Frames to Arrow buffers: fixed fields and spans of text and bodies.
+# Copy frames to Arrow buffers: fields of fixed size, and spans of text and bodies.
 
 
 @kernel
@@ -345,8 +347,8 @@ def gather(
     factors: Array,
     out64: Array,
 ) -> None:
-    """Copy fixed fields of each frame: 32-bit fields to ``out32`` (fields, n), and 64-bit fields,
-    each multiplied by its factor, to ``out64``.
+    """Copy fields of fixed size from each frame: 32-bit fields to ``out32`` (fields, n), and 64-bit
+    fields, each multiplied by its factor, to ``out64``.
 
     One call reads all fields, so that each frame's head is fetched from memory only once.
     """
@@ -374,7 +376,7 @@ def gather(
 def spans_of(
     rows: Array, count: int, at_column: int, length_column: int, starts: Array, lengths: Array
 ) -> None:
-    """For each frame, where one of its parts starts in the window, and the length of the part."""
+    """Write where a part of each frame starts in the window, and the length of the part."""
     for i in range(count):
         starts[i] = rows[i, POSITION] + rows[i, at_column]
         lengths[i] = rows[i, length_column]
@@ -382,7 +384,7 @@ def spans_of(
 
 @kernel
 def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: Array) -> bool:
-    """Where each topic starts in the window, and its length; returns whether all are ASCII."""
+    """Write where each topic starts in the window, and its length; return whether all are ASCII."""
     ascii_only = True
     for i in range(count):
         start = rows[i, POSITION] + rows[i, TOPIC_AT]
@@ -395,10 +397,10 @@ def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: A
 
 @kernel
 def offsets_of(lengths: Array, count: int, offsets: Array, validity: Array) -> tuple[int, int]:
-    """Arrow offsets and validity bits of spans; a negative length is null.
+    """Write the Arrow offsets and validity bits of spans; a span of negative length is null.
 
-    ``validity`` must be zeroed. Returns (total bytes, nulls); the bytes are -1 if they do not fit
-    into 32-bit offsets.
+    ``validity`` must be filled with 0. Returns (total bytes, number of nulls); the total is -1 if
+    it does not fit into 32-bit offsets.
     """
     total = np.int64(0)
     nulls = 0
@@ -429,9 +431,10 @@ def intern_topics(
 ) -> int:
     """Number the distinct topics in order of first appearance.
 
-    Args: ``table`` int32, a power of two long, filled with -1; ``found`` int32 (n, 2) gets start
-    and length of each distinct topic; ``ids`` gets the number of each frame's topic. Returns how
-    many there are, or -1 if they are more than ``found`` can hold.
+    Args: ``table`` is int32, filled with -1, and its length is a power of two. ``found`` int32 (n,
+        2) gets start and length of each distinct topic. ``ids`` gets the number of each frame's
+        topic. Returns the number of distinct topics, or -1 if there are more than ``found`` can
+        hold.
     """
     mask = table.shape[0] - 1
     known = 0
