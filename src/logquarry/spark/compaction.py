@@ -66,9 +66,8 @@ def compact(
 ) -> Compaction:
     """Merge the small files of exports: Parquet files, or a Delta or Iceberg table.
 
-    Rows do not change, nor does their order within a broker. While a Delta or Iceberg table is
-    compacted, an export can add to it. An export to a Parquet folder that is being compacted is
-    rejected.
+    Rows do not change, nor does their order within a broker. During a compaction, an export can add
+    to a Delta or Iceberg table, but an export to the same Parquet folder is rejected.
 
     Args:
         dest: destination folder of the exports.
@@ -84,12 +83,9 @@ def compact(
 
     Raises:
         StoreNotFound: if there is no export.
-        UsageError: if the table was not made by an export, an argument has no effect, or a package
-            is missing.
-        StoreUnavailable: if another export or compaction is running, or changed the files
-            meanwhile.
-        CorruptFile: if a file differs from its description in the table. The compaction has then
-            changed nothing.
+        UsageError: if no export made the table, an option has no effect, or a package is missing.
+        StoreUnavailable: if an export or compaction is running, or changed the files meanwhile.
+        CorruptFile: if a file differs from its description in the table; nothing has changed then.
     """
     if target_size is not None and target_size <= 0:
         raise UsageError(f"target_size: takes bytes > 0, not {target_size}")
@@ -172,10 +168,7 @@ class _File:
 
     @property
     def order(self) -> tuple[int, int, int, str]:
-        """The key by which files of one kind are sorted.
-
-        Several files that one merge wrote have the same first offset in their names.
-        """
+        """Sort key of files of one kind; the files of one merge have the same first offset."""
         offsets = int(self.entry["first_offset"]), int(self.entry["last_offset"])
         return self.first, *offsets, self.path
 
@@ -330,8 +323,7 @@ def _task(
     folder: OutputFolder, staging: str, group: Sequence[_File], known: Sequence[str]
 ) -> MergeTask:
     first, last = group[0], int(group[-1].entry["last_offset"])
-    # Choose a name that is not used yet: an earlier merge may have named its result after the same
-    # first file.
+    # Choose an unused name: the result of an earlier merge may have the first file's name.
     name = f"{first.kind}.{first.first:020d}.to.{last:020d}"
     path = f"{first.place}/{name}".lstrip("/")
     taken = [file[len(path) + 1 :] for file in known if file.startswith(f"{path}.")]
@@ -343,10 +335,7 @@ def _task(
 
 
 def _final(path: str, staging: str) -> str:
-    """Return the path to which the commit moves a staged file.
-
-    A task's attempt stages its files in a folder of its own.
-    """
+    """Return the path to which the commit moves a file from the folder of an attempt."""
     return path.removeprefix(f"{staging}/").partition("/")[2]
 
 
@@ -371,10 +360,9 @@ def _new_manifest(
 
 
 # ----------------------------------------------------------------------------- Delta and Iceberg
-# The new files replace the old files in one commit. An export can append during a compaction,
-# because the compaction replaces only files that were in the table when it began. The old files
-# stay in the folder for older versions of the table, until you clean the table (vacuum,
-# expire_snapshots).
+# The new files replace the old files in one commit. An export can append meanwhile, because the
+# compaction replaces only files that were in the table when it began. The old files stay for older
+# versions of the table, until you clean the table (vacuum, expire_snapshots).
 _WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")
 
 
@@ -417,8 +405,8 @@ def _total(sizes: Any) -> int:
 def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compaction:
     """Merge the small files of an Iceberg table.
 
-    The new snapshot has the operation ``overwrite``. ``replace`` would be better, because it states
-    that the rows stay the same, but `pyiceberg` does not offer it.
+    The snapshot's operation is ``overwrite``: `pyiceberg` does not offer ``replace``, which would
+    state that the rows stay the same.
 
     Args:
         table: the table.
@@ -474,10 +462,7 @@ def _remove(table: Iceberg, made: Sequence[Merged]) -> None:
 def _iceberg_groups(
     files: Sequence[TableDataFile], target_size: int
 ) -> Iterator[list[TableDataFile]]:
-    """Yield groups of files; each group is to be merged into one file.
-
-    The files of a group are neighbours in the order of offsets, of one broker and one partition.
-    """
+    """Yield groups of files of one broker and partition; each group is merged into one file."""
     kinds: dict[tuple[Any, str, str], list[TableDataFile]] = {}
     for file in files:
         place, _, name = file.path.rpartition("/")

@@ -422,7 +422,7 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
     """Set the environment for starting a JVM; restore it afterwards.
 
     The change ends with the block, because other programs that this process starts need the
-        original JAVA_HOME: the folder of the shim has no javac.
+    original JAVA_HOME: the folder of the shim has no javac.
 
     Args:
         config: settings of the session, which can choose a garbage collector.
