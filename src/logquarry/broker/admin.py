@@ -125,7 +125,7 @@ class Admin:
         _reply(request, broker_config.topic_entry(topic))
 
     def system_topics(self, request: Request) -> None:
-        """The topics that every broker has."""
+        """The system topics, which every broker has."""
         _reply(request, {"topicList": sorted(self._core.tables.system_topics)})
 
     async def topic_stats(self, request: Request) -> None:

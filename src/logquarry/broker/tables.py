@@ -125,7 +125,7 @@ class Tables:
 
     @property
     def system_topics(self) -> Iterable[str]:
-        """The topics that every broker has."""
+        """The system topics, which every broker has."""
         return self._system
 
     def topic(self, name: str) -> TopicConfig | None:

@@ -113,7 +113,7 @@ def client_tls(
 
 
 def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> None:
-    """Show a status line until ``line`` returns None or an interrupt arrives.
+    """Show a status line, until ``line`` returns None or the user interrupts.
 
     Args:
         out: the command's output.

@@ -284,7 +284,7 @@ def _cast(file: SourceFile, name: str, column: pa.Array, kind: pa.DataType) -> p
         or (pa.types.is_string(kind) and _is_text(given))
         or (pa.types.is_binary(kind) and (_is_text(given) or _is_bytes(given)))
     )
-    # Accept a whole number for a timestamp, as milliseconds.
+    # If a timestamp is a whole number, it counts milliseconds.
     same = same or (pa.types.is_timestamp(kind) and given == pa.int64())
     if same and pa.types.is_timestamp(kind):
         return column

@@ -62,7 +62,7 @@ class StoreCollector(Collector):
         self._node = store.broker if node_id is None else node_id
 
     def describe(self) -> list[Metric]:
-        """Return nothing, so that registering the collector does not scrape the store."""
+        """Return no metrics: otherwise registering the collector would scrape the store."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -254,7 +254,7 @@ class BrokerCollector(Collector):
         self._broker = broker
 
     def describe(self) -> list[Metric]:
-        """Return nothing, so that registering the collector does not scrape the broker."""
+        """Return no metrics: otherwise registering the collector would scrape the broker."""
         return []
 
     def collect(self) -> Iterator[Metric]:

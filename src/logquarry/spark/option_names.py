@@ -72,7 +72,7 @@ class Given:
             raise UsageError(f"{self._spelling[name.lower()]}: {error}") from error
 
     def refuse_ends(self) -> None:
-        """Reject the options that set the end of a read, because a stream has no end.
+        """Reject options that set the end of a read, because a stream has no end.
 
         Raises:
             UsageError: if the user gave one of them.
