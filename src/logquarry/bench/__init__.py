@@ -1,1 +1,1 @@
-"""The benchmarks of ``logquarry bench``: writing, reading, checking and recovering stores."""
+"""The benchmarks of ``logquarry bench``: they write, read, check and recover stores."""

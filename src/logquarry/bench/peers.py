@@ -1,4 +1,4 @@
-"""Puts the bodies of a benchmark into another embedded store, without a sync.
+"""Puts the bodies of a benchmark into another embedded database, without syncs, for comparison.
 
 =========  =====================================================================================
 lmdb       a transaction for each call, ``sync=False``; ``putmulti`` for several messages
@@ -9,8 +9,8 @@ sqlite3    a transaction for each call, WAL, ``synchronous=OFF``; ``executemany`
 
 A call stores as many messages as a call in the benchmark of logquarry.
 
-A message is stored under its number as its key. The stores keep no topics, queues, times or
-checksums, so they do less work than a put of logquarry.
+The key of a message is its number. These databases store no topics, queues, times or checksums, so
+they do less work than a put of logquarry.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Benchmarks of scans, recovery, rebuild and verify.
+"""Measures scans, recovery, rebuild and verify.
 
-A scan runs on one thread. Its kinds: ``walk`` finds every frame; ``walk_crc`` also checks every
-body; ``fixed_to_arrow`` makes Arrow columns of the topic and all fields of fixed width;
-``all_to_arrow`` makes all columns, with properties, and checks every body.
+A scan runs on one thread. There are four kinds of scans: ``walk`` finds every frame; ``walk_crc``
+also checks every body; ``fixed_to_arrow`` makes Arrow columns of the topic and all fields of fixed
+width; ``all_to_arrow`` makes all columns, with properties, and checks every body.
 
-The other benchmarks match ``oracle/bench recover`` and ``rebuild``, which measure RocketMQ. They
-fill a store with RocketMQ's file sizes, and open it three times in one process with a warm page
-cache. The clock stops when all messages are dispatched.
+The other benchmarks do the same as ``oracle/bench recover`` and ``rebuild``, which measure
+RocketMQ. They fill a store that has RocketMQ's file sizes, and open it three times in one process
+with a warm page cache. The measured time ends when all messages are dispatched.
 
 =========  ==================================================================================
 normal     open after a clean shutdown
@@ -51,11 +51,11 @@ KINDS: Final[Mapping[str, tuple[bool, Sequence[str]]]] = {
     "fixed_to_arrow": (False, FIXED_AND_TOPIC),
     "all_to_arrow": (True, schema.NAMES),
 }
-"""Kind -> (whether to check CRCs, columns to make)."""
+"""For each kind of scan: (whether to check CRCs, columns to make)."""
 
 
 class Timing(NamedTuple):
-    """The fastest round of a kind; ``n`` is the number of messages."""
+    """The result of a kind of scan: its fastest round. ``n`` is the number of messages."""
 
     messages_per_s: float
     bytes_per_s: float
@@ -90,8 +90,9 @@ def bench_scan(
 
     Args:
         store: the store.
-        warmup: rounds before the measurement, to load the kernels and the page cache.
-        rounds: rounds to measure. The kinds take turns, so that a slow moment affects all of them.
+        warmup: number of rounds before the measurement, which load the kernels and the page cache.
+        rounds: number of rounds to measure. The kinds take turns, so that a slow moment affects all
+            of them.
         progress: called after each pass with (passes done, all passes).
     """
     layout = StoreLayout.open(store)
@@ -133,7 +134,8 @@ def bench_recovery(kind: str, folder: Path, load: Load, recovery: str) -> dict[s
     """Measure one kind on a new store, and delete the store.
 
     Returns:
-        For each mode the seconds of each pass, and messages and bytes a second of the last pass.
+        For each mode, the seconds of each pass, and the messages and bytes per second of the last
+        pass.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = StoreConfig(recovery=recovery)

@@ -1,8 +1,8 @@
-"""Benchmarks of puts, gets and a consumer; they match ``oracle/bench``, which measures RocketMQ.
+"""Measures puts, gets and a consumer, in the same way as ``oracle/bench`` measures RocketMQ.
 
 A benchmark makes a store with RocketMQ's file sizes, warms it up, measures, and deletes the store.
-It takes the time when the last put returns, and again when all messages are dispatched. Dispatch
-runs during the puts.
+Dispatch runs during the puts. So there are two times: until the last put returns, and until all
+messages are dispatched.
 
 =========  ==================================================================================
 put        single puts; the time includes making each message and its property string
@@ -54,7 +54,7 @@ _IDLE_PER_MESSAGE: Final = 1e-5
 _SETTLE_SECONDS: Final = 0.5
 _LEAST_WARMUP: Final = 200_000
 _SYNC_WARMUP: Final = 2_000
-# In Python 3.11 looking up a member of an enum takes 0.15 us.
+# A constant, because in Python 3.11 looking up a member of an enum takes 0.15 us.
 _PUT_OK: Final = PutStatus.PUT_OK
 
 
@@ -72,8 +72,8 @@ class Load:
         is_sync: whether a put waits until its message is on the disk (SYNC_FLUSH).
         is_transient: whether to write through a pool of buffers (``transientStorePoolEnable``).
         as_messages: for ``put-many``: whether to put Message objects instead of record batches.
-        warmup: number of messages before the measurement; None for a quarter of ``n``, at least
-            200,000, but at most 2,000 with ``is_sync``.
+        warmup: number of messages before the measurement. None for a quarter of ``n``, but at least
+            200,000; with ``is_sync``, at most 2,000.
     """
 
     n: int = 1_000_000
@@ -113,7 +113,7 @@ class Bench:
         return f"KEYS\x01key{number}\x02{text}" if self._load.keys else text
 
     def _places(self, start: int, step: int) -> Iterator[tuple[str, int]]:
-        """Topic and queue of each message: they repeat after the last queue of the last topic."""
+        """Yield the topic and queue of each message; after the last queue they start again."""
         topics = [f"BenchTopic{topic}" for topic in range(self._load.topics)]
         count, queues = len(topics), self._load.queues
         numbers = range(start, start + count * queues * step, step)
@@ -122,7 +122,7 @@ class Bench:
     def _messages(self, start: int, stop: int, step: int) -> Iterator[Message]:
         body, numbers = self._body, range(start, stop, step)
         if self._load.keys == 1:
-            # Make the message with the same call as a user's program.
+            # Make the message with the same call that a user's program would use.
             for i, (topic, queue_id) in zip(numbers, self._places(start, step), strict=False):
                 yield Message(
                     topic,
@@ -160,7 +160,7 @@ class Bench:
 
     # ------------------------------------------------------------------------------------ puts
     def putter(self, kind: str) -> Callable[[int, int, int], None]:
-        """Make the function ``put(start, stop, step)``, which puts the messages of that range."""
+        """Return a function ``put(start, stop, step)``, which puts the messages of this range."""
         if kind == "put":
             return self._put_outstanding if self._load.outstanding else self._put
         if kind == "put-batch":
@@ -250,8 +250,8 @@ class Bench:
             "seconds": seconds,
             "messages_per_s": count / seconds,
             "bytes_per_s": size / seconds,
-            # Measure the processor time of the thread that puts: unlike wall time, it does not
-            # include other programs.
+            # Measure the processor time of the thread that puts. Unlike wall time, it does not
+            # include the time of other programs.
             **({"cpu_us_per_message": used / count * 1e6} if load.threads == 1 else {}),
             "seconds_until_dispatched": dispatched,
             "messages_per_s_until_dispatched": count / dispatched,
@@ -304,7 +304,7 @@ class Bench:
         }
 
     def timed_consumer(self) -> dict[str, float]:
-        """Consume all messages in one thread, and return the fastest of three groups."""
+        """Consume all messages in one thread, by three groups in turn; return the fastest."""
         topics = sorted(topic for topic in self._store.topics if topic.startswith("BenchTopic"))
         best, cpu, count = math.inf, math.inf, 0
         for number in range(_PASSES):
@@ -381,6 +381,6 @@ def bench_store(
 
 
 def _require(result: Any) -> None:
-    # A message whose result has this status is in the log.
+    # A message is in the log if its result has one of these states.
     if result.status is not _PUT_OK:
         raise RuntimeError(f"a put failed: {result}")

@@ -1,6 +1,6 @@
-"""A broker for RocketMQ's clients on a store: :class:`Broker`, or in a thread :func:`background`.
+"""Serves a store to RocketMQ's clients: :class:`Broker`; :func:`background` runs it in a thread.
 
-docs/broker-requests.md lists the requests that it answers.
+docs/broker-requests.md lists the requests that the broker answers.
 """
 
 from __future__ import annotations

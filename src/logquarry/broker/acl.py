@@ -1,9 +1,10 @@
-"""Accounts with permissions, and the signatures of requests (``PlainPermissionManager``).
+"""Checks accounts, their permissions, and the signatures of requests (``PlainPermissionManager``).
 
-A client signs each request with its secret key: HMAC-SHA1 over the values of all header fields in
-the order of their names, and the body. Every request needs the permission for its topic and group.
-For batches, ends of transactions, offsets, searches and locks, RocketMQ checks only the signature;
-this broker also checks the permission. A request without a rule needs an administrator.
+A client signs each request with its secret key. The signature is an HMAC-SHA1 over the values of
+all header fields, in the order of their names, and the body. The account needs a permission for the
+topic and the group of the request. For batches, ends of transactions, offsets, searches and locks,
+RocketMQ checks only the signature; this broker also checks the permission. Only an administrator
+may make requests for which this module has no rule.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from logquarry.store.consumer.subscription import DEAD_PREFIX, RETRY_PREFIX
 _SIGNATURE: Final = "Signature"
 _ACCESS_KEY: Final = "AccessKey"
 CREDENTIALS: Final = frozenset({_SIGNATURE, _ACCESS_KEY, "SecurityToken"})
-"""The broker removes these fields from a request before it forwards it to another client."""
+"""Before the broker forwards a request to another client, it removes these fields."""
 _UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """A field that Java's client adds after it has signed the request."""
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
@@ -35,7 +36,8 @@ HIDDEN: Final = frozenset(
         *("TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
     }
 )
-"""Topics with messages of other topics: clients must not send to them (``TopicValidator``)."""
+"""Topics that hold other topics' messages: clients must not send to them (``TopicValidator``).
+"""
 PUB: Final = "PUB"
 SUB: Final = "SUB"
 NOTHING: Final = frozenset[str]()
@@ -54,9 +56,9 @@ _C = RequestCode
 _OPEN: Final = frozenset(
     {_C.GET_ROUTEINFO_BY_TOPIC, _C.GET_BROKER_CLUSTER_INFO, _C.UNREGISTER_CLIENT}
 )
-"""Requests that need no account: reads of routes, and the goodbye of a client."""
+"""Requests that need no account: for routes, and to unregister a client."""
 _LATER: Final = frozenset({_C.VIEW_MESSAGE_BY_ID, _C.END_TRANSACTION})
-"""Requests whose topic is known only after the message is read."""
+"""Requests that do not name a topic: the broker must read the message to know its topic."""
 _PUBLISHES: Final = frozenset(
     {
         *(_C.SEND_MESSAGE, _C.SEND_MESSAGE_V2, _C.SEND_BATCH_MESSAGE),
@@ -78,12 +80,12 @@ _IN_BODY: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One account.
+    """An account of a client.
 
     Attributes:
-        access_key: its name.
-        secret_key: signs its requests.
-        admin: whether it may do everything.
+        access_key: the account's name.
+        secret_key: the key that signs the account's requests.
+        admin: whether the account may make all requests.
         topics: topic -> permissions.
         groups: consumer group -> permissions.
         default_topic: permissions for topics that are not listed.
@@ -107,7 +109,8 @@ class Account:
             if topic.startswith(prefix):
                 self.require_group(topic.removeprefix(prefix))
                 return
-        # System topics have messages of all topics, so the default does not apply to them.
+        # System topics contain messages of all topics, so the default permission does not apply to
+        # them.
         is_shared = topic in HIDDEN or (permission == SUB and topic.startswith(_SHARED))
         default = NOTHING if is_shared else self.default_topic
         if not self.admin and permission not in self.topics.get(topic, default):
@@ -119,10 +122,10 @@ class Account:
             self.refuse(f"the permission SUB for the group {group[:200]}")
 
     def require_producer(self, group: str) -> None:
-        """Raise Refused if the account may not send for a producer group.
+        """Raise Refused if the account may not send as a member of a producer group.
 
-        If the account lists the producer group, that entry decides. Otherwise PUB for any topic is
-        enough, because RocketMQ's accounts list consumer groups only.
+        If the account lists the producer group, that entry decides. Otherwise a permission PUB for
+        any topic is enough, because accounts in RocketMQ list consumer groups only.
         """
         if group in self.groups:
             may_send = PUB in self.groups[group]
@@ -143,7 +146,7 @@ class AccessControl:
         accounts: the accounts.
 
     Raises:
-        UsageError: if two accounts have one access key, or a key is too short.
+        UsageError: if two accounts have the same access key, or a key is too short.
     """
 
     def __init__(self, *accounts: Account) -> None:
@@ -173,7 +176,8 @@ class AccessControl:
         fields = command.ext_fields
         account = self._accounts.get(fields.get(_ACCESS_KEY, ""))
         signature = fields.get(_SIGNATURE, "")
-        # An unknown key and a wrong signature take the same time and get the same answer.
+        # An unknown key takes as long as a wrong signature and gets the same answer, so that a
+        # client cannot find out which keys exist.
         secret = account.secret_key if account is not None else "unknown"
         is_valid = any(
             hmac.compare_digest(
@@ -226,7 +230,7 @@ def sign(fields: Mapping[str, str], body: bytes, secret: str, leave: tuple[str, 
 
 
 def _named(body: bytes) -> Iterator[tuple[str, str]]:
-    """The topics (SUB), producer groups (PUB) and consumer groups in the body of a request."""
+    """Return the topics (SUB), producer groups (PUB) and consumer groups in a request's body."""
     document = parse_body(body)
     try:
         for one in document.get("producerDataSet") or ():

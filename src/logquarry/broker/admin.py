@@ -1,4 +1,4 @@
-"""The requests of mqadmin: topics, groups, clients, resets (``AdminBrokerProcessor``)."""
+"""Answers mqadmin's requests: topics, groups, clients, resets (``AdminBrokerProcessor``)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Admin(Part):
             for fields in topics:
                 core.tables.set_topic(_topic_of(fields))
         finally:
-            # If a topic of the list is illegal, the topics before it stay.
+            # If a topic of the list is illegal, the topics before it in the list are created.
             await core.slow(core.tables.save)
 
     @answers(RequestCode.DELETE_TOPIC_IN_BROKER)
@@ -81,7 +81,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_ALL_TOPIC_CONFIG)
     def all_topics(self, request: Request) -> None:
-        """The table of topics."""
+        """All topics with their settings."""
         table = self._core.tables.topics
         document = {
             "dataVersion": {"counter": 0, "timestamp": self._core.clock()},
@@ -93,7 +93,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_TOPIC_CONFIG)
     def topic_config(self, request: Request) -> None:
-        """One topic; mqadmin of RocketMQ 5 asks for it before ``GET_TOPIC_STATS_INFO``."""
+        """The settings of a topic; mqadmin 5 requests them before ``GET_TOPIC_STATS_INFO``."""
         topic = self._core.require_topic(request.fields["topic"], 7)
         request.reply_json(broker_config.topic_entry(topic))
 
@@ -104,7 +104,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_TOPIC_STATS_INFO)
     async def topic_stats(self, request: Request) -> None:
-        """The ends of each queue of a topic, and the time of its last message."""
+        """The first and last offset of each queue of a topic, and the time of its last message."""
         core, name = self._core, request.fields["topic"]
         topic = core.require_topic(name, 7)
         pairs = await core.slow(partial(_queue_stats, core, topic))
@@ -158,19 +158,19 @@ class Admin(Part):
 
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
     def all_offsets(self, request: Request) -> None:
-        """The table of consumer offsets."""
+        """All consumer offsets."""
         text = broker_config.encode_consumer_offsets(self._core.tables.offsets.groups())
         request.reply(body=text.encode())
 
     @answers(RequestCode.GET_ALL_DELAY_OFFSET)
     def delay_offsets(self, request: Request) -> None:
-        """The progress of delayed delivery."""
+        """For each delay level, the offset up to which its messages were delivered."""
         found = delay_offsets(self._core.store.layout) or {}
         request.reply(body=broker_config.encode_delay_offsets(found).encode())
 
     @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def consumer_connections(self, request: Request) -> None:
-        """The consumers of a group, and what they subscribe to."""
+        """The consumers of a group, and their subscriptions."""
         name = request.fields["consumerGroup"]
         group = self._core.clients.consumers.get(name)
         if group is None:
@@ -201,7 +201,8 @@ class Admin(Part):
     def all_producers(self, request: Request) -> None:
         """The producers of all groups (``ProducerTableInfo``)."""
         core = self._core
-        # Convert the times of last heartbeats from the monotonic clock to the broker's clock.
+        # The times of the last heartbeats are on the monotonic clock; convert them to the broker's
+        # clock.
         shift = core.clock() - round(time.monotonic() * 1_000)
         data = {
             group: [
@@ -220,7 +221,7 @@ class Admin(Part):
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     async def reset_offset(self, request: Request) -> None:
-        """Reset the offsets of a group in a topic to a time, and notify its consumers."""
+        """Set the offsets of a group in a topic to those of a time, and notify its consumers."""
         core, fields = self._core, request.fields
         group, name = fields["group"], fields["topic"]
         topic = core.require_topic(name, 7)
@@ -255,7 +256,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def forward(self, request: Request) -> None:
-        """Ask a consumer for its state, or let it consume one message now."""
+        """Forward a request to a consumer: to return its state, or to consume one message now."""
         fields = request.fields
         group, client_id = fields["consumerGroup"], fields["clientId"]
         client = self._core.clients.consumer(group, client_id)
@@ -302,7 +303,7 @@ def _queue_stats(core: Core, topic: TopicConfig) -> list[tuple[dict[str, Any], d
 
 
 def _offsets_at(core: Core, topic: TopicConfig, timestamp: int) -> dict[int, int]:
-    """Find the queue offset of a time in each queue; for the time -1 the end of each queue."""
+    """Return for each queue the queue offset of a time; for the time -1, the end of the queue."""
     store = core.store
     return {
         queue_id: store.queue_offsets(topic.name, queue_id).max

@@ -1,4 +1,4 @@
-"""A broker and its name server in one process, on a store: start, stop, housekeeping.
+"""Runs a broker and its name server on a store, in one process: start, stop, housekeeping.
 
 ::
 
@@ -66,20 +66,22 @@ _SMALL: Final = StoreConfig(
 """The file sizes of a temporary store."""
 _SHM: Final = "/dev/shm"
 _LEAST_MEMORY: Final = 1 << 30
-"""Free bytes that a tmpfs must have for a temporary store. In a Docker container tmpfs has 64 MiB:
-a store there would soon refuse messages."""
+"""Free bytes that a tmpfs must have for a temporary store. In a Docker container a tmpfs has only
+64 MiB, so a store there would soon refuse messages.
+"""
 
 
 class Broker:
-    """Serves a store to RocketMQ's clients. An asynchronous context manager.
+    """A broker that serves a store to RocketMQ's clients. An asynchronous context manager.
 
     Args:
-        path: the store's folder, made if it is missing; None for a temporary store that is deleted
-            at the end. It is in memory if /dev/shm has 1 GiB free.
-        options: how to serve it; the default listens on loopback, on ports that the system chooses.
+        path: the store's folder; it is made if it is missing. None for a temporary store, which is
+            deleted at the end, and which is in memory if /dev/shm has 1 GiB free.
+        options: how to serve the store. By default the broker listens on loopback, on ports that
+            the system chooses.
         config: settings of the store.
-        clock: time in milliseconds, for delays, retries and checks of transactions. Tests pass a
-            :class:`logquarry.testing.clock.ShiftedClock`.
+        clock: returns the time in milliseconds, for delays, retries and checks of transactions.
+            Tests pass a :class:`logquarry.testing.clock.ShiftedClock`.
 
     Attributes:
         store: the open store, while the broker runs.
@@ -248,12 +250,13 @@ class Broker:
 
         The store of a read-only broker is a reader: the methods that write raise StoreUnavailable.
         """
-        # The declared type is that of a writer, so that type checkers know all methods.
+        # The declared type is that of a writer even for a reader, so that type checkers know all
+        # methods.
         return cast(StoreWriter, self.core.store)
 
     @property
     def name_server(self) -> str:
-        """host:port of the name server; give it to clients."""
+        """host:port of the name server, which clients need."""
         host = self.core.address.rpartition(":")[0]
         return f"{host}:{self._ports[1].port}"
 
@@ -264,7 +267,7 @@ class Broker:
 
     @property
     def is_address_chosen(self) -> bool:
-        """Whether the broker chose the address for clients, because it listens on all addresses."""
+        """Whether the broker itself chose the address for clients: it listens on all addresses."""
         return self.options.advertise is None and is_wildcard(self.options.host)
 
     @property
@@ -273,7 +276,7 @@ class Broker:
         return [connection for port in self._ports for connection in port.connections]
 
     def lags(self) -> dict[str, int]:
-        """Lag of each connected group, in messages. Only queues that were pulled count."""
+        """Lag of each connected group, in messages. Queues that were never pulled do not count."""
         core = self.core
         found: dict[str, int] = {}
         for name, group in core.clients.consumers.items():
@@ -303,7 +306,7 @@ class Broker:
             await _save_tables(core)
 
     async def _poll(self, core: Core) -> None:
-        """Find messages that another process has put into the store."""
+        """Look for messages that another process has put into the store, until the broker stops."""
         refresh_at = 0.0
         while True:
             await asyncio.sleep(self.options.poll_ms / 1_000)
@@ -322,9 +325,9 @@ class Broker:
 
     # ---------------------------------------------------------------------------------------- stop
     async def stop(self) -> None:
-        """Answer the requests in flight, and close the store; a second call does nothing.
+        """Answer the requests that were received, and close the store; a second call does nothing.
 
-        A cancelled call also closes the store before it ends.
+        If the call is cancelled, it still closes the store before it ends.
         """
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
@@ -365,7 +368,7 @@ class Broker:
 
 
 async def _to_its_end(task: asyncio.Task[None]) -> None:
-    """Wait for a task that must not stop halfway. A cancellation is raised after the task ends."""
+    """Wait for a task that must not stop halfway; raise a cancellation only after its end."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -378,7 +381,7 @@ async def _to_its_end(task: asyncio.Task[None]) -> None:
 
 
 def _memory() -> str | None:
-    """The folder of a tmpfs with space for a temporary store; None if there is none."""
+    """Return a folder in memory (tmpfs) with space for a temporary store; None if there is none."""
     try:
         found = os.statvfs(_SHM)
     except (OSError, AttributeError):  # Windows has no statvfs.
@@ -402,7 +405,7 @@ def _host_bytes(host: str, port: int) -> bytes:
 
 
 async def _save_tables(core: Core) -> None:
-    """Write the tables. Only log a failure: housekeeping and the broker's stop must continue."""
+    """Write the tables; only log a failure: housekeeping and the broker's stop must continue."""
     for what, save in (
         ("the offsets of the groups", core.tables.save_offsets),
         ("topics and groups", core.tables.save),
@@ -425,7 +428,7 @@ def _ends(store: MessageStore, keys: list[tuple[str, int]]) -> dict[tuple[str, i
     for topic, queue_id in keys:
         try:
             end = store.queue_offsets(topic, queue_id).max
-            # A get at the known end lists the files again, so it finds a later end.
+            # A get at the known end lists the queue's files again, so it finds a later end.
             found[topic, queue_id] = store.get(topic, queue_id, end, 1).max_offset
         except (StoreError, OSError) as error:
             # A failure in one queue must not stop the others.
@@ -434,7 +437,7 @@ def _ends(store: MessageStore, keys: list[tuple[str, int]]) -> dict[tuple[str, i
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """The fastest installed event loop: uvloop's, or else asyncio's."""
+    """Return the fastest event loop that is installed: that of uvloop, or else that of asyncio."""
     try:
         import uvloop
     except ImportError:
@@ -452,8 +455,9 @@ def background(
 ) -> Iterator[Broker]:
     """Run a broker in a thread while the block runs.
 
-    Other threads may use only the broker's ``name_server``, ``address`` and ``store``. In a forked
-    child the broker does not run, and the end of the block does nothing.
+    Other threads may use only ``name_server``, ``address`` and ``store`` of the broker. If the
+    process forks, the broker does not run in the child, and the end of the block does nothing
+    there.
 
     Args:
         path: as for :class:`Broker`.
@@ -471,8 +475,8 @@ def background(
             asyncio.run_coroutine_threadsafe(broker.start(), loop).result()
             yield broker
         finally:
-            # In a forked child no thread runs the loop, and the sockets and the store belong to the
-            # parent too: leave them alone.
+            # In a forked child no thread runs the loop. The child must not close the sockets and
+            # the store, because the parent uses them.
             if os.getpid() == process:
                 asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
     finally:

@@ -1,8 +1,8 @@
-"""The connected clients: producers, and consumers with their subscriptions, by their heartbeats.
+"""The connected clients, as their heartbeats describe them: producers, consumers, subscriptions.
 
 Follows ``ProducerManager`` and ``ConsumerManager``: a client stays in the groups of its heartbeats
-until it unregisters or its connection ends. If the consumers of a group change, the broker asks all
-of them to divide the queues again.
+until it unregisters or its connection ends. If a consumer joins or leaves a group, the broker tells
+all consumers of the group to divide the queues again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 BROADCASTING: Final = "BROADCASTING"
 _MOST_GROUPS: Final = 10_000
-"""Maximum number of producer groups of a connection, and of its consumer groups."""
+"""Maximum number of producer groups of a connection. The same maximum applies to its consumer
+groups.
+"""
 _MOST_IDS: Final = 100
-"""Maximum number of client ids of one connection. Clients of RocketMQ have one."""
+"""Maximum number of client ids of one connection. RocketMQ's clients use one."""
 _LONGEST_FILTER: Final = 8_192
-"""Maximum characters of a tag expression or SQL92 filter: the event loop parses it."""
+"""Maximum characters of a tag expression or SQL92 filter. It is limited because the event loop
+parses it.
+"""
 _CACHED_FILTERS: Final = 256
 _LONGEST_NAME: Final = 512
 """Maximum characters of a client id, or of the name of a group."""
@@ -48,7 +52,7 @@ class TopicFilter:
 
     @property
     def version(self) -> int:
-        """The version of the subscription; a higher version replaces it."""
+        """The version of the subscription; a subscription with a higher version replaces it."""
         version = self.document.get("subVersion")
         return version if isinstance(version, int) else 0
 
@@ -56,7 +60,7 @@ class TopicFilter:
     def expression(self) -> tuple[str | None, SqlFilter | None]:
         """The result of :func:`parse_expression`, parsed at its first use.
 
-        A heartbeat may have thousands of subscriptions; they are not parsed when it arrives.
+        A heartbeat may have thousands of subscriptions, so they are not parsed when it arrives.
         """
         return parse_expression(
             str(self.document.get("subString") or ""), self.document.get("expressionType")
@@ -87,7 +91,10 @@ _TOO_LONG: Final = f"a filter has at most {_LONGEST_FILTER} characters"
 
 @lru_cache(_CACHED_FILTERS)
 def _compiled(text: str) -> SqlFilter | str:
-    """A filter, or why it is invalid. The cache keeps invalid filters too: clients repeat them."""
+    """Return the parsed filter, or why it is invalid.
+
+    The cache keeps invalid filters too, because clients send them again and again.
+    """
     try:
         return parse(text)
     except BadFilter as error:
@@ -101,7 +108,7 @@ class Client:
     Attributes:
         version: number of its RocketMQ version.
         seen: time of the heartbeat, by ``time.monotonic``.
-        account: its account; None if the broker has no accounts.
+        account: account of the client; None if the broker has no accounts.
     """
 
     client_id: str
@@ -121,7 +128,7 @@ class Client:
         return True
 
     def document(self) -> dict[str, Any]:
-        """The client as ``Connection`` of mqadmin."""
+        """The client in the form of mqadmin's ``Connection``."""
         return {
             "clientAddr": self.connection.address,
             "clientId": self.client_id,
@@ -132,7 +139,7 @@ class Client:
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """The consumers of a group, and what they subscribe to.
+    """The consumers of a group, and their subscriptions.
 
     Attributes:
         consume_type: ``CONSUME_PASSIVELY`` for push, ``CONSUME_ACTIVELY`` for pull.
@@ -148,7 +155,7 @@ class ConsumerGroup:
 
 
 class Clients:
-    """All clients. Only the event loop uses it.
+    """All connected clients. Only the event loop uses this object.
 
     Args:
         notifies: whether the broker notifies the consumers of a group when one joins or leaves.
@@ -162,7 +169,7 @@ class Clients:
         """The producer groups and the consumer groups of each connection."""
         self._next: dict[str, int] = {}
         self._owners: dict[str, tuple[Account, set[Connection]]] = {}
-        """Client id -> the account that has it, and the connections that use it."""
+        """For each client id, the account that reserved it, and the connections that use it."""
         self._ids: dict[Connection, set[str]] = {}
 
     def heartbeat(
@@ -199,8 +206,8 @@ class Clients:
     def _claim(self, client: Client, account: Account) -> None:
         """Reserve a client id for the client's account until its connections end.
 
-        The broker forwards replies, and some requests of mqadmin, to the client with an id. So no
-        other account may take that id.
+        The broker forwards replies and some requests of mqadmin to the client with a given id. So
+        no other account may use the id of a connected client.
         """
         self.require_owner(client.client_id, account)
         ids = self._ids.setdefault(client.connection, set())
@@ -210,7 +217,7 @@ class Clients:
         self._owners.setdefault(client.client_id, (account, set()))[1].add(client.connection)
 
     def require_owner(self, client_id: str, account: Account | None) -> None:
-        """Raise Refused if a client of another account has an id."""
+        """Raise Refused if a client of another account uses the id."""
         owner, _ = self._owners.get(client_id, (account, None))
         if owner is not account:
             raise Refused(
@@ -233,7 +240,7 @@ class Clients:
         return has_changed
 
     def unregister(self, connection: Connection, producer: str, consumer: str) -> None:
-        """Remove a client from a producer group and a consumer group; an empty name: no group."""
+        """Remove a client from a producer group and a consumer group; an empty name means none."""
         self._leave_producers(connection, producer)
         self._leave_consumers(connection, consumer)
 
@@ -294,7 +301,10 @@ class Clients:
         return next((client for client in members if client.client_id == client_id), None)
 
     def producer_of(self, group: str, topic: str) -> Client | None:
-        """Choose a producer of a group that may send to a topic, each in turn; None if none may."""
+        """Choose a producer of a group that may send to a topic.
+
+        The producers are chosen in turn. None if no producer may send to the topic.
+        """
         found = self.producers.get(group, {}).values()
         members = [client for client in found if client.may_publish(topic)]
         if not members:
@@ -313,7 +323,7 @@ class Clients:
 
 
 def objects(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """The objects of a list in a document; other values are ignored."""
+    """Return the JSON objects of a list in a document; other values are ignored."""
     found = document.get(name)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 

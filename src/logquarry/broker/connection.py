@@ -1,7 +1,7 @@
-"""One connection of a client: reads its requests, and sends answers and the broker's requests.
+"""A client's connection: receives its requests, sends answers, and sends requests of the broker.
 
-A client that does not read its answers delays only itself: its connection then reads and starts no
-further request. The connection sends the answers of one loop iteration in one write.
+If a client does not read its answers, its connection reads and starts no further requests. So such
+a client delays only itself. The connection sends all answers of one loop iteration in one write.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _failures, _violations = SparingLog(logger), SparingLog(logger)
 _WRITE_LIMIT: Final = 1 << 20
 """Unsent bytes above which a connection stops reading."""
 _MOST_PENDING: Final = 2_048
-"""Maximum number of requests of one connection that are answered at a time, without long polls."""
+"""Maximum number of requests of one connection that are answered at a time. Long polls do not
+count.
+"""
 _NO_HOST: Final = bytes(8)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _HANDSHAKE_SECONDS: Final = 10.0
@@ -56,7 +58,7 @@ class Request:
     account: Account | None = None
 
     def require(self, topic: str, permission: str) -> None:
-        """Raise Refused if the account has no permission for a topic that is known only now."""
+        """Raise Refused if the account has no permission for a topic that the request lacks."""
         if self.account is not None:
             self.account.require_topic(topic, permission)
 
@@ -90,7 +92,7 @@ class Request:
 
 
 Handler = Callable[[Request], Awaitable[None] | None]
-"""Answers a request now, in a coroutine, or later through :meth:`Request.reply`."""
+"""Answers a request: by its result, by a coroutine, or later through :meth:`Request.reply`."""
 
 
 class Server(Protocol):
@@ -109,7 +111,7 @@ class Server(Protocol):
         """Raise Refused if the client may not make this request."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine until the server ends."""
+        """Run a coroutine as a task of the server."""
 
 
 class Connection(asyncio.Protocol):
@@ -117,8 +119,8 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         address: host:port of the client.
-        host: the same address, as the bytes that a frame has for a host.
-        heard: time when the last bytes arrived, by ``time.monotonic``.
+        host: the same address in the bytes in which a frame stores a host.
+        heard: time at which the last bytes arrived, by ``time.monotonic``.
         is_open: whether answers can still be sent.
         is_writable: whether the client reads its answers in time.
     """
@@ -191,7 +193,7 @@ class Connection(asyncio.Protocol):
         self._work()
 
     def when_writable(self, call: Callable[[], object]) -> None:
-        """Call a function when the client has read its answers, or is gone."""
+        """Call a function when the client has read its answers, or has disconnected."""
         self._resumed.append(call)
 
     def _resume(self) -> None:
@@ -208,7 +210,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def pending(self) -> int:
-        """Requests that are being answered."""
+        """Number of requests that are being answered."""
         return self._pending
 
     def drain(self) -> None:
@@ -232,7 +234,7 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------ requests
     def _work(self) -> None:
-        """Start waiting requests, until the connection has the maximum number of started ones."""
+        """Start waiting requests, until the maximum number of requests is started."""
         if self._is_working:
             # A request was answered at once: the loop below continues with the next one.
             return
@@ -276,13 +278,13 @@ class Connection(asyncio.Protocol):
             request.fail(error)
 
     def hold(self) -> None:
-        """Count a request as a long poll: it does not delay the start of other requests."""
+        """Count a request as a long poll, so that it does not delay the start of other requests."""
         self._pending -= 1
         if self._backlog:
             self._work()
 
     def unhold(self) -> None:
-        """Count a long poll as a request that is being answered."""
+        """Count a long poll as a normal request again, because it is being answered now."""
         self._pending += 1
 
     def answer(self, command: RemotingCommand, answer: RemotingCommand) -> None:
@@ -319,9 +321,9 @@ class Connection(asyncio.Protocol):
 
     # -------------------------------------------------------------------- requests of the broker
     async def until_writable(self) -> None:
-        """Wait until the client has read the bytes sent to it, or is gone.
+        """Wait until the client has read the bytes sent to it, or has disconnected.
 
-        Bytes that it does not read stay in memory.
+        Call this before sending more: bytes that the client does not read stay in memory.
         """
         while self.is_open and not self.is_writable:
             resumed = asyncio.Event()
@@ -333,7 +335,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         """Send a one-way request to the client; drop it if the client does not read its bytes.
 
-        A dropped request is only a delay: clients rebalance at intervals anyway, and the broker
+        A dropped request only causes a delay: clients rebalance at intervals anyway, and the broker
         repeats the check of a transaction.
         """
         if not self.is_writable:
@@ -357,7 +359,7 @@ class Connection(asyncio.Protocol):
         *,
         timeout_s: float,
     ) -> RemotingCommand:
-        """Send a request to the client when it can take one, and wait for its answer.
+        """Send a request to the client as soon as it reads its bytes, and wait for its answer.
 
         Raises:
             TimeoutError: if there is no answer in time.
@@ -386,7 +388,7 @@ class Connection(asyncio.Protocol):
 
 
 class Handshake(asyncio.Protocol):
-    """A TLS handshake; :class:`Connection` follows it.
+    """The TLS handshake of a client; after it, :class:`Connection` serves the client.
 
     The broker limits the number of handshakes. Therefore it starts them itself: if asyncio did, the
     broker would learn of a client only after the handshake.
@@ -403,8 +405,9 @@ class Handshake(asyncio.Protocol):
             _violations.warning("too many TLS handshakes: a client is disconnected")
             transport.abort()
             return
-        # The handshake must get the client's first bytes. uvloop reads on even after pause_reading,
-        # and start_tls would then miss them. So another transport takes the socket.
+        # The handshake must get the client's first bytes. uvloop continues to read even after
+        # pause_reading, so start_tls would miss these bytes. So a second transport takes over the
+        # socket.
         found = transport.get_extra_info("socket")
         taken = socket.fromfd(found.fileno(), found.family, found.type)
         taken.setblocking(False)

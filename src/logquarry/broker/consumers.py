@@ -1,7 +1,7 @@
-"""Consumer groups: heartbeats, offsets and locks, and the progress of each group.
+"""Serves consumer groups: their heartbeats, offsets, locks and progress.
 
 Follows ``ClientManageProcessor``, ``ConsumerManageProcessor`` and ``RebalanceLockManager``.
-The progress of a group is its offsets compared with the ends of the queues.
+The progress of a group shows how far its offsets are behind the ends of the queues.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from logquarry.store.consumer.subscription import retry_topic
 
 _MOST_LOCKS: Final = 100_000
 _LONGEST_NAMES: Final = 512
-"""Maximum characters of each of a lock's names: group, topic and client."""
+"""Maximum characters of each name in a lock: of group, topic and client."""
 _LOCK_SECONDS: Final = 60.0
-"""How long a queue stays locked without a renewal (``REBALANCE_LOCK_MAX_LIVE_TIME``)."""
+"""Time after which an unrenewed lock ends (``REBALANCE_LOCK_MAX_LIVE_TIME``).
+"""
 
 
 class Consuming(Part):
@@ -84,7 +85,7 @@ class Consuming(Part):
 
     @answers(RequestCode.CHECK_CLIENT_CONFIG)
     def check_config(self, request: Request) -> None:
-        """Check the filter of a consumer before it starts."""
+        """Check the filter of a consumer that is about to start."""
         document = parse_body(request.command.body).get("subscriptionData")
         if isinstance(document, dict):
             parse_expression(str(document.get("subString") or ""), document.get("expressionType"))
@@ -92,7 +93,7 @@ class Consuming(Part):
 
     @answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def consumer_list(self, request: Request) -> None:
-        """The ids of the consumers of a group."""
+        """The client ids of the consumers of a group."""
         group = request.fields["consumerGroup"]
         ids = self._core.clients.consumer_ids(group)
         if not ids:
@@ -115,10 +116,11 @@ class Consuming(Part):
         request.reply(fields={"offset": str(offset)})
 
     def _start_of(self, topic: str, queue_id: int) -> int | None:
-        """Where a new group starts, if the broker decides this: at 0 if the queue is young.
+        """Return the start of a new group if the broker decides it: 0 if the queue is young.
 
-        A queue is young if it still has its first message, and that message counts as in memory
-        (``checkInDiskByConsumeOffset``). Otherwise the client decides, by its ConsumeFromWhere.
+        A queue is young if its first message was not deleted yet, and counts as in memory
+        (``checkInDiskByConsumeOffset``). If the queue is not young, the client decides, by its
+        ConsumeFromWhere.
         """
         store = self._core.store
         queue = store.queue(topic, queue_id)
@@ -145,7 +147,7 @@ class Consuming(Part):
     # --------------------------------------------------------------------------------------- locks
     @answers(RequestCode.LOCK_BATCH_MQ)
     def lock(self, request: Request) -> None:
-        """Lock queues for one client of a group; answer with the queues that the client has now."""
+        """Lock queues for one client of a group; answer with the queues that it has locked."""
         client, keys = self._queues_of(request)
         now = time.monotonic()
         had: list[Mapping[str, Any]] = []
@@ -168,7 +170,7 @@ class Consuming(Part):
         request.reply()
 
     def _queues_of(self, request: Request) -> tuple[str, list[tuple[str, str, int]]]:
-        """The client and the queues of a request that locks or unlocks."""
+        """Return the client and the queues that a request to lock or to unlock names."""
         document = parse_body(request.command.body)
         group, client = str(document.get("consumerGroup")), str(document.get("clientId"))
         self._core.clients.require_owner(client, request.account)
@@ -181,13 +183,13 @@ class Consuming(Part):
         return client, keys
 
     def expire_locks(self) -> None:
-        """Forget locks that were not renewed."""
+        """Remove locks that were not renewed in time."""
         now = time.monotonic()
         self._locks = {key: value for key, value in self._locks.items() if value[1] >= now}
 
 
 QueueStats = list[tuple[dict[str, Any], dict[str, int]]]
-"""``MessageQueue`` and ``OffsetWrapper`` of each queue, as documents."""
+"""For each queue, the documents ``MessageQueue`` and ``OffsetWrapper`` of RocketMQ."""
 
 
 class Progress(Part):
@@ -215,7 +217,7 @@ class Progress(Part):
 
     @answers(RequestCode.GET_CONSUME_STATS)
     async def of_group(self, request: Request) -> None:
-        """The end of each queue of a group, and the group's offset there (``ConsumeStats``)."""
+        """The end of each queue of a group's topics, and the group's offset (``ConsumeStats``)."""
         core, fields = self._core, request.fields
         group = fields["consumerGroup"]
         topics = self._topics(group, fields["topic"])
@@ -246,7 +248,7 @@ class Progress(Part):
 
     @answers(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
     def subscription(self, request: Request) -> None:
-        """The subscription of the connected consumers of a group to a topic, if they have one."""
+        """The subscription of a group's connected consumers to a topic, if there is one."""
         group, topic = request.fields["group"], request.fields["topic"]
         document: dict[str, Any] = {"group": group, "topic": topic}
         online = self._core.clients.consumers.get(group)
@@ -284,7 +286,8 @@ def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:
                 "brokerOffset": end,
                 "consumerOffset": offset,
                 "lastTimestamp": time_ms,
-                # mqadmin of RocketMQ 5 shows the difference to consumerOffset as inflight.
+                # mqadmin of RocketMQ 5 shows the difference between this number and consumerOffset
+                # as inflight.
                 "pullOffset": offset,
             }
             found.append((core.queue_key(topic.name, queue_id), stats))

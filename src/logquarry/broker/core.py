@@ -1,4 +1,4 @@
-"""The shared state of a broker's parts: store, threads, tables, clients and counts."""
+"""The state that a broker's parts share: store, threads, tables, clients and counts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _PAUSE_SECONDS: Final = 1.0
 
 
 def log_failure(_: Any, error: BaseException | None) -> None:
-    """Log that a table was not written. It stays in memory, and the next change writes it."""
+    """Log that a table was not written. It stays in memory, and the next change writes it again."""
     if error is not None:
         logger.error("%s", error)
 
 
 class Lanes:
-    """The threads that use the store.
+    """The threads of a broker that use the store.
 
     Attributes:
         puts: appends messages, in the order of the requests.
@@ -52,14 +52,14 @@ class Lanes:
             self.slow = Lane(loop, "broker-slow", capacity)
 
     async def close(self) -> None:
-        """Run the waiting jobs, and end the threads."""
+        """Run all waiting jobs, then end the threads."""
         for lane in dict.fromkeys((self.puts, self.slow, self.gets)):
             await lane.close()
 
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers since the start, for metrics and mqadmin.
+    """The broker's counts since its start, for metrics and mqadmin.
 
     Attributes:
         put: topic -> number of put messages.
@@ -123,7 +123,7 @@ class Core:
     def require_queue(self, name: str, queue_id: int, permission: int) -> TopicConfig:
         """The topic of a queue that a client uses."""
         topic = self.require_topic(name, permission)
-        # Queues that are no longer written to can still have messages, and offsets.
+        # A queue to which no messages are written any more can still have messages and offsets.
         count = topic.read_queues if permission == READ else max(topic[1:3])
         if not 0 <= queue_id < count:
             raise Refused(f"queueId[{queue_id}] is illegal, topic:[{name}] has {count} queues")
@@ -149,7 +149,7 @@ class Core:
         self.save_soon()
 
     def save_soon(self) -> None:
-        """Plan a write of the tables; one write saves all changes of this loop iteration."""
+        """Plan a write of the tables. One write saves all changes of this loop iteration."""
         if not self.is_saving:
             self.is_saving = True
             self.loop.call_soon(self._save)
@@ -165,7 +165,7 @@ class Core:
         return await self.lanes.slow.run(job)
 
     def queue_key(self, topic: str, queue_id: int) -> dict[str, Any]:
-        """A ``MessageQueue`` of this broker, as a document."""
+        """Return the document ``MessageQueue`` of RocketMQ for a queue of this broker."""
         return {"brokerName": self.options.name, "queueId": queue_id, "topic": topic}
 
 

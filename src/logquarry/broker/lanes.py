@@ -1,7 +1,7 @@
 """Threads that call the store, and return the results to the event loop.
 
-A lane is one thread that runs jobs in order. One wakeup of the loop takes all results that are
-ready. If too many jobs wait, the lane refuses the next job, and the client gets SYSTEM_BUSY.
+A lane is one thread that runs jobs in their order. When the loop wakes, it takes all results that
+are ready. If too many jobs wait, the lane refuses the next job, and the client gets SYSTEM_BUSY.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
-"""A callback for the result of a job, or its exception; called in the event loop."""
+"""A callback that gets the result of a job, or its exception; it is called in the event loop."""
 
 _AT_ONCE: Final = 128
 """After this many jobs a lane passes their results to the loop."""
@@ -41,7 +41,7 @@ class Mailbox(Generic[T]):
         self._is_waking = False
 
     def post(self, *items: T) -> None:
-        """Add items, and wake the loop unless it is already woken."""
+        """Add items, and wake the loop unless an earlier call has done so."""
         self._items.extend(items)
         if not self._is_waking:
             self._is_waking = True
@@ -60,7 +60,7 @@ class Mailbox(Generic[T]):
             try:
                 self._take(item)
             except Exception:
-                # Go on: the next items are answers to other clients.
+                # Continue after an error: the next items are answers to other clients.
                 logger.exception("an item of another thread was not taken")
 
 

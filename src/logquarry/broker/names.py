@@ -1,10 +1,10 @@
-"""The name server: routes, lists of topics, settings of tools (``DefaultRequestProcessor``).
+"""The name server: answers requests for routes and topics (``DefaultRequestProcessor``).
 
-It has routes to one broker only, the one in the same process. Clients cannot register a broker.
+It knows only one broker: the one in the same process. Brokers cannot register.
 
-Tools keep settings here: values by namespace and key (``KVConfigManager``). mqadmin, for example,
-keeps the order of topics. The broker writes the settings to ``config/kvConfig.json`` of the store,
-in RocketMQ's format.
+Tools store settings in the name server, as values by namespace and key (``KVConfigManager``).
+mqadmin, for example, stores the order of topics. The broker writes these settings to
+``config/kvConfig.json`` of the store, in RocketMQ's format.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from logquarry.format import fastjson
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 
 _READS_STANDARD_JSON: Final = 401
-"""V4_9_4 in RocketMQ's ``MQVersion``: newer clients get standard JSON without asking for it."""
+"""V4_9_4 in RocketMQ's ``MQVersion``. Newer clients get standard JSON, even if they do not request
+it.
+"""
 
 
 class Names(Part):
@@ -32,7 +34,7 @@ class Names(Part):
         super().__init__(core)
         self._port = port
         self._is_wiped = False
-        """Whether mqadmin has removed the topics' write permission from the routes."""
+        """Whether mqadmin has removed the write permission of all topics from the routes."""
 
     def _broker(self) -> dict[str, Any]:
         core = self._core
@@ -44,7 +46,7 @@ class Names(Part):
 
     @answers(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     def route(self, request: Request) -> None:
-        """The queues of a topic, and the address of the broker that has them."""
+        """The route of a topic: its queues, and the address of the broker."""
         name = request.fields["topic"]
         topic = self._core.tables.topic(name)
         if topic is None:
@@ -99,7 +101,7 @@ class Names(Part):
 
     @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
     def system_topics(self, request: Request) -> None:
-        """The names of the cluster and the broker. Each is also the name of a topic."""
+        """The names of the cluster and of the broker. Both are also names of topics."""
         core = self._core
         names = [core.options.cluster, core.options.name]
         document = {"brokerAddr": core.address, "topicList": names}

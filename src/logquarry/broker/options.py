@@ -1,4 +1,4 @@
-"""The settings of a broker. Names in the comments are those of ``BrokerConfig``."""
+"""The settings of a broker. The names in parentheses are those in RocketMQ's ``BrokerConfig``."""
 
 from __future__ import annotations
 
@@ -39,10 +39,12 @@ class BrokerOptions:
         create_topics: whether the first send to a topic creates it (``autoCreateTopicEnable``).
         create_groups: whether a consumer's first heartbeat creates its group
             (``autoCreateSubscriptionGroup``).
-        queues: largest number of queues of a topic that a send creates (``defaultTopicQueueNums``).
+        queues: maximum number of queues of a topic that the first send to it creates
+            (``defaultTopicQueueNums``).
         read_only: whether to open the store for reading: the broker refuses sends, and does not
             write offsets to the store.
-        offsets: with ``read_only``: the folder for the groups' offsets; None: keep them in memory.
+        offsets: with ``read_only``, the folder for the groups' offsets; None to keep them in
+            memory.
         poll_ms: with ``read_only``, milliseconds between two checks for new messages.
         tls: the context for TLS; None to serve plain TCP.
         acl: the accounts; None to serve every client.
@@ -51,12 +53,12 @@ class BrokerOptions:
         idle_s: seconds without a byte after which a connection is closed
             (``serverChannelMaxIdleTimeSeconds``).
         expire_s: seconds without a heartbeat after which a client counts as gone.
-        most_created: clients cannot create topics if there are this many, nor groups if there are
-            this many groups. Retry topics count too. mqadmin can always create more.
+        most_created: maximum number of topics, and also of groups, that clients can create. If
+            there are this many, only mqadmin can create more. Retry topics count too.
         most_waiting: maximum number of sends that wait for the disk
             (``sendThreadPoolQueueCapacity``).
-        most_waiting_bytes: maximum bytes of bodies that wait for the disk, and separately of
-            replies that wait for their producers.
+        most_waiting_bytes: maximum bytes of the bodies that wait for the disk. The same maximum
+            applies separately to the replies that wait for their producers.
     """
 
     host: str = "127.0.0.1"
@@ -90,8 +92,8 @@ class BrokerOptions:
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be at least 0")
         for name in ("name", "cluster"):
-            # The broker's name and the cluster's name are also names of topics, and each message
-            # has the cluster's name as a property.
+            # The names of the broker and the cluster must be valid, because they are also names of
+            # topics, and each message has the cluster's name as a property.
             given = getattr(self, name)
             if not given.isprintable() or not given.strip() or len(given) > _LONGEST_NAME:
                 option = "--cluster" if name == "cluster" else "--broker-name"

@@ -1,4 +1,4 @@
-"""The ports of a broker: the main port, the port for older clients, the name server's port."""
+"""Listens on the ports of a broker: its own port, the one for older clients, the name server's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Port:
         ]
 
     def stop_listening(self) -> None:
-        """Accept no further connections; the open ones stay."""
+        """Accept no further connections; open connections stay."""
         for server in self._servers:
             server.close()
 
@@ -87,7 +87,7 @@ class Port:
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of a host.
+    """Make a socket for each address of a host.
 
     The loop must not resolve the host: libuv would start threads for it, and a forked child would
     crash when it ends them.
@@ -105,7 +105,7 @@ def _bound(host: str, port: int) -> list[socket.socket]:
 
 
 async def listen_at_both(broker: Port, older: Port, options: BrokerOptions) -> None:
-    """Listen at the broker's port, and at the port two below it, for Java clients before 4.6.
+    """Listen at the broker's port, and for Java clients before 4.6 at the port two below it.
 
     If the system chooses the broker's port, both ports must be free. If you choose it and the lower
     port is in use, the broker logs this and continues: newer clients do not need that port.

@@ -1,12 +1,13 @@
-"""Pulls: messages for consumers, with long polling (``PullMessageProcessor``).
+"""Answers the pulls of consumers, with long polling (``PullMessageProcessor``).
 
-If a pull finds no message, the broker holds it, as an object without a thread. New messages in its
-queue restart it. If its time ends first, the answer is PULL_NOT_FOUND. If a client does not
-read its answers, its pulls stay held.
+If a pull finds no message, the broker holds the pull. A held pull is only an object and needs no
+thread. New messages in its queue start the pull again. If the pull's time ends first, the answer is
+PULL_NOT_FOUND. As long as a client does not read its answers, its pulls stay held.
 
-As in RocketMQ (``PullRequestHoldService``), new messages do not end a held pull if its filter
-excludes them. For a tag filter the broker compares their tags codes; for an SQL92 filter it reads
-them. At most six seconds later, the client gets the offset after them.
+As in RocketMQ (``PullRequestHoldService``), a pull stays held if its filter excludes all new
+messages. To find this out, the broker compares the tags codes of the messages if the filter is by
+tags, and reads the messages if the filter is SQL92. At most six seconds later, the client gets the
+offset after these messages.
 """
 
 from __future__ import annotations
@@ -38,16 +39,21 @@ _COMMITS, _SUSPENDS, _HAS_SUBSCRIPTION = 1, 2, 4
 _MOST_MESSAGES: Final = 32
 _MOST_HELD: Final = 200_000
 _MOST_HELD_OF_ONE: Final = 8_192
-"""Maximum number of held pulls of one client. A client has one pull for each of its queues."""
+"""Maximum number of held pulls of one client. A client sends one pull for each of its queues."""
 _PAUSE_SECONDS: Final = 0.001
 _MOST_READS: Final = 8
-"""Maximum number of a client's pulls that are answered at a time: an answer has up to 256 KiB."""
+"""Maximum number of a client's pulls that are answered at a time. It limits memory: an answer has
+up to 256 KiB.
+"""
 _LONGEST_HOLD_MS: Final = 120_000
 _EXCLUDED_SECONDS: Final = 5.0
-"""Seconds for which a pull stays held after new messages that its filter excludes; then the next
-full second ends it."""
+"""Seconds for which a pull stays held after new messages that its filter excludes. The pull ends at
+the next full second after that.
+"""
 _FILTERED_READS: Final = 8
-"""Maximum number of reads for one pull with an SQL92 filter. Then the client pulls again."""
+"""Maximum number of reads for one pull with an SQL92 filter. If none finds a message, the client
+must pull again.
+"""
 
 _S = GetMessageStatus
 _C = ResponseCode
@@ -94,14 +100,14 @@ class Pull:
 
     @property
     def end(self) -> int:
-        """The second at which a held pull is answered: the first full one after its deadline.
+        """The full second after the deadline, at which a held pull is answered.
 
         At full seconds many pulls are answered together, which takes less time.
         """
         return ceil(self.deadline)
 
     def excludes(self, codes: frozenset[int]) -> bool:
-        """Whether the filter excludes all messages with these tags codes."""
+        """Whether the pull's filter excludes all messages with these tags codes."""
         if self.tags is None:
             return False
         if self._codes is None:
@@ -123,7 +129,7 @@ class Pulling(Part):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._ends: dict[QueueKey, tuple[int, int]] = {}
-        """First and next known queue offset of each queue."""
+        """For each queue, its first queue offset and its end, as far as they are known."""
         self._held: dict[QueueKey, set[Pull]] = {}
         self._held_of: dict[Connection, set[Pull]] = {}
         self._held_count = 0
@@ -133,7 +139,8 @@ class Pulling(Part):
         self._timer: asyncio.TimerHandle | None = None
         self._reads: Counter[Connection] = Counter()
         self._waiting: dict[Connection, deque[Pull]] = {}
-        """Waiting pulls: their client has too many unfinished answers, or does not read them."""
+        """Waiting pulls: their client has too many unfinished answers, or does not read them.
+        """
         self._arrivals: Mailbox[MessageArrival] = Mailbox(core.loop, self._take_arrival)
         self._is_closing = False
         if core.writer is not None:
@@ -167,7 +174,7 @@ class Pulling(Part):
         pull = Pull(request, key, offset, count, tags, sql, deadline, group)
         known = self._ends.get(key)
         if known is not None and offset == known[1] and deadline:
-            # There is no new message: most pulls of an idle consumer end here.
+            # There is no new message. Most pulls of an idle consumer end here.
             self._hold(pull)
         else:
             self._start(pull)
@@ -198,7 +205,7 @@ class Pulling(Part):
 
     # ---------------------------------------------------------------------------------- the answer
     def _start(self, pull: Pull) -> None:
-        """Read the messages of a pull, after the client's other pulls."""
+        """Read the messages of a pull, after the client's earlier pulls."""
         connection = pull.request.connection
         if connection.is_open:
             self._waiting.setdefault(connection, deque()).append(pull)
@@ -240,7 +247,7 @@ class Pulling(Part):
             return
         result: GetResult
         result, body = got
-        # An arrival may have reported a later end than this result.
+        # An arrival may have reported a later end of the queue than this result has.
         end = max(self.end_of(pull.key), result.max_offset)
         self._ends[pull.key] = result.min_offset, end
         now = self._core.loop.time()
@@ -263,7 +270,7 @@ class Pulling(Part):
                 self._core.loop.call_later(_PAUSE_SECONDS, self._start, pull)
                 return
             if end == pull.awaited:
-                # The queue was deleted or truncated, and does not reach the noted end any more.
+                # The queue was deleted or truncated, so it does not reach the awaited end any more.
                 self._ends[pull.key] = result.min_offset, result.max_offset
             pull.awaited = -1
             if is_patient:
@@ -306,13 +313,14 @@ class Pulling(Part):
         if held is None:
             held = self._held_of[connection] = set()
         if len(held) >= _MOST_HELD_OF_ONE or self._held_count >= _MOST_HELD:
-            # With PULL_NOT_FOUND the client would pull again at once.
+            # Do not answer PULL_NOT_FOUND: the client would pull again at once.
             pull.request.reply(_C.SYSTEM_BUSY, BUSY)
             return
         connection.hold()
         if not pull.was_held:
             pull.was_held = True
-            # Drop fields and body of the request: while it is held, megabytes would stay in memory.
+            # Drop the fields and the body of the request: otherwise megabytes could stay in memory
+            # while the pull is held.
             command = pull.request.command
             pull.request.command = command._replace(remark=None, ext_fields={}, body=b"")
             pull.request.fields = {}
@@ -333,7 +341,7 @@ class Pulling(Part):
         self._timer = self._core.loop.call_at(second, self._expire)
 
     def _expire(self) -> None:
-        """Answer the held pulls whose second is over."""
+        """Answer the held pulls whose time is over."""
         self._timer = None
         # The loop may call this a little early.
         now = self._core.loop.time() + _PAUSE_SECONDS
@@ -360,10 +368,10 @@ class Pulling(Part):
         self.arrived(key, arrival.next_offset)
 
     def _skip(self, key: QueueKey, arrival: MessageArrival, codes: frozenset[int]) -> None:
-        """Move held pulls to the end of an arrival, if their tags exclude all its messages."""
+        """Move held pulls past new messages, if their tags exclude all of these messages."""
         now, after = self._core.loop.time(), arrival.next_offset
         for pull in self._held[key]:
-            # Otherwise there are other messages between the pull's offset and the arrival.
+            # Otherwise there are other messages between the pull's offset and the new messages.
             is_next = after - arrival.messages <= pull.offset < after
             if is_next and pull.excludes(codes):
                 _discard(self._ending, pull.end, pull)
@@ -371,7 +379,7 @@ class Pulling(Part):
                 self._set_end(pull)
 
     def arrived(self, key: QueueKey, next_offset: int) -> None:
-        """Start the held pulls of a queue that has grown, except those that moved to its end."""
+        """Start the held pulls of a queue that has grown, except those already at its end."""
         first, known = self._ends.get(key, (0, 0))
         end = max(known, next_offset)
         self._ends[key] = first, end
@@ -381,16 +389,16 @@ class Pulling(Part):
                 self._start(pull)
 
     def grown(self, key: QueueKey, end: int) -> None:
-        """Record the end of a queue that a poll has read."""
+        """Record the end of a queue that a check for new messages has read."""
         first, known = self._ends.get(key, (0, 0))
         if end < known:
-            # The process that writes the store deleted the topic, and created it again.
+            # The process that writes the store has deleted the topic and created it again.
             self._ends[key] = min(first, end), end
         if end != known:
             self.arrived(key, end)
 
     def end_of(self, key: QueueKey) -> int:
-        """The next queue offset of a queue, as far as it is known."""
+        """Return the end of a queue, as far as it is known."""
         return self._ends.get(key, (0, 0))[1]
 
     def forget(self, topic: str) -> None:
@@ -412,7 +420,7 @@ class Pulling(Part):
 
 
 def _discard(table: dict[_K, set[Pull]], key: _K, pull: Pull) -> None:
-    """Remove a pull from the set of a key, and the set if it is empty then."""
+    """Remove a pull from the set of a key, and remove the set if it becomes empty."""
     found = table.get(key)
     if found is not None:
         found.discard(pull)

@@ -1,4 +1,4 @@
-"""Queries: by key, by message id, by time, and the ends of queues (``QueryMessageProcessor``)."""
+"""Answers queries by key, message id or time, and for queues' ends (``QueryMessageProcessor``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Queries(Part):
 
     @answers(RequestCode.QUERY_MESSAGE)
     async def by_key(self, request: Request) -> None:
-        """The messages with a key; with ``_UNIQUE_KEY_QUERY`` the messages with a UNIQ_KEY."""
+        """The messages with a key; if the request has ``_UNIQUE_KEY_QUERY``, with a UNIQ_KEY."""
         fields, store = request.fields, self._core.store
         count = 32 if fields["_UNIQUE_KEY_QUERY"] else min(fields["maxNum"], 64)
         job = partial(
@@ -66,7 +66,7 @@ class Queries(Part):
 
     @answers(RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET)
     async def end_of_queue(self, request: Request) -> None:
-        """The first offset of a queue, or one past its last."""
+        """The first offset of a queue, or its end (one past the last offset)."""
         fields, store = request.fields, self._core.store
         job = partial(store.queue_offsets, fields["topic"], fields["queueId"])
         first, end = await self._core.slow(job)
@@ -116,7 +116,7 @@ class Queries(Part):
 def _entries(
     core: Core, topic: str, queue_id: int, index: int, count: int
 ) -> tuple[int, int, list[QueueEntry]]:
-    """First and next queue offset of a queue, and entries from an offset on."""
+    """Return the first offset and the end of a queue, and its entries from an offset on."""
     queue = core.store.queue(topic, queue_id)
     if queue is None:
         raise Refused(f"{queue_id}@{topic[:200]} is not exist!")

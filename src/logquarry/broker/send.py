@@ -1,8 +1,8 @@
 """Sends: single messages, batches, one-way, half messages and the ends of their transactions.
 
-The loop checks a request and makes the message. A thread appends the messages in the order of the
-requests. The broker answers when flush wait and replica wait have ended. If too many sends wait for
-the disk, the client gets SYSTEM_BUSY.
+The event loop checks a request and makes the message. A thread appends the messages in the order of
+their requests. The broker answers after the flush wait and the replica wait. If too many sends wait
+for the disk, the client gets SYSTEM_BUSY.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _CLUSTER: Final = "CLUSTER"
 _NO_TRANSACTION: Final = ~sys_flag.TRANSACTION_MASK
 _BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 _CHOOSES_RETRIES: Final = 121
-"""V3_4_9 in RocketMQ's ``MQVersion``: clients since then choose maxReconsumeTimes."""
+"""V3_4_9 in RocketMQ's ``MQVersion``. Clients since this version send maxReconsumeTimes."""
 
 
 Put = Callable[[Message], PutFuture]
@@ -121,9 +121,10 @@ class Sending(Part):
         self._new.append((request, message, put))
 
     def _push(self) -> None:
-        """Give the puts of this loop iteration to their thread, as one job."""
+        """Pass all puts of this loop iteration to their thread, as one job."""
         puts, self._new = self._new, []
-        # submit() accepts this job: the method above limits the number of waiting puts.
+        # submit() always accepts this job, because the method above limits the number of waiting
+        # puts.
         self._core.lanes.puts.submit(partial(_put_all, puts), partial(self._appended, puts))
 
     def _appended(self, puts: list[_Put], results: Any, error: BaseException | None) -> None:
@@ -134,7 +135,7 @@ class Sending(Part):
             elif result.done():
                 self._answer(request, message, result)
             else:
-                # A flush settles many puts at once: their answers share one wakeup of the loop.
+                # One flush ends the waits of many puts. Wake the loop once for all their answers.
                 result.add_done_callback(partial(self._settle, request, message))
         if error is not None:
             for request, _, _ in puts:
@@ -203,7 +204,7 @@ class Sending(Part):
             self._core.create_topic(name, max(1, min(queues, model.write_queues)))
 
     def _retry_topic(self, request: Request, name: str, queue_id: int) -> tuple[str, int]:
-        """The retry topic, or after too many retries the dead letter topic (handleRetryAndDLQ)."""
+        """Return the retry topic, or after the last retry the dead letters' (handleRetryAndDLQ)."""
         group = name.removeprefix(RETRY_PREFIX)
         settings = self._core.require_group(group)
         if request.fields["reconsumeTimes"] < most_retries(request, settings):
@@ -214,15 +215,15 @@ class Sending(Part):
         return dead, 0
 
     def properties_of(self, text: str) -> str:
-        """The property string as a broker stores it.
+        """Return a message's property string as RocketMQ's broker stores it.
 
-        The broker removes WAIT=true, the default, which all clients write. It adds the name of the
-        cluster, which a consumer needs to reply to a request.
+        The broker removes WAIT=true, because all clients write it and it is the default. The broker
+        adds the name of the cluster, which a consumer needs to reply to a request.
         """
         text = text.removesuffix(_SEPARATOR)
         if _WAITS in text:
-            # RocketMQ's clients write WAIT=true once, between other properties. For other cases
-            # there is a regular expression, which is slower.
+            # RocketMQ's clients write WAIT=true once, between other properties. All other cases
+            # take a regular expression, which is slower.
             text = text.replace(_WAITS_AMID, _SEPARATOR, 1)
             if _WAITS in text:
                 text = _WAITS_PROPERTY.sub("", text)
@@ -231,9 +232,10 @@ class Sending(Part):
     def message_of(
         self, request: Request, topic: str, queue_id: int, body: bytes | None, text: str
     ) -> Message:
-        """The message of a send; ``body`` is None unless the send is a batch."""
+        """Make the message of a send; ``body`` is None unless the send is a batch."""
         fields = request.fields
-        # The order is that of Message's fields. The values have the right types and need no check.
+        # The arguments are in the order of Message's fields. Their types are known to be right, so
+        # they need no check.
         return Message.of_checked(
             (
                 topic,
@@ -283,10 +285,11 @@ def _queue_id(topic: TopicConfig, queue_id: int) -> int:
 
 
 def most_retries(request: Request, settings: Mapping[str, Any]) -> int:
-    """How often a message is retried before it becomes a dead letter.
+    """Return how often a message is retried before it becomes a dead letter.
 
     Args:
-        request: the request; clients since 3.4.9 choose the number, and 0 allows no retry.
+        request: the request. In requests of clients since 3.4.9 it contains the number; 0 means no
+            retry.
         settings: the settings of the group.
     """
     wanted: int | None = request.fields["maxReconsumeTimes"]
@@ -296,7 +299,7 @@ def most_retries(request: Request, settings: Mapping[str, Any]) -> int:
 
 
 def refusal_of(error: BaseException) -> BaseException:
-    """The answer for an exception of a put."""
+    """Return the answer for an exception that a put raised."""
     if isinstance(error, MessageRejected):
         return Refused(str(error), ResponseCode.MESSAGE_ILLEGAL)
     if isinstance(error, StoreUnavailable):

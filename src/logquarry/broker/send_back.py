@@ -1,4 +1,4 @@
-"""Messages that go back: to a group's retry topic or dead letters, or as a reply to a producer.
+"""Handles messages that consumers send back for a retry, and replies to producers.
 
 :class:`Retrying` puts messages that a consumer sends back (``asyncConsumerSendMsgBack``).
 :class:`Replies` sends a reply to the producer that waits for it (``ReplyMessageProcessor``).
@@ -30,14 +30,15 @@ class Retrying(Part):
         group = fields["group"]
         settings = core.require_group(group)
         if int(settings.get("retryQueueNums", 1)) <= 0:
-            # By its settings the group has no retry queue. RocketMQ drops the message too.
+            # The settings of the group give it no retry queue. RocketMQ drops such a message too.
             request.reply()
             return
         most = most_retries(request, settings)
         try:
             message = await core.slow(partial(core.store.message_at, fields["offset"]))
         except (MessageNotFound, CorruptStore) as error:
-            # An offset without a message is the client's error: no path of the store in the answer.
+            # If there is no message at the offset, the client is wrong. Do not tell it a path of
+            # the store.
             what = fields["offset"] if isinstance(error, MessageNotFound) else error
             raise Refused(f"look message by offset failed, {what}") from error
         # The message's own topic needs the permission: originTopic of the request may be false.
@@ -50,7 +51,7 @@ class Retrying(Part):
             await future
         except LogquarryError as error:
             raise refusal_of(error) from error
-        # A message that was retried before has the topic of its first delivery as a property.
+        # If the message was retried before, a property contains the topic of its first delivery.
         topic = message.properties.get(props.RETRY_TOPIC, message.topic)
         core.counts.sent_back[topic, group] += 1
         request.reply()

@@ -1,4 +1,4 @@
-"""Limits the log lines for events that a client can cause as often as it likes."""
+"""Limits the number of log lines about events that clients can cause at any rate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SparingLog:
 
 
 def line_of(error: BaseException) -> str:
-    """An unexpected exception as one line, with the place in the code that raised it."""
+    """Format an unexpected exception as one line, with the place in the code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{error!r}{where}"

@@ -1,11 +1,11 @@
-"""The broker's numbers for mqadmin and other tools: over the last minute, hour and day, and now.
+"""The broker's statistics for tools such as mqadmin: current, and of the last minute, hour and day.
 
 The names of the counts (``BrokerStatsManager``) are RocketMQ's: TOPIC_PUT_NUMS and TOPIC_PUT_SIZE
 by topic, GROUP_GET_NUMS, GROUP_GET_SIZE and SNDBCK_PUT_NUMS by topic@group, BROKER_PUT_NUMS and
 BROKER_GET_NUMS by cluster.
 
-Tools parse the current numbers (``getRuntimeInfo``) by their names and fail if one is missing, so
-the answer has all names of RocketMQ 4.9, in its formats.
+Tools find the current numbers (``getRuntimeInfo``) by their names, and fail if a name is missing.
+So the answer contains all names of RocketMQ 4.9, with values in its formats.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from logquarry.store.stats import StoreStats
 from logquarry.text import size_text
 
 _WINDOWS: Final = {"statsMinute": (10.0, 5), "statsHour": (600.0, 5), "statsDay": (3_600.0, 23)}
-"""Seconds between two samples of a window, and the number of past intervals that it keeps."""
+"""For each window: the seconds between two samples, and the number of past intervals that it keeps.
+"""
 _LEAST_SECONDS: Final = 1.0
 _SIZES: Final = {"TOPIC_PUT_SIZE": "TOPIC_PUT_NUMS", "GROUP_GET_SIZE": "GROUP_GET_NUMS"}
 _OF_BROKER: Final = {"BROKER_PUT_NUMS": "TOPIC_PUT_NUMS", "BROKER_GET_NUMS": "GROUP_GET_NUMS"}
@@ -36,21 +37,21 @@ Totals = Mapping[str, Mapping[Any, int]]
 
 
 class _Window:
-    """How much each count grew in the last intervals; it keeps only counts that grew.
+    """A window: how much each count grew in the last intervals; it stores only counts that grew.
 
     Args:
         seconds: length of an interval.
-        count: number of past intervals that it keeps.
+        count: number of past intervals that the window keeps.
         now: when the first interval begins.
     """
 
     def __init__(self, seconds: float, count: int, now: float) -> None:
         self._seconds = seconds
         self._ended: deque[tuple[float, Totals]] = deque(maxlen=count)
-        """When each interval began, and the growth of the counts in it."""
+        """For each interval, its beginning and the growth of the counts in it."""
         self._began = now
         self._totals: Totals = {}
-        """The counts when the current interval began."""
+        """The counts at the beginning of the current interval."""
 
     def sample(self, totals: Totals, now: float) -> None:
         """End the current interval if its time is over."""
@@ -69,7 +70,7 @@ class _Window:
         self._totals = {name: dict(counts) for name, counts in totals.items()}
 
     def growth(self, name: str, key: Hashable, total: int, now: float) -> tuple[int, float]:
-        """How much a count grew in the window, and the seconds of the window."""
+        """Return how much a count grew in the window, and the length of the window in seconds."""
         began = self._ended[0][0] if self._ended else self._began
         grown = total - self._totals.get(name, {}).get(key, 0)
         grown += sum(growth.get(name, {}).get(key, 0) for _, growth in self._ended)
@@ -80,8 +81,9 @@ class Statistics(Part):
     """Samples the broker's counts. Only the event loop uses it.
 
     Attributes:
-        mornings: number of put messages, and of messages sent to consumers, up to last midnight.
-        mornings_before: the same two numbers, up to the midnight before that.
+        mornings: number of put messages, and of messages sent to consumers, from the broker's start
+            to last midnight.
+        mornings_before: the same two numbers, from the start to the midnight before that.
     """
 
     def __init__(self, core: Core) -> None:
@@ -130,7 +132,7 @@ class Statistics(Part):
 
     @answers(RequestCode.VIEW_BROKER_STATS_DATA)
     def view(self, request: Request) -> None:
-        """One count over the last minute, hour and day (``BrokerStatsData``).
+        """The growth of one count over the last minute, hour and day (``BrokerStatsData``).
 
         The average of a size is in bytes per message.
         """
@@ -153,7 +155,7 @@ class Statistics(Part):
 
 
 def _key(name: str, text: str) -> Hashable:
-    """The key in :class:`Counts` of a count that a request names; topic@group becomes a pair."""
+    """Return the key in :class:`Counts` for the name in a request; topic@group becomes a pair."""
     if name.startswith(("GROUP_", "SNDBCK_")):
         topic, _, group = text.rpartition("@")
         return topic, group
@@ -170,7 +172,7 @@ _TIMER: Final = (
     *("timerReadBehind", "timerOffsetBehind", "timerCongestNum"),
     *("timerEnqueueTps", "timerDequeueTps"),
 )
-"""Numbers that RocketMQ 5's mqadmin clusterList parses. This broker has no counts for them."""
+"""Numbers that mqadmin clusterList of RocketMQ 5 expects, but that this broker does not count."""
 
 
 class Runtime(Part):
@@ -184,7 +186,7 @@ class Runtime(Part):
 
     @answers(RequestCode.GET_BROKER_RUNTIME_INFO)
     async def runtime_info(self, request: Request) -> None:
-        """The numbers of the broker: name -> value as text."""
+        """The broker's numbers: name -> value as text."""
         core = self._core
         found, disk = await core.slow(partial(_read, core))
         table = self._of_store(found) | self._of_clients() | disk
@@ -207,7 +209,7 @@ class Runtime(Part):
             "getMissTps": _rates(found.get_missed_rates),
             "getTotalTps": _rates(total),
             "getTransferedTps": _rates(found.get_rates),
-            # In RocketMQ 5 the spelling of this name is corrected: send both.
+            # RocketMQ 5 has corrected the spelling of this name, so send both spellings.
             "getTransferredTps": _rates(found.get_rates),
             "putMessageAverageSize": found.put_average_size,
             "putMessageDistributeTime": " ".join(f"[{name}]:{count}" for name, count in times),
@@ -257,7 +259,8 @@ class Runtime(Part):
     def broker_config(self, request: Request) -> None:
         """The broker's settings as a properties file.
 
-        mqadmin's exportConfigs fails if a setting that it reads is missing.
+        The file has all settings that mqadmin's exportConfigs reads, because it fails if one is
+        missing.
         """
         core, options, store = self._core, self._core.options, self._core.store.config
         settings = {
@@ -306,7 +309,7 @@ def _rates(found: tuple[float, ...]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """A time as ``[ 0 days, 1 hours, 2 minutes, 3 seconds ]``."""
+    """Format a duration as ``[ 0 days, 1 hours, 2 minutes, 3 seconds ]``."""
     minutes, left = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

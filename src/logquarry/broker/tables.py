@@ -1,7 +1,8 @@
-"""Topics, subscription groups and consumer offsets of a broker.
+"""The tables of a broker: topics, subscription groups and consumer offsets.
 
 The tables are in memory, and only the event loop changes them. If the store is open for writing,
-they are saved to ``config/`` in RocketMQ's format, so RocketMQ's own broker can continue with them.
+the broker saves them to ``config/`` of the store in RocketMQ's format. So a broker of RocketMQ can
+use them later.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ WRITE: Final = 2
 INHERIT: Final = 1
 ANY: Final = READ | WRITE | INHERIT
 DEFAULT_TOPIC: Final = "TBW102"
-"""The topic whose route a producer uses for a topic that does not exist yet."""
+"""The topic whose route a producer requests if its own topic does not exist yet."""
 _BENCHMARK_QUEUES: Final = 1_024
 _INT: Final = 1 << 31
 _COUNTERS: Final = {"counter": 0}
@@ -74,23 +75,24 @@ class Tables:
             if options.offsets is not None:
                 self.offsets = ConsumerOffsets(disk, options.offsets)
                 kept = self.offsets.groups()
-                # If a group has no offset in that folder, it continues from the store's offset.
+                # If that folder has no offset of a group, the group continues at its offset in the
+                # store.
                 self.offsets.update({k: v for k, v in theirs.groups().items() if k not in kept})
             document = config_file(disk, root, TOPICS).load().value
             self._stored = broker_config.topics_of_document(document) if document else {}
             groups = config_file(disk, root, SUBSCRIPTION_GROUPS).load().value
-            # A writer must not do this: it lists all topics itself, and deleted ones would return.
+            # Not for a writer: it has listed all topics itself, and deleted topics would return.
             self.add_queues(store.queues())
         self._group_document: dict[str, Any] = groups or {
             "dataVersion": _COUNTERS,
             "subscriptionGroupTable": {},
         }
         self._changed: deque[str] = deque()
-        """Topics that :meth:`save` writes."""
+        """The topics that :meth:`save` writes."""
         self._removed: set[str] = set()
-        """Topics that clients have removed."""
+        """The topics that clients have removed."""
         self._version = self._saved_version = 0
-        """Number of changes of groups, and number of these changes that are saved."""
+        """The number of changes of groups, and how many of these changes are saved."""
         self.groups: dict[str, dict[str, Any]] = dict(
             self._group_document["subscriptionGroupTable"]
         )
@@ -116,10 +118,11 @@ class Tables:
                 self._stored[name] = topic
 
     def note_message(self, topic: str, queue_id: int) -> None:
-        """Add the topic and the queue of a new message, if the table lacks them.
+        """Add the topic and the queue of a new message to the table, if they are missing.
 
-        The program that runs the broker can put messages to new topics. If a client has removed
-        a topic, its last messages may arrive later; the topic then stays removed.
+        They can be missing because the program that runs the broker can put messages to new topics.
+        If a client has removed a topic, its last messages may arrive afterwards; the topic then
+        stays removed.
         """
         known = self.topic(topic)
         if (known is None or known.read_queues <= queue_id) and topic not in self._removed:
@@ -167,7 +170,8 @@ class Tables:
     def set_group(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Add or change a group in memory, and return its settings; :meth:`save` writes it."""
         try:
-            # Python parses NaN and 1e999. With such a number in the file, later saves would fail.
+            # Python parses NaN and 1e999. If the file contained such a number, later saves would
+            # fail.
             json.dumps(settings, allow_nan=False)
         except ValueError as error:
             raise Refused(f"the group is illegal: {error}") from error
@@ -226,7 +230,7 @@ class Tables:
             self._saved_version = version
 
     def save_offsets(self) -> None:
-        """Write the offsets durably, if this broker keeps them. Any thread may call this."""
+        """Write the offsets durably, unless they stay in memory. Any thread may call this."""
         if self._writer is not None or self._options.offsets is not None:
             if self._options.offsets is not None:
                 (self._options.offsets / CONFIG).mkdir(parents=True, exist_ok=True)

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS: Final = 0.5
 _OTHER_LINES: Final = 7
-"""Number of terminal lines that show no group: title, heads, borders, number of further groups,
-and the cursor."""
+"""Number of terminal lines that show no group: title, column heads, borders, the line with the
+number of further groups, and the line of the cursor.
+"""
 _GARBAGE: Final = 100_000
-"""New objects after which Python collects garbage."""
+"""Python collects garbage after this many new objects."""
 
 
 @click.command()
@@ -184,8 +185,9 @@ async def _serve(
                 server = serve_metrics(running, *metrics_at)
             except OSError as error:
                 raise listen_error(error, *metrics_at, "--metrics") from error
-        # Requests leave no reference cycles, and frequent garbage collections would take a third of
-        # the time of a send. Collect before the first line: clients possibly wait for it.
+        # Collect garbage seldom: requests leave no reference cycles, and frequent collections would
+        # take a third of the time of a send. Collect once before the first line of output, because
+        # clients may wait for that line.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GARBAGE)
@@ -197,7 +199,7 @@ async def _serve(
             )
         if server is not None:
             out.line(f"metrics at http://{server.address}/metrics")
-        # A script possibly waits for these lines.
+        # A script may wait for these lines, so print them at once.
         sys.stdout.flush()
         try:
             await _show(out, waiting, running)
@@ -207,10 +209,10 @@ async def _serve(
 
 
 async def _show(out: Output, waiting: Held, running: Broker) -> None:
-    """Show who is connected, until an interrupt."""
+    """Show the connected groups, until an interrupt."""
     is_shown = not out.quiet and sys.stderr.isatty()
     if not is_shown:
-        # Use no timer, because an idle broker should not use the processor.
+        # Without a timer, an idle broker uses no processor time.
         noted, loop = asyncio.Event(), asyncio.get_running_loop()
         waiting.when_noted = partial(loop.call_soon_threadsafe, noted.set)
         try:
@@ -227,7 +229,7 @@ async def _show(out: Output, waiting: Held, running: Broker) -> None:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             table = view.table(max(1, console.height - _OTHER_LINES))
-            # Write in a thread, because a terminal that was stopped with Ctrl-S blocks the write.
+            # Write in a thread: if the user stops the terminal with Ctrl-S, the write blocks.
             await asyncio.to_thread(live.update, table, refresh=True)
             await asyncio.sleep(_STATUS_SECONDS)
             waiting.check()
@@ -241,10 +243,10 @@ class _View:
         self._before = time.monotonic(), 0, 0
 
     def table(self, most: int) -> Table:
-        """Connections, rates, and the groups that are connected: first those with the most lag.
+        """Connections, rates, and the connected groups, sorted by lag: the most lag first.
 
         Args:
-            most: maximum number of rows. More rows would be cut off, and take long to draw.
+            most: maximum number of rows: as many as fit into the terminal.
         """
         from rich.table import Table
 

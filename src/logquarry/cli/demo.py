@@ -70,9 +70,9 @@ def _unpack(folder: Path) -> Path:
     ):
         if hasattr(tarfile, "data_filter"):
             tar.extractall(folder, filter="data")
-        else:  # Python 3.11.0 to 3.11.3; the archive is our own
+        else:  # Python 3.11.0 to 3.11.3 has no filters; the archive is our own
             tar.extractall(folder)
-    # The folder's name is the broker's name in the export.
+    # The name of this folder becomes the broker's name in the export.
     return (folder / _STORE / "store").rename(folder / _STORE / "broker-a")
 
 

@@ -20,7 +20,7 @@ from logquarry.errors import (
 
 
 class ExitCode(IntEnum):
-    """How a command ended."""
+    """The exit codes, each with its name."""
 
     CLEAN = 0
     FINDINGS = 1
@@ -72,7 +72,7 @@ MEANINGS: Final[Mapping[ExitCode, tuple[str, str]]] = {
         "type the same command again; `import` prints which option to add",
     ),
 }
-"""Each code with its meaning and what the user does next."""
+"""For each code, its meaning and what the user can do next."""
 
 _OF_ERRORS: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
     (UsageError, ExitCode.USAGE),
@@ -95,14 +95,14 @@ def is_full_disk(error: BaseException) -> bool:
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """The exit code of a command that an error ended."""
+    """Return the exit code of a command that ended with this error."""
     if is_full_disk(error):
         return ExitCode.REFUSED
     return next((code for kind, code in _OF_ERRORS if isinstance(error, kind)), ExitCode.FAULT)
 
 
 def markdown() -> str:
-    """The codes as a table for the documentation."""
+    """Return the codes as a table for the documentation."""
     lines = ["| exit code | meaning | what to do |", "|---|---|---|"]
     lines += [f"| {code:d} | {meaning} | {todo} |" for code, (meaning, todo) in MEANINGS.items()]
     return "\n".join(lines)

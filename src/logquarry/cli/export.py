@@ -171,7 +171,7 @@ def named_values(words: Sequence[str]) -> dict[str, str] | None:
 
 
 def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
-    """Run the export on Spark, and report the added messages in a note."""
+    """Run the export on Spark, and print a note with the number of added messages."""
     follow = export.options.follow
     where = text.printable(export.target.table.folder.location)
 
@@ -300,7 +300,7 @@ def export(
         added = export_table(out, export, spark_master or "local[*]")
         messages.report_damage(out, added.summary.damage, read.on_damage)
         return
-    # Report a wrong path or configuration before Spark starts, which takes seconds.
+    # Report a wrong path or configuration now, because the start of Spark takes seconds.
     paths = [path for path, _, _ in open_stores(replace(read, paths=stores))]
     with with_spark.session_if_installed(spark_master) as session:
         done = with_spark.export(out, session, paths, target, read, folders)
@@ -329,7 +329,7 @@ def _jsonl(
     wanted = filters.message_filter()
     settings = options.store_config(config)
     paths = find_stores(stores)
-    # Open all stores before writing: a wrong path must leave no file.
+    # Open all stores before the first write: with a wrong path, the command must leave no file.
     readers = [
         messages.message_reader(
             StoreLayout.open(path, settings),

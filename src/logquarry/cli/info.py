@@ -2,7 +2,8 @@
 
 ``info`` reads the files and can count the whole log. ``report`` draws one HTML page.
 
-``info --timers`` prints the timer messages that wait; ``stats`` also prints pops.
+``info --timers`` prints the timer messages that are not due yet. ``stats`` prints unacknowledged
+pops too.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def info(
 
     def read(opened: MessageStore) -> tuple[Overview, dict[str, Any]]:
         if isinstance(opened.layout.filesystem, LocalFileSystem):
-            # info opens few log files, so it must check all names here; local reads are cheap.
+            # info opens only a few log files. So check the names of all files here; for a local
+            # store this is cheap.
             opened.layout.require_right_names()
         if not exact and not opened.has_queue_files:
             out.note("the store has no queue files: reading the whole log")
@@ -116,7 +118,7 @@ def info(
 
 
 def _show_features(out: Output, store: str, settings: StoreConfig | None, *, as_json: bool) -> None:
-    """Show the features of a store whose log cannot be read."""
+    """Print the features of a store whose log cannot be read."""
     from logquarry.log.layout import StoreLayout
     from logquarry.read.features import find_features
 
@@ -191,7 +193,7 @@ def _checkpoint(store: MessageStore) -> dict[str, int] | None:
     try:
         found = store.checkpoint
     except CorruptStore:
-        # verify reports it as a finding.
+        # Ignore it: verify reports it as a finding.
         return None
     return None if found is None else found._asdict()
 

@@ -1,9 +1,10 @@
-"""Ctrl-C: one line on stderr and exit code 130, at any moment of the process.
+"""Handles Ctrl-C: at any moment it prints one line on stderr, and the exit code is 130.
 
-Before a command runs there is nothing to clean up, so the first handler ends the process at once,
-even during imports, where a KeyboardInterrupt would print a traceback. While a command runs, Ctrl-C
-raises KeyboardInterrupt, so that the command removes its unfinished output. During Python's own
-start and the import of the package, Ctrl-C still prints a traceback, so the package imports little.
+Before a command runs, there is nothing to clean up. So the first handler ends the process at once,
+even during imports, when a KeyboardInterrupt would print a traceback. While a command runs, Ctrl-C
+raises KeyboardInterrupt, so that the command removes its unfinished output. The handler is not
+installed yet while Python starts and imports the package, so Ctrl-C still prints a traceback then.
+To keep this time short, the package imports little.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 import sys
 import time
 
-# Type checkers treat this name as true. Importing it from typing would delay the start.
+# Type checkers treat this name as true. It is not imported from typing, because this would delay
+# the start.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -21,14 +23,14 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, Final
 else:
-    # `_signal` has the same functions as `signal`, whose import takes longer. During the import
-    # Ctrl-C would print a traceback.
+    # `_signal` has the same functions as `signal`, but is imported faster. During an import, Ctrl-C
+    # would print a traceback.
     import _signal as signal
 
 _LINE: Final = b"error: interrupted\n"
 _INTERRUPTED: Final = 130
 _PAUSE: Final = 0.01
-"""Seconds until an interrupt is repeated."""
+"""Seconds after which an interrupt is repeated."""
 
 
 class _Arrived:
@@ -74,9 +76,9 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _unraisable(unraisable: Any, /) -> None:
-    """Repeat an interrupt that arrived where Python cannot raise, for example in a destructor."""
+    """Repeat an interrupt that Python could not raise where it arrived, such as in a destructor."""
     if unraisable.exc_type is KeyboardInterrupt:
-        # Raise it from another thread, because Python would ignore it again here.
+        # Another thread must raise it, because Python would ignore it again here.
         _thread.start_new_thread(_again, ())
         return
     sys.__unraisablehook__(unraisable)

@@ -1,8 +1,8 @@
-"""The entry point of ``logquarry``: runs a command, maps errors to exit codes and next steps.
+"""The entry point of ``logquarry``: runs a command; turns errors into exit codes and next steps.
 
 :mod:`logquarry.cli.exit_codes` has the table of the codes.
 
-The commands use click, not typer: typer 0.29 imports pydantic for its first converted argument,
+The commands use click, not typer. typer 0.29 imports pydantic when it converts the first argument,
 which would add 0.15 s to the start of every command.
 """
 
@@ -50,7 +50,7 @@ _MODULES: Final = {
 
 
 class _Commands(click.Group):
-    """All commands. Imports a command's module only when the command is needed."""
+    """The group of all commands. It imports a command's module only when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_MODULES)
@@ -88,7 +88,7 @@ class _Commands(click.Group):
                     output.step(step)
                 ctx.exit(exit_code(error))
             except Exception as error:
-                # An extension module can turn the interrupt into another exception.
+                # An extension module may have turned the interrupt into another exception.
                 if not interrupts.has_arrived() or isinstance(error, click.exceptions.Exit):
                     raise
                 _interrupted(ctx)
@@ -130,13 +130,15 @@ def app(verbose: bool) -> None:
 
 def main() -> None:
     """Run the command line of this process."""
-    # No command multiplies matrices. NumPy's threads for that would delay the start by 60 ms.
+    # NumPy makes threads for multiplying matrices, which delays the start by 60 ms. No command
+    # needs them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # The caller may have closed the streams; then Python sets them to None.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        # A file name can have bytes that the encoding cannot write: escape them, do not fail.
+        # A file name can contain bytes that the encoding cannot write. Escape them instead of
+        # failing.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     # SIGTERM becomes an exception, so that commands remove half-written files.
@@ -144,7 +146,7 @@ def main() -> None:
     try:
         app(prog_name="logquarry")
     except Exception as error:
-        # After a traceback Python exits with 1, but exit code 1 means findings here.
+        # After a traceback, Python would exit with 1, but exit code 1 means findings here.
         traceback.print_exc()
         output.error(f"a fault of logquarry itself: {error!r}. Report it with these lines")
         sys.exit(ExitCode.FAULT)
@@ -166,7 +168,7 @@ def _message(error: BaseException) -> str:
 
 
 def _close_stdout() -> None:
-    """Send the rest of stdout to /dev/null, as a closed pipe would raise when Python ends."""
+    """Send the rest of stdout to /dev/null: if its pipe is closed, Python would raise at exit."""
     try:
         descriptor = sys.stdout.fileno()
     except OSError:

@@ -106,7 +106,8 @@ def _single(store: MessageStore, offset: int | None, message_id: str | None) -> 
     try:
         return store.message_by_id(message_id)
     except MessageNotFound as error:
-        # A client calls the UNIQ_KEY a message id; it is as long as a message id of the broker.
+        # Clients show the UNIQ_KEY as the message id, and it is as long as a message id of the
+        # broker.
         raise MessageNotFound(
             f"{error} (an id from a client is the message's UNIQ_KEY: search it with --key)"
         ) from error
@@ -144,7 +145,7 @@ def _lines(
 
 
 def _block(message: StoredMessage, body: bytes, hidden: frozenset[str]) -> list[str]:
-    """Two lines about a message: its place and properties, and the start of its body."""
+    """Return two lines about a message: place and properties, then the start of the body."""
     parts = [
         str(message.physical_offset),
         text.time_text(message.store_timestamp),
@@ -215,13 +216,13 @@ class MessageReader:
     def lines(
         self, run: Run, hidden: frozenset[str] = frozenset()
     ) -> Iterator[tuple[Rows, list[str]]]:
-        """Parts of a run, and their lines of JSON."""
+        """Yield parts of a run, with their lines of JSON."""
         from logquarry.log import json_lines
 
         return json_lines.line_parts(run.window, run.rows, self.decoding, hidden)
 
     def _likely_end(self) -> int:
-        """The log's end according to the queues: the files can have much empty space after it."""
+        """Return the log's end as the queues show it; much empty space can follow it."""
         from logquarry.read.log_end import last_entries
 
         entries = last_entries(self.layout)
@@ -238,7 +239,7 @@ def message_reader(
     broker: str,
     decompress: bool,
 ) -> MessageReader:
-    """Make a reader that decodes with the delay levels and the limits of the store."""
+    """Make a reader that decodes with the delay levels and the limits of this store."""
     from logquarry.log.batches import BadBodies, DamageLog
     from logquarry.log.columns import Decoding
 

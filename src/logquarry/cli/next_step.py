@@ -1,4 +1,4 @@
-"""The command that the user types next, with the path and the options that the user typed.
+"""Suggests the next command, with the path and the options of the user's last command.
 
 Each result is one line that starts with ``next:``. Words are quoted for a shell.
 """
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 _WORDS: Final = "logquarry.words"
 _READERS: Final = ("messages", "export")
-"""Commands that continue after damage with ``--on-damage skip``."""
+"""Commands that read past damage if the user passes ``--on-damage skip``."""
 
 
 def remember_words(ctx: click.Context, words: Sequence[str]) -> None:
-    """Keep the command line of the user for :func:`after_error`."""
+    """Remember the user's command line for :func:`after_error`."""
     ctx.meta[_WORDS] = list(words)
 
 
 def words(ctx: click.Context) -> list[str]:
-    """The command line of the user; empty if it is not known."""
+    """Return the user's command line; empty if it is not known."""
     found: list[str] = ctx.meta.get(_WORDS, [])
     return found
 
 
 def line(*words: str, before: str = "", config: str | None = None) -> str:
-    """The line with a command, and with what to do before it."""
+    """Return the line with a command, and with what to do before it."""
     command = options.command_line(*words, config=config)
     return f"next: {before}, then: {command}" if before else f"next: {command}"
 
@@ -97,7 +97,7 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
 
 
 def after_salvage(store: str, into: str | None, stale: bool, config: str | None) -> str:
-    """The next step after a salvage: write the new store, or check the written store."""
+    """Return the next step after a salvage: write the new store, or check the written store."""
     if into is not None:
         return line("verify", into)
     words = ["--include-stale"] if stale else []
@@ -119,7 +119,7 @@ def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | No
 
 
 def is_convertible(store: str, config: str | None) -> bool:
-    """Whether ``convert`` can copy the log: it is readable, and is not in ``commitlog/``."""
+    """Whether ``convert`` can copy the log: the log is readable, and is not in ``commitlog/``."""
     from logquarry.log.layout import StoreLayout
 
     try:
@@ -130,7 +130,7 @@ def is_convertible(store: str, config: str | None) -> bool:
 
 
 def is_log_place(error: UnsupportedStore) -> bool:
-    """Whether an error is about a log outside of ``commitlog/`` (its text has the next step)."""
+    """Whether an error about a log outside of ``commitlog/`` already gives the next step."""
     from logquarry.log import log_place
 
     places = (log_place.DLEDGER, log_place.SEVERAL_LOG_PATHS, log_place.LOG_ELSEWHERE)
@@ -138,7 +138,7 @@ def is_log_place(error: UnsupportedStore) -> bool:
 
 
 def _store(ctx: click.Context) -> str | None:
-    """The store of the command, if the command has exactly one."""
+    """Return the store of the command, if the command has exactly one."""
     one: str | None = ctx.meta.get("logquarry.store")
     several: tuple[str, ...] = ctx.meta.get("logquarry.stores") or ()
     if one is None and len(several) == 1:

@@ -30,11 +30,11 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Value = TypeVar("_Value")
 
 _LEAST_PLAUSIBLE_MS: Final = 10**11
-"""A lower time is before 1973: probably the user passed seconds, not milliseconds."""
+"""A lower number is a time before 1973. Probably the user passed seconds, not milliseconds."""
 
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Keep a value for the next step after an error (:mod:`logquarry.cli.next_step`)."""
+    """Remember a value for the next step after an error (:mod:`logquarry.cli.next_step`)."""
     ctx.meta[f"logquarry.{parameter.name}"] = value
     return value
 
@@ -114,7 +114,7 @@ _FILTERS = (
 
 
 def into(text: str) -> Callable[[_Command], _Command]:
-    """The option ``--into``, with its help."""
+    """Make the option ``--into``, with the given help."""
     return click.option("--into", metavar="DIR", type=LocalFolder(), help=text)
 
 
@@ -132,7 +132,7 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
 
 
 class Filters(NamedTuple):
-    """The unparsed values of the options of :func:`filters`."""
+    """The values of the options that :func:`filters` adds, not parsed yet."""
 
     topic: tuple[str, ...] = ()
     queue: tuple[str, ...] = ()
@@ -212,7 +212,7 @@ def command_line(*words: str, config: str | None = None) -> str:
 
 
 def store_config(path: str | None) -> StoreConfig | None:
-    """The configuration of ``--config``; None without the option."""
+    """Return the configuration of ``--config``; None without the option."""
     from logquarry.config import StoreConfig
 
     return None if path is None else StoreConfig.from_file(path)

@@ -1,4 +1,4 @@
-"""Output of commands: files that appear complete or not at all, stdout, stderr, progress bars.
+"""Output of commands: stdout, stderr, progress bars, and files that are complete or not there.
 
 Data goes to stdout, everything else to stderr. JSON is UTF-8 in every locale; other text follows
 the locale. Progress bars and colour appear only on a terminal, colour only without ``NO_COLOR``.
@@ -33,7 +33,7 @@ _LINES_AT_ONCE = 512
 _BYTES_AT_ONCE = 1 << 20
 _PROGRESS_AFTER_SECONDS = 0.4
 MOST_LISTED = 40
-"""Maximum number of lines of a list that a command prints; ``--json`` prints all."""
+"""Maximum number of lines that a command prints of a list; ``--json`` prints all."""
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -77,7 +77,8 @@ def staged(target: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes a file that only its owner can read, so set the mode that the umask allows.
+        # mkstemp makes a file that only its owner can read. So set the mode that a new file
+        # normally has.
         umask = os.umask(0)
         os.umask(umask)
         draft.chmod(0o666 & ~umask)
@@ -85,7 +86,7 @@ def staged(target: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         draft.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-            # The error of a write has no file name.
+            # The error of a failed write does not contain the file name.
             raise OSError(error.errno, error.strerror, str(target)) from error
         raise
 
@@ -114,14 +115,14 @@ class Output:
             sys.stdout.write("\n".join([*some, ""]))
 
     def json(self, document: Any) -> None:
-        """Write one JSON document in ASCII: names from a store must not control a terminal."""
-        # Encode first as text, to repair file names; then again, to escape characters that are not
-        # ASCII.
+        """Write one JSON document in ASCII, so that names in it cannot control the terminal."""
+        # Encode twice: the first time repairs file names, the second time escapes characters that
+        # are not ASCII.
         whole = _with_names(json.dumps(document, ensure_ascii=False))
         self.jsonl([json.dumps(json.loads(whole), indent=2)])
 
     def jsonl(self, lines: Iterable[str]) -> None:
-        """Write lines of JSON as bytes: the locale's encoding can lack some characters."""
+        """Write lines of JSON as bytes, because the locale's encoding may lack some characters."""
         sys.stdout.flush()
         for data in encoded(lines):
             sys.stdout.buffer.write(data)
@@ -133,9 +134,10 @@ class Output:
         Args:
             header: names of the columns.
             rows: the cells; text from a store must be escaped (:func:`logquarry.text.printable`).
-            right: the columns that are aligned to the right, as names separated by spaces.
+            right: names of the columns that are aligned to the right, separated by spaces.
 
-        On a terminal, long texts are cut so that a line fits. Piped output is complete.
+        On a terminal, long texts are cut so that each row fits into a line. If stdout is no
+        terminal, they are complete.
         """
         numbers = [i for i, name in enumerate(header) if name in right.split()]
         most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -144,7 +146,7 @@ class Output:
         self.lines(lines)
 
     def more(self, count: int, words: str = "more", *, indent: str = "") -> None:
-        """Print how many items a list left out, if any."""
+        """If a printed list is not complete, print how many items are missing."""
         if count > 0:
             self.line(f"{indent}and {count} {words}; --json lists all")
 
@@ -196,11 +198,11 @@ class Output:
     ) -> Iterator[Progress | None]:
         """Show a progress bar on stderr while the block runs.
 
-        Yields None with ``--quiet`` and if stderr is not a terminal.
+        Yields None if ``--quiet`` is given, or if stderr is not a terminal.
 
         Args:
             what: the label of the bar.
-            in_bytes: whether the unit is the byte; else the bar counts items.
+            in_bytes: whether the bar counts bytes; otherwise it counts items.
             beside_data: whether the command prints data while the bar is shown. If so, there is no
                 bar if stdout is a terminal too.
         """
@@ -216,7 +218,7 @@ class Output:
 
 
 class _ProgressBar:
-    """A progress bar that appears after 0.4 s, so that short work shows none."""
+    """A progress bar that appears after 0.4 s. Shorter work shows none."""
 
     def __init__(self, what: str, *, in_bytes: bool) -> None:
         self._what = what
@@ -279,12 +281,12 @@ def _joined(lines: list[str]) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        # A file name can have bytes that are not UTF-8; JSON can escape them.
+        # A file name can contain bytes that are not UTF-8. JSON can escape them.
         return _with_names(text).encode("utf-8", "backslashreplace")
 
 
 def _with_names(text: str) -> str:
-    """Decode file names in a text that are UTF-8 but were not decoded in this locale."""
+    """Repair UTF-8 file names in a text: in some locales, Python does not decode them."""
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""``logquarry serve-master`` and ``replicate``: send a log to slaves, or follow a master."""
+"""``logquarry serve-master`` and ``replicate``: send a log to slaves, or copy a master's log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS: Final = 0.2
 _TRIES: Final = 5
-"""Number of attempts (about 3 s) without a byte of the log, after which ``--once`` ends."""
+"""``--once`` ends after this many attempts (about 3 s) in which no byte of the log arrived."""
 
 
 # ------------------------------------------------------------------------- addresses, TLS, status
@@ -41,7 +41,7 @@ def host_port(text: str, *, option: str) -> tuple[str, int]:
 
 def _is_host(name: str) -> bool:
     try:
-        # The resolver uses this encoding, which raises UnicodeError for an impossible name.
+        # The resolver encodes names in this way. For an impossible name, this raises UnicodeError.
         return bool(name.encode("idna"))
     except UnicodeError:
         return False
@@ -244,7 +244,7 @@ def replicate(
         if sync is not None:
             _fetch_last(out, sync)
         opened.wait_dispatched()
-        # close() flushes too, but does not raise if the disk fails.
+        # close() flushes too, but does not report a failed disk.
         opened.flush()
         end = opened.max_offset
     out.note(f"{text.printable(folder)} has the master's log up to {end}")
@@ -263,7 +263,7 @@ def _fetch_last(out: Output, sync: ConfigSync) -> None:
 
 
 class _Line:
-    """Makes the status line of ``replicate``, and notes each change of the connection."""
+    """Makes the status line of ``replicate``, and prints a note if the connection changes."""
 
     def __init__(self, out: Output, slave: HaSlave, sync: ConfigSync | None, *, ends: bool) -> None:
         self._out = out
@@ -391,7 +391,8 @@ def serve_master(
         allow=allow or None,
         tls=tls,
     )
-    # The command puts no messages, so an empty new store would only hide a mistyped path.
+    # Do not make a store: the command puts no messages, so an empty new store would only hide a
+    # mistyped path.
     StoreLayout.open(store)
     with (
         held() as waiting,
@@ -407,7 +408,7 @@ def serve_master(
             )
             server = besides.enter_context(ConfigServer(opened.root, *asked_at, options=answers))
             out.line(f"serving its config/ at {server.address}")
-        # A script possibly waits for these lines.
+        # A script may wait for these lines, so print them at once.
         sys.stdout.flush()
         parts = [part for part in (master, server) if part is not None]
 

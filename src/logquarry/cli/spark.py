@@ -1,4 +1,4 @@
-"""Spark for commands: a session for the time of a block, and failures as one-line errors."""
+"""Runs commands on Spark: makes a session for a block, and turns failures into one-line errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def session(master: str) -> Iterator[SparkSession]:
     from logquarry.spark import get_session
     from logquarry.systems import held
 
-    # getActiveSession() is per thread; the context is per process.
+    # Each thread has its own active session, but the process has one context.
     running = SparkContext._active_spark_context is not None
     with _spark_trouble():
         made: SparkSession | None = None
@@ -64,10 +64,10 @@ def session_if_installed(master: str | None) -> Iterator[SparkSession | None]:
 
 
 def _in_other_thread(make: Callable[[], SparkSession]) -> SparkSession:
-    """Make a session in another thread, so that Ctrl-C need not wait for it.
+    """Make a session in another thread, so that Ctrl-C works while Spark starts.
 
-    In the main thread PySpark would also install a handler for Ctrl-C, which calls the JVM at any
-    point of the program.
+    In the main thread, PySpark would also install a handler for Ctrl-C. This handler calls the JVM
+    at any point of the program.
     """
     made: list[SparkSession] = []
     failed: list[BaseException] = []
@@ -109,7 +109,7 @@ def export(
     options: ReadOptions | None = None,
     partition_by: Sequence[str] = (),
 ) -> ExportSummary:
-    """Export to Parquet with a progress bar, and report the written files in a note."""
+    """Export to Parquet with a progress bar, and print a note about the written files."""
     from logquarry.spark.export import export_parquet
 
     with out.progress("exporting", in_bytes=True) as progress:

@@ -1,4 +1,4 @@
-"""``logquarry stats``: the numbers that monitoring needs, even while a writer runs."""
+"""``logquarry stats``: numbers for monitoring, which work beside a running writer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: 
     from logquarry.read.pops import Pops, unacknowledged_pops
 
     def read(opened: MessageStore) -> tuple[StoreState, str, str, str, Pops]:
-        # Metrics of an unreadable store would be empty, so read its state first, which raises.
+        # Read the state first, because this raises if the store cannot be read. The metrics would
+        # just be empty.
         state = opened.stats().state
         if prometheus:
             from logquarry.metrics.collector import prometheus_text

@@ -1,1 +1,1 @@
-"""Adds messages to stores: imports of exported files, and loads of Spark's rows."""
+"""Adds messages to stores: imports exported files, and loads rows of Spark."""

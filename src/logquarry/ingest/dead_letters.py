@@ -1,7 +1,7 @@
-"""Dead letters of a load: rows that no store accepts, with the reasons, as Parquet files.
+"""The dead letters of a load: Parquet files with the rows that no store accepts, and the reasons.
 
-A load stages its files and moves them into place when it commits. The file names contain the load's
-identity, so a repeated load replaces its files.
+A load writes its dead letters to staged files, and moves these into place when it commits. The file
+names contain the identity of the load, so a repeated load replaces its own files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from logquarry.store.load.ledger import LoadId, remove_staged
 
 REASON: Final = "reason"
 _STAGED: Final = "_logquarry"
-"""Readers of Parquet ignore names that begin with an underscore."""
+"""The name begins with an underscore, so that readers of Parquet ignore the folder."""
 
 
 class DeadLetters:

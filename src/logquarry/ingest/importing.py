@@ -25,10 +25,12 @@ from logquarry.write.outgoing_arrow import store_times_of
 from logquarry.write.put_many import PutManyResult
 
 Checked = list[Rows]
-"""All rows of a source, in the form that ``put_stored`` takes."""
+"""All rows of a source, in the form that ``put_stored`` expects."""
 
 MOST_KEPT: Final = 256 << 20
-"""Maximum bytes of checked rows in memory for the put; a larger source is read twice."""
+"""Maximum bytes of checked rows that stay in memory until they are put. A larger source is read
+twice.
+"""
 
 
 @dataclass(slots=True)
@@ -51,7 +53,7 @@ class Imported:
     is_complete: bool = False
 
     def add(self, result: PutManyResult) -> None:
-        """Add the result of a put."""
+        """Add the result of a put to the counts."""
         if not result.message_count:
             return
         self.messages += result.message_count
@@ -132,7 +134,7 @@ def import_source(
         imported: receives the counts, even if an exception ends the import.
         checked: the rows that :func:`check_source` returned; None to read the source again.
         keep_times: whether messages keep their store times; see :meth:`ManyWriter.put_stored`.
-        skip: number of messages at the start that are not put.
+        skip: number of messages at the start of the source that are not put.
         progress: called with (bytes done, bytes in total).
         pause: called at safe points; raise to cancel.
 
@@ -167,7 +169,7 @@ def _stored(found: Iterator[Rows]) -> Iterator[Rows]:
 
 
 def _after(source: Source, found: Iterator[Rows], skip: int) -> Iterator[Rows]:
-    """The rows after the first ``skip`` ones."""
+    """Yield the rows after the first ``skip`` rows."""
     left = skip
     for rows in found:
         skipped = min(left, rows.batch.num_rows)
@@ -179,7 +181,7 @@ def _after(source: Source, found: Iterator[Rows], skip: int) -> Iterator[Rows]:
 
 
 def _later(batch: Any, result: PutManyResult) -> int:
-    """Count the messages whose store time was raised."""
+    """Count the messages that got a later store time than they had."""
     if "store_timestamp" not in batch.schema.names:
         return 0
     return int(np.count_nonzero(result.store_timestamp > store_times_of(batch)))

@@ -1,9 +1,10 @@
-"""Commits a load of many tasks to one or several stores: all rows exactly once, or none.
+"""Commits the rows that many tasks have staged to one or several stores: all exactly once, or none.
 
-With one store, the intent (a file in the store) makes the load atomic
+With one store, the load is atomic because of the intent, a file in the store
 (:mod:`logquarry.store.load.loading`). With several stores, a crash may leave the load in only some
-of them. So one document first decides, for all stores, which segments belong to the load. The next
-load into the same path completes a decided load, and drops segments of a second attempt.
+of them. So before anything is appended, one document decides for all stores which segments belong
+to the load. After a crash, the next load into the same path completes the load that was decided. If
+the load was repeated meanwhile, the segments of the second attempt are dropped.
 
 ::
 
@@ -57,14 +58,14 @@ _POLL_SECONDS: Final = 0.05
 _LARGE: Final = 1 << 30
 _MANY_TIMES: Final = 8
 _SMALL: Final = 64 << 20
-"""Bytes of frames: a load of fewer fills one store after the other."""
+"""A load with fewer bytes of frames than this appends to one store after the other."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Appending:
-    """The segments that one store gets. Small and picklable.
+    """The segments to append to one store. Small and picklable.
 
     Attributes:
         loads: folder of the segments, relative to the store.
@@ -94,7 +95,8 @@ class LoadSummary:
         rows: number of messages that this call appended.
         bytes: bytes of their frames.
         rejected: number of rows that were written to the dead letters.
-        was_there: whether the load was complete before, so this call appended nothing.
+        was_there: whether an earlier call had completed the load already, so that this call
+            appended nothing.
         stores: (end of the log before, end now) by folder of the store.
     """
 
@@ -124,10 +126,12 @@ def _is_held(store: str) -> bool:
 
 
 def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
-    """Append to all stores in this process, in one thread for each processor, at least in four.
+    """Append to all stores in this process.
 
-    A small load goes to one store after the other. While a store is open, its files take far more
-    room on the disk than a few messages need.
+    The number of threads is the number of processors, but at least four.
+
+    A small load appends to one store after the other: the files of an open store take far more room
+    on the disk than a few messages need.
     """
     if sum(appending.bytes for appending in appendings) < _SMALL:
         return [append_to_store(appending) for appending in appendings]
@@ -203,7 +207,7 @@ def commit_load(
     Raises:
         UsageError: if a task staged another load.
         CorruptFile: if a segment has changed since it was staged. Nothing is appended to its store
-            then; if it is missing or has another size, to no store.
+            then. If the segment is missing or has another size, nothing is appended to any store.
         StoreUnavailable: if a store cannot be written. The next load into the same path completes
             a decided load.
     """
@@ -221,7 +225,8 @@ def discard_load(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged]) -> None:
         if _began(plan, load, disk):
             return
         names = [segment.name for task in tasks for _, segment in task.segments]
-        # The generated name of an unnamed load is unique, so all its staged files can be deleted.
+        # The generated name of an unnamed load is unique: no other attempt can need its staged
+        # files.
         remove_staged(plan.loads, load, names if load.is_named else None)
         if plan.dead_letters is not None:
             letters = [task.dead_letters for task in tasks if task.dead_letters is not None]
@@ -277,9 +282,10 @@ class _Commit:
         segments = by_broker(self.tasks)
         _warn_of_space(plan, segments)
         if plan.brokers == 1:
-            # Commit even without rows: this creates the store and records the load in its ledger.
+            # Commit even a load without rows: this creates the store, and records the load in its
+            # ledger.
             store = plan.store(0)
-            # The segment files list their queues, so the task does not need this list.
+            # The segment files themselves list their queues, so the task need not carry the lists.
             sent = tuple(replace(segment, queues=()) for segment in segments.get(0, ()))
             appending = Appending(str(store), plan.config, load, sent, LOADS)
             return {str(store): self.appends([appending])[0]}
@@ -287,7 +293,8 @@ class _Commit:
             self._ledger.add(load)
             return {}
         for segment in chain.from_iterable(segments.values()):
-            # After the decision, a missing segment would make each later load fail too.
+            # Check this before the decision. If a segment of a decided load were missing, each
+            # later load would fail too.
             find_segment(plan.loads / load.staged, segment)
         decision.make(load, {plan.store(b).name: found for b, found in segments.items()})
         done = decision.finish(self.appends)
@@ -312,7 +319,7 @@ class _Commit:
 
 
 class _Decision:
-    """The document that decides a load of several brokers; it exists until the load is complete."""
+    """The document that decides a load of several brokers. It exists until the load is complete."""
 
     def __init__(self, plan: LoadPlan, disk: Disk) -> None:
         self._plan = plan
@@ -321,12 +328,12 @@ class _Decision:
 
     @property
     def load(self) -> LoadId | None:
-        """The decided load; None if there is none."""
+        """Return the decided load; None if there is none."""
         found = self._read()
         return None if found is None else found[0]
 
     def make(self, load: LoadId, stores: Mapping[str, Sequence[Segment]]) -> None:
-        """Decide: from now on these segments are the load."""
+        """Write the decision: from now on, these segments are the load."""
         document: dict[str, Any] = {
             "load": load.to_json(),
             "stores": {
@@ -337,7 +344,7 @@ class _Decision:
         write_document(self._disk, self._path, document)
 
     def finish(self, run: RunAppends) -> dict[str, Loaded] | None:
-        """Complete the decided load; return the result of each store, None if there is no load."""
+        """Complete the decided load, and return the result of each store; None if there is none."""
         found = self._read()
         if found is None:
             return None
@@ -384,7 +391,7 @@ def _locked(disk: Disk, folder: Path) -> Iterator[None]:
 
 
 def _patiently(take: Callable[[], T], is_held: Callable[[], bool]) -> T:
-    """Retry `take` while `is_held` is true, for at most 30 seconds."""
+    """Call `take` again while `is_held` is true for its error, for at most 30 seconds."""
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:

@@ -19,12 +19,12 @@ from logquarry.stored_message import JSON_NAMES
 from logquarry.write.message_rules import utf8
 
 LINES_BYTES: Final = 8 << 20
-"""Approximate bytes of lines in memory at a time; one line can be longer."""
+"""Approximate bytes of lines that are in memory at once; a single line can be longer."""
 
 _BASE64: Final = "properties_base64"
 _KNOWN: Final = frozenset((*JSON_NAMES, _BASE64))
 _WORDS: Final = {"keys": props.KEYS, "tags": props.TAGS, "uniq_key": props.UNIQ_KEY}
-"""Columns that repeat a property."""
+"""Columns whose value is also a property of the message."""
 _KINDS: Final = {
     "topic": pa.string(),
     "queue_id": pa.int32(),
@@ -131,7 +131,10 @@ def _decoded(rows: Rows, index: int, name: str, text: Any) -> bytes:
 
 
 def _strings(rows: Rows, documents: list[Document]) -> pa.Array:
-    """Return the property strings: from base64, else from the text, else from the properties."""
+    """Return the property strings.
+
+    They come from base64 if the row has it, else from the plain text, else from the properties.
+    """
     strings: list[bytes] = []
     for index, document in enumerate(documents):
         if (data := document.get(_BASE64)) is not None:
@@ -167,7 +170,7 @@ def _shown(value: Any) -> str:
 
 
 PARQUET_BYTES: Final = 8 << 20
-"""Approximate bytes of rows in one put."""
+"""Approximate bytes of the rows in one put."""
 
 _MOST_ROWS: Final = 1 << 16
 _EXACT: Final = schema.EXACT_PROPERTIES.name
@@ -177,7 +180,7 @@ _READ: Final = (
     *("store_host", "sys_flag", "flag", "body_crc", "reconsume_times"),
     *("prepared_transaction_offset", "tags", "keys", "uniq_key", "properties", "body", _EXACT),
 )
-"""The columns that become fields of a message, or that are compared with the message."""
+"""The columns that are read: they become fields of a message, or are compared with the message."""
 
 
 def read_parquet(file: SourceFile) -> Iterator[Rows]:
@@ -213,7 +216,7 @@ def _check_schema(file: SourceFile, found: pa.Schema) -> None:
 def _read(file: SourceFile, opened: pq.ParquetFile, exact: Any) -> Iterator[Rows]:
     names = [name for name in _READ if name in opened.schema_arrow.names]
     if "properties" in names or _EXACT in names:
-        # The properties contain these three.
+        # The properties contain the values of these three columns.
         names = [name for name in names if name not in _WORDS]
     first = 0
     for read in opened.iter_batches(_batch_rows(opened), columns=names):
@@ -229,14 +232,17 @@ def _read(file: SourceFile, opened: pq.ParquetFile, exact: Any) -> Iterator[Rows
 
 
 def _batch_rows(opened: pq.ParquetFile) -> int:
-    """Return how many rows take about PARQUET_BYTES in the row group with the largest rows."""
+    """Return how many rows of a batch take about PARQUET_BYTES, even if all are large."""
     groups = [opened.metadata.row_group(i) for i in range(opened.metadata.num_row_groups)]
     width = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
     return int(min(_MOST_ROWS, max(1, PARQUET_BYTES // max(width, 1))))
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Split a batch into pieces of about PARQUET_BYTES: rows can differ much in size."""
+    """Split a batch into pieces of about PARQUET_BYTES.
+
+    A piece has no fixed number of rows, because the sizes of rows can differ much.
+    """
     pieces = -(-batch.nbytes // PARQUET_BYTES)
     step = max(1, -(-batch.num_rows // max(pieces, 1)))
     for first in range(0, batch.num_rows, step):
@@ -297,7 +303,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _strings_of_words(columns: dict[str, pa.Array], count: int) -> pa.Array:
-    """Make property strings from keys, tags and unique key, if the properties were not exported."""
+    """If the properties were not exported, make property strings from keys, tags and unique key."""
     words = {
         word: columns[name].to_pylist() if name in columns else [None] * count
         for name, word in _WORDS.items()

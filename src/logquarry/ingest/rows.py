@@ -1,8 +1,8 @@
 """Finds the files of an import, and prepares their rows for the store.
 
-The source is one file, a folder, or a glob. For a folder of an export to Parquet, the manifest
-lists the files and their rows. The files are read in the order of broker and first offset, so each
-queue keeps the order of its messages, regardless of the files' names.
+The source is one file, a folder, or a glob. If the folder is an export to Parquet, its manifest
+lists the files, with the number of rows in each. The import reads the files in the order of broker
+and first offset, not of their names, so each queue keeps the order of its messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from logquarry.log import codec
 from logquarry.log.location import path_or_url
 from logquarry.write.outgoing_arrow import binary_spans
 
-# The export's names (spark/output.py, a lower layer).
+# The names that an export uses (spark/output.py, a lower layer).
 MANIFEST: Final = "_manifest.json"
 SUCCESS: Final = "_SUCCESS"
 
@@ -51,7 +51,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The files of an import, in their order.
+    """The files of an import, in the order in which it reads them.
 
     Attributes:
         location: the path that the user gave.
@@ -152,7 +152,7 @@ class Rows:
 
     Attributes:
         unit: word for a row of this file: line or row.
-        numbers: number of each row in the file, from 1.
+        numbers: for each row, its number in the file, counted from 1.
         done: approximate bytes of the file that have been read so far.
     """
 
@@ -167,7 +167,7 @@ class Rows:
         return BadRow(self.path, self.unit, self.numbers[index], reason)
 
     def after(self, count: int) -> Rows:
-        """Return the rows after the first ones."""
+        """Return the rows of the batch without the first ones."""
         return replace(self, batch=self.batch[count:], numbers=self.numbers[count:])
 
 
@@ -223,9 +223,10 @@ def _host_bytes(word: str, wide: bool) -> bytes:
 
 # ----------------------------------------------------------------------------------------- bodies
 def _check_bodies(rows: Rows, flags: Int64) -> None:
-    """Check bodies by their CRC; without a CRC, decompress the compressed bodies.
+    """Check bodies by their CRC; without a CRC, check that compressed bodies decompress.
 
-    An export with ``--decompress`` has decompressed bodies, but SYSFLAG keeps the compressed bit.
+    An export with ``--decompress`` contains decompressed bodies, but its SYSFLAG still has the bit
+    for compressed bodies.
     """
     crcs = _numbers(rows.batch, "body_crc", -1)
     body = rows.batch.column("body")
@@ -249,7 +250,7 @@ def _reason(flag: int) -> str:
 
 
 def _first_wrong(body: pa.Array, crcs: Int64) -> int | None:
-    """Return the index of the first body whose CRC differs; a negative CRC is not checked."""
+    """Return the index of the first body whose CRC differs; CRCs below 0 are not checked."""
     spans = binary_spans(body, len(body), "body")
     kernels = codec.kernels()
     if kernels is not None:
@@ -263,5 +264,5 @@ def _first_wrong(body: pa.Array, crcs: Int64) -> int | None:
 
 
 def first_bad(values: Sequence[Any], is_bad: Callable[[Any], bool]) -> int:
-    """Return the index of the first bad value; there must be a bad value."""
+    """Return the index of the first bad value. The caller knows that there is one."""
     return next(number for number, value in enumerate(values) if is_bad(value))

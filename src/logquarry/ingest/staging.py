@@ -1,12 +1,14 @@
-"""Stages the rows of a load: chooses broker and queue, makes frames, writes segments.
+"""Stages the rows of a load: chooses broker and queue of each row, makes frames, writes segments.
 
 A task checks its rows and makes their frames before any store is locked. Under the lock, the commit
-only copies and numbers the frames. A task writes one segment for each broker that gets rows.
+only copies the frames, and gives them their offsets. A task writes one segment for each broker that
+gets some of its rows.
 
-Rows with a queue id keep it; all rows of one topic and queue go to one broker. Rows without a queue
-id are placed as by a producer's ``SelectMessageQueueByHash`` over the queues of all brokers: rows
-with the same key go to the same queue. Rows without a key go to the queues in turn. The choice does
-not depend on time or chance, so a repeated load puts each row into the same queue.
+Rows with a queue id keep it, and all rows with the same topic and queue id go to the same broker.
+Rows without a queue id get a queue as with a producer's ``SelectMessageQueueByHash``: the hash of
+the key selects one of the queues of all brokers, so rows with the same key go to the same queue.
+Rows without a key go to the queues in turn. The choice does not depend on time or chance, so a
+repeated load puts each row into the same queue.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from logquarry.write.outgoing_arrow import (
 )
 
 NO_WORD: Final = -(1 << 32)
-"""The result for a text that has no words. No Java hash has this value."""
+"""Stands for the hash of a text without words. No Java hash has this value."""
 _SPACE: Final = " "
 
 
@@ -61,7 +63,8 @@ def place_rows(
         batch: rows, each with a valid topic; ``queue_id`` and ``keys`` are optional.
         brokers: number of brokers.
         queues: number of queues of each topic in each broker.
-        turn: index of the queue for the first row without a key, over the queues of all brokers.
+        turn: index of the queue for the first row without a key. The index counts the queues of all
+            brokers.
 
     Returns:
         (batch with all queue ids, number of the broker for each row).
@@ -78,7 +81,7 @@ def place_rows(
         every = brokers * queues
         keys = batch["keys"] if "keys" in batch.schema.names else pa.nulls(count, pa.string())
         hashes = first_word_hashes(keys)
-        # Java's remainder has the sign of the dividend.
+        # In Java a remainder has the sign of the dividend.
         chosen = np.abs(np.fmod(hashes, every))
         turns = (turn + np.arange(count)) % every
         chosen = np.where(hashes == NO_WORD, turns, chosen)
@@ -134,9 +137,9 @@ class LoadPlan:
         path: the store; with several brokers, the folder of their stores.
         queues: number of queues of each topic in each store, for rows without a queue id.
         config: settings of the stores, as the user gave them.
-        sizes: `config` with the file sizes of the existing stores.
-        on_rejected: whether a row that no store accepts ends the load or is written to
-            `dead_letters`.
+        sizes: `config`, but with the file sizes that existing stores have.
+        on_rejected: what happens to a row that no store accepts: ``fail`` ends the load,
+            ``deadLetter`` writes the row to `dead_letters`.
         dead_letters: folder for rejected rows.
     """
 
@@ -257,7 +260,7 @@ class Stager:
         return self._outgoing_reference(batch, refused)
 
     def _outgoing_reference(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
-        """Encode one message at a time; the reference for :func:`outgoing_kernel`."""
+        """Encode messages one by one: the readable reference of :func:`outgoing_kernel`."""
         odd: dict[int, Encoded] = {}
         sizes = np.zeros(batch.num_rows, np.int64)
         for number in range(batch.num_rows):
@@ -291,7 +294,7 @@ class Stager:
     def _writer(self, broker: int) -> SegmentWriter:
         writer = self._writers.get(broker)
         if writer is None:
-            # Two attempts of a task can run at once, so each attempt has its own file names.
+            # Spark can run two attempts of a task at once, so each attempt uses its own file names.
             name = f"{self._partition:05d}-{broker:04d}-{uuid.uuid4().hex}{ENDING}"
             path = self._plan.loads / self._load.staged / name
             writer = self._writers[broker] = SegmentWriter(path)
@@ -347,7 +350,7 @@ class Stager:
         starts: Int64,
         odd: list[int],
     ) -> None:
-        """Encode rows with the kernel; leave gaps for the rows in `odd`."""
+        """Encode rows with the kernel, but not those in `odd`: the caller encodes them later."""
         kernels = codec.kernels()
         assert kernels is not None
         count = len(starts)
@@ -388,13 +391,13 @@ def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
             raise UsageError(f"rows need a column {name}")
     batch = batch if names == batch.schema.names else batch.rename_columns(names)
     check_columns(batch)
-    # Checks the types of the columns.
+    # This also checks the types of the columns.
     list(messages_of(batch.slice(0, 0)))
     return batch
 
 
 def _without_text(batch: pa.RecordBatch) -> dict[int, str]:
-    """Return the reasons for rows without topic or body, or with invalid UTF-8."""
+    """Return why rows are rejected that have no topic, no body, or invalid UTF-8."""
     refused: dict[int, str] = {}
     for name in _NEEDED:
         if batch[name].null_count:
@@ -411,7 +414,7 @@ def _without_text(batch: pa.RecordBatch) -> dict[int, str]:
 
 
 def _with_joined_keys(batch: pa.RecordBatch, refused: dict[int, str]) -> pa.RecordBatch:
-    """Turn lists in the column keys into text; add the rows with a wrong word to ``refused``."""
+    """Turn lists of keys into text, and add rows with an invalid key to ``refused``."""
     if "keys" not in batch.schema.names or not pa.types.is_nested(batch.schema.field("keys").type):
         return batch
     try:
@@ -435,13 +438,13 @@ def _text_fault(batch: pa.RecordBatch, number: int) -> str | None:
         except UnicodeDecodeError as error:
             return f"{name} is not UTF-8: {error}"
         except (ValueError, OverflowError):
-            # The row has a valid time that Python's datetime cannot represent.
+            # Python's datetime cannot represent every time that is valid in a row.
             continue
     return None
 
 
 def by_broker(tasks: Sequence[Staged]) -> dict[int, tuple[Segment, ...]]:
-    """Return the segments of each broker, in the order of the tasks."""
+    """Return the segments for each broker, in the order of the tasks that wrote them."""
     found: dict[int, list[Segment]] = {}
     for task in sorted(tasks, key=lambda task: task.partition):
         for broker, segment in task.segments:

@@ -1,1 +1,1 @@
-"""Metrics of a store for Prometheus; needs the extra ``metrics``."""
+"""Metrics of a store or a broker for Prometheus; needs the extra ``metrics``."""

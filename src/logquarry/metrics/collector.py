@@ -7,9 +7,9 @@
 
     REGISTRY.register(StoreCollector(store))
 
-The collector computes the metrics at each scrape; it needs no thread and keeps no state.
+The collector computes the metrics at each scrape. It needs no thread and has no state.
 
-The metrics of a broker are those of its store, its clients and its answers.
+The metrics of a broker are those of its store, of its clients, and of its answers.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _MS: Final = 1_000
 class StoreCollector(Collector):
     """A collector for the metrics of one store.
 
-    Any thread may scrape a store that is open for writing. A store that is open for reading belongs
-    to one thread: open a separate one for the collector.
+    Any thread may scrape a store that is open for writing. Only one thread may use a store that is
+    open for reading, so open a separate one for the collector.
 
     Args:
         store: the store.
-        node_id: value of the label ``node_id``; None: the store's broker name, as in RocketMQ.
+        node_id: value of the label ``node_id``. None for the store's broker name, as in RocketMQ.
     """
 
     def __init__(self, store: MessageStore, node_id: str | None = None) -> None:
@@ -62,13 +62,13 @@ class StoreCollector(Collector):
         self._node = store.broker if node_id is None else node_id
 
     def describe(self) -> list[Metric]:
-        """Return nothing, so that registering the collector does not scrape the store."""
+        """Return no metrics: otherwise registering the collector would scrape the store."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics now; none if the store is closed."""
+        """Yield the current metrics; none if the store is closed."""
         try:
-            # Raises StoreError if the store is closed.
+            # This raises StoreError if the store is closed.
             _ = self._store.min_offset
             stats = self._store.stats()
         except StoreError:
@@ -223,7 +223,7 @@ class StoreCollector(Collector):
 
 
 def prometheus_text(store: MessageStore, node_id: str | None = None) -> str:
-    """Return the metrics of a store now, in Prometheus's text format."""
+    """Return the current metrics of a store, in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StoreCollector(store, node_id))
     text: bytes = generate_latest(registry)
@@ -244,7 +244,7 @@ _LABELS: Final = ("cluster", "node_id")
 
 
 class BrokerCollector(Collector):
-    """Collects the numbers of a broker's clients. Any thread may scrape it.
+    """Collects the metrics of a broker's clients and answers. Any thread may scrape it.
 
     Args:
         broker: a running broker.
@@ -254,11 +254,11 @@ class BrokerCollector(Collector):
         self._broker = broker
 
     def describe(self) -> list[Metric]:
-        """Return nothing, so that registering the collector does not scrape the broker."""
+        """Return no metrics: otherwise registering the collector would scrape the broker."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics now."""
+        """Yield the current metrics."""
         core = self._broker.core
         labels = [core.options.cluster, core.options.name]
         producers = GaugeMetricFamily(
@@ -330,11 +330,11 @@ def serve_metrics(broker: Broker, host: str, port: int) -> MetricsServer:
     Args:
         broker: the broker.
         host: address to listen on.
-        port: port; 0: the system chooses.
+        port: port to listen on. With 0, the system chooses a free port.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(BrokerCollector(broker))
-    # Only one thread may use a store that is open for reading: the broker's.
+    # Only one thread may use a store that is open for reading, and this is the broker's thread.
     if isinstance(broker.store, StoreWriter):
         registry.register(StoreCollector(broker.store))
     return MetricsServer(registry, host, port)

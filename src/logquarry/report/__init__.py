@@ -1,6 +1,6 @@
 """The HTML page of ``logquarry report``.
 
-``survey`` scans the log once for counts, ``charts`` and ``drawing`` make charts with Altair, and
-``page`` puts charts and tables into one file that needs no network. Charts need the packages of
-``logquarry[report]``.
+``survey`` counts messages in one scan of the log. ``charts`` and ``drawing`` make charts with
+Altair. ``page`` writes charts and tables into one HTML file that needs no network. The charts need
+the packages of ``logquarry[report]``.
 """

@@ -1,7 +1,8 @@
 """The charts of a report, made with Altair as Vega-Lite. Each title states the main result.
 
-Each chart has a few rows of data, so the page stays small for any store. Names from the store are
-data, never part of an expression, so a name cannot run code in the page.
+A chart contains only a few rows of data, so the page stays small even for a large store. Names from
+the store are only data of a chart, never part of an expression. So a hostile name cannot run code
+in the page.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def _over_time(found: Survey) -> Figure:
 
 
 def _stacked(series: Mapping[str, Any], first_bin: int, bin_ms: int) -> list[dict[str, str | int]]:
-    """Turn counts by name and time bin into stacked rectangles."""
+    """Turn counts by name and time bin into the rectangles of a stacked chart."""
     rows: list[dict[str, str | int]] = []
     heights: dict[int, int] = {}
     for name, line in series.items():
@@ -170,7 +171,7 @@ def _stacked(series: Mapping[str, Any], first_bin: int, bin_ms: int) -> list[dic
 
 
 def _time_format(span_ms: int) -> str:
-    """The time format of an axis with this span."""
+    """Return the time format of an axis that covers this span."""
     if span_ms < 5_000:
         return "%H:%M:%S.%L"
     if span_ms < 600_000:
@@ -184,7 +185,7 @@ def _body_sizes(found: Survey) -> Figure:
 
     used = found.body_sizes.nonzero()[0]
     rows = []
-    # Add one empty bin on each side: otherwise a single bar would fill the chart.
+    # Add one empty bin at each end: otherwise a single bar would fill the whole chart.
     for bits in range(max(0, int(used[0]) - 1), min(len(found.body_sizes), int(used[-1]) + 2)):
         count = int(found.body_sizes[bits])
         rows.append(

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import altair as alt
 
 
-# Okabe and Ito's colours: distinct for every kind of colour blindness, and in grey print.
+# The colours of Okabe and Ito. Readers with any kind of colour blindness can tell them apart, and
+# so can readers of a grey print.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = (
     "#0072b2",
     "#e69f00",
@@ -45,7 +46,7 @@ class Figure:
 
 
 def largest(counted: Counter[Any], what: str) -> list[dict[str, Any]]:
-    """Rows of the largest counts, and one row for all others together."""
+    """Return rows for the largest counts, and one row for all others together."""
     top = counted.most_common(MOST_BARS if len(counted) > MOST_BARS + 1 else MOST_BARS + 1)
     rows: list[dict[str, Any]] = [{"name": printable(name), "value": value} for name, value in top]
     others = sum(counted.values()) - sum(value for _, value in top)
@@ -57,12 +58,12 @@ def largest(counted: Counter[Any], what: str) -> list[dict[str, Any]]:
 
 
 def share(part: float) -> str:
-    """Format a share of 1 as whole percent."""
+    """Format a share (0 to 1) as whole percent."""
     return "<1%" if 0 < part < 0.005 else f"{part:.0%}"
 
 
 def bars(rows: Sequence[Mapping[str, Any]], what: str) -> Mapping[str, Any]:
-    """Make a chart of horizontal bars with their numbers, in the order of the rows."""
+    """Make a chart of horizontal bars, in the order of the rows; each bar shows its number."""
     import altair as alt
 
     most = max((row["value"] for row in rows), default=1)
@@ -80,7 +81,7 @@ def bars(rows: Sequence[Mapping[str, Any]], what: str) -> Mapping[str, Any]:
 
 
 def chart_of(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
-    """Make a chart with inline data."""
+    """Make a chart whose specification contains the data."""
     import altair as alt
 
     return alt.Chart(alt.InlineData(values=list(rows)))
@@ -159,7 +160,7 @@ def file_map(found: Survey) -> Figure | None:
     ]
     if harm:
         places = chart_of(harm).encode(y=y, x="from:Q", tooltip=tips)
-        # 100 bytes of 1 GiB are less than a pixel: draw 2 pixels, and a triangle above.
+        # Damage of 100 bytes in 1 GiB is less than a pixel. So draw 2 pixels, and a triangle above.
         layers += [
             places.mark_bar(height={"band": 0.72}, color=RED, stroke=RED, strokeWidth=2).encode(
                 x2="to:Q"
@@ -173,7 +174,7 @@ def file_map(found: Survey) -> Figure | None:
 
 
 def _spans_of(file: FileUse) -> list[dict[str, Any]]:
-    """The parts of a file: messages, then unused bytes, then the blank."""
+    """Return the parts of a file: messages, then unused bytes, then the blank."""
     rows: list[dict[str, Any]] = []
     at = 0
     for use, length in (
@@ -210,7 +211,7 @@ def _damage_of(found: Survey, files: Sequence[FileUse]) -> list[dict[str, Any]]:
 
 
 def _shown_files(files: Sequence[FileUse]) -> Sequence[FileUse]:
-    """All files; if there are more than MOST_FILES, the damaged files and the last files."""
+    """Return all files; if there are more than MOST_FILES, damaged files and the last files."""
     if len(files) <= MOST_FILES:
         return files
     damaged = [file for file in files if file.damaged][:MOST_FILES]

@@ -1,7 +1,7 @@
 """The report of a store as one HTML file with charts, tables and the script that draws the charts.
 
-All text from a store is escaped, in the markup and in the JSON of the script. A content security
-policy prevents the page from loading other files.
+All text from a store is escaped, both in the HTML and in the JSON inside the script. A content
+security policy forbids the page to load other files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from logquarry.units import Progress
 
 MOST_ROWS: Final = 500
 
-# Vega compiles its expressions to functions (unsafe-eval), and adds styles.
+# Vega needs unsafe-eval, because it compiles expressions to functions, and it adds styles.
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data:; base-uri 'none'; form-action 'none'"
@@ -68,7 +68,7 @@ class Table:
     Attributes:
         rows: cells as text; :func:`render` escapes them.
         numbers: indexes of columns with numbers.
-        words: indexes of columns with single words, which are never broken.
+        words: indexes of columns whose text is never broken into two lines.
         empty: text for a table without rows.
     """
 
@@ -182,7 +182,7 @@ def _scripts(figures: Sequence[Figure]) -> Iterable[str]:
 
 
 def script_json(value: Any) -> str:
-    """Encode JSON for a script element: no text in it can end the element."""
+    """Encode JSON for a script element; no text inside the JSON can end the element."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -190,11 +190,11 @@ def script_json(value: Any) -> str:
 
 
 def _library() -> str:
-    """Vega, Vega-Lite and vega-embed as one script."""
+    """Return Vega, Vega-Lite and vega-embed as one script."""
     import vl_convert
 
     script: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # the stub is wrong
-    # The script's text must not end its own element.
+    # The text of the script must not contain the tag that ends the script element.
     return script.replace("</script", "<\\/script").replace("<!--", "\\x3c!--")
 
 
@@ -240,7 +240,7 @@ def store_report(
         watch: shows the progress of each step; None for no display.
         notes: sentences to print below the numbers at the top.
         title: the page's title; None for the store's path.
-        checked: called with the findings.
+        checked: called with the findings of the verification.
 
     Raises:
         MissingExtra: if Altair or vl-convert is not installed.
@@ -367,7 +367,7 @@ def _finding_table(report: VerifyReport) -> Table:
 
 
 def _pending(store: MessageStore) -> dict[int, int]:
-    """For each delay level, the number of undelivered messages, according to delayOffset.json."""
+    """Return the number of undelivered messages of each delay level, from delayOffset.json."""
     delivered = delay_offsets(store.layout)
     if delivered is None:
         return {}

@@ -35,7 +35,9 @@ _BIN_SIZES_MS: Final = tuple(
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
 
 _EXACT_MS: Final = 1 << 10
-"""Latencies below this many ms are counted exactly, larger latencies in steps of about 1%."""
+"""Latencies below this many ms are counted exactly. Larger latencies are rounded to steps of about
+1%.
+"""
 _STEPS: Final = 64
 _LATENCY_BINS: Final = _EXACT_MS + 40 * _STEPS
 _MOST_TAGS: Final = 10_000
@@ -100,7 +102,7 @@ class Survey:
         return sum(self.messages.values())
 
     def latency_ms(self, percentile: float) -> int:
-        """The latency (store time minus born time) of a percentile, 0 to 100."""
+        """Return the latency (store time minus born time) at a percentile (0 to 100)."""
         counted = int(self._latencies.sum())
         if percentile >= 100 or counted == 0:
             return self._slowest
@@ -110,7 +112,7 @@ class Survey:
 
     @property
     def has_latencies(self) -> bool:
-        """Whether any message has a store time at or after its born time."""
+        """Whether at least one message has a store time at or after its born time."""
         return bool(self._latencies.any())
 
 
@@ -148,8 +150,9 @@ def survey(
 
 
 def bin_size(span_ms: int) -> int:
-    """The smallest of the usual bin widths (ms) with which at most MOST_BINS bins cover a span."""
-    # A damaged or hostile store time can make a span too long for these widths: then compute one.
+    """Return the smallest usual bin width (ms) with which at most MOST_BINS bins cover a span."""
+    # A damaged or hostile store time can make the span too long for the usual widths. Then compute
+    # a width.
     least = -(-span_ms // MOST_BINS)
     return next((size for size in _BIN_SIZES_MS if size >= least), least)
 
@@ -169,7 +172,7 @@ def _add_run(found: Survey, run: Run, bins: int) -> None:
     )
     stored, born = values["store_timestamp"], values["born_timestamp"]
     counts = np.bincount(ids, minlength=len(names)).tolist()
-    # Divide before subtracting: the difference of hostile times would overflow 64 bits.
+    # Divide before subtracting: the difference of two hostile times could overflow 64 bits.
     slots = np.clip(stored // found.bin_ms - found.first_bin // found.bin_ms, 0, bins - 1)
     for number, name in enumerate(names):
         found.messages[name] += counts[number]
@@ -220,7 +223,7 @@ def _add_tags(found: Survey, run: Run) -> None:
 
 
 def _use(found: Survey, event: Event) -> None:
-    """Add the bytes of an event to the files that hold them."""
+    """Add the bytes of an event of the scan to the counts of the files that hold these bytes."""
     if isinstance(event, LogEnd | ExpiredSpan):
         return
     if isinstance(event, Run):

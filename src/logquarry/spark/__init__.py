@@ -5,14 +5,14 @@
     spark = get_session()
     spark.read.format("rocketmq").load("store").show()
 
-`get_session` finds Java and makes a session with the source; `register` adds the source to an
-existing session. `read` reads stores on each version of Spark, even on 3.5. The jobs:
+`get_session` finds Java and makes a session that knows the format `rocketmq`; `register` adds this
+format to an existing session. `read` reads stores on each version of Spark, even on 3.5. The jobs:
 `verify_stores`, `salvage_stores` and `rebuild_on_spark` check and repair stores, `export_parquet`,
 `export_delta`, `export_iceberg` and `compact` write tables, `summarize` counts messages, `load`
 writes a DataFrame into stores.
 
-`export_parquet`, `compact` and `summarize` also run without Spark, in this process, if they get
-None instead of a session. Everything else needs the extra `logquarry[spark]`.
+If you pass None instead of a session, `export_parquet`, `compact` and `summarize` run without
+Spark, in this process. Everything else needs the extra `logquarry[spark]`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The columns of a read as Spark's types, rows as Arrow batches, and the versions of PySpark.
+"""Spark's schema for the columns of a read, Arrow batches of rows, differences between PySparks.
 
 The versions of PySpark have different features. The code tests for each feature:
 
@@ -7,10 +7,10 @@ The versions of PySpark have different features. The code tests for each feature
 | data sources in Python | 4.0 | batch reads by `logquarry.spark.read` with mapInArrow |
 | Arrow batches for the sink of a stream | 4.1 | 4.0: see `DataSourceStreamArrowWriter` below |
 | `to_arrow_schema(timezone=)` | 4.2 | timestamps are UTC without it |
-| limits for the batches of a stream | 4.2 | a batch takes everything: `stream/planner.py` |
+| limits for the batches of a stream | 4.2 | a batch takes all new messages: `stream/planner.py` |
 
-All other modules take PySpark's base classes from here. If this PySpark lacks a class, the name is
-an empty class, so that the modules can be imported.
+All other modules import PySpark's base classes from this module. If the installed PySpark lacks a
+class, this module defines an empty class of that name, so that the imports work.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ __all__ = [
 
 
 def _class_of(module: str, name: str) -> Any:
-    """Return a class of PySpark, or an empty class if this PySpark lacks it."""
+    """Return a class of PySpark, or an empty class if the installed PySpark lacks it."""
     try:
         found = getattr(import_module(module), name, None)
     except ModuleNotFoundError as error:
-        # If a module that PySpark itself needs is missing, the user must see that error.
+        # Do not hide the error if PySpark is installed, but a module that it imports is missing.
         if error.name is None or not error.name.startswith("pyspark"):
             raise
         found = None
@@ -93,7 +93,7 @@ def _class_of(module: str, name: str) -> Any:
 
 
 class _Absent:
-    """Base of the classes that this PySpark lacks."""
+    """Base of the empty classes that replace classes missing in the installed PySpark."""
 
 
 if not TYPE_CHECKING:
@@ -108,11 +108,11 @@ if not TYPE_CHECKING:
         class DataSourceStreamArrowWriter(
             _class_of(_SOURCE, "DataSourceStreamWriter"), DataSourceArrowWriter
         ):
-            """A stream's writer that takes Arrow batches."""
+            """Base of the writer of a stream that gets Arrow batches."""
 
 
 def has_sources() -> bool:
-    """Return whether this PySpark has data sources in Python."""
+    """Return whether the installed PySpark has data sources in Python."""
     return not issubclass(DataSource, _Absent)
 
 
@@ -126,7 +126,7 @@ def require_sources() -> None:
 
 
 def has_admission() -> bool:
-    """Return whether Spark gives a stream's reader the start and the limit of each batch."""
+    """Return whether Spark passes start and limit of each batch to the reader of a stream."""
     method = getattr(DataSourceStreamReader, "latestOffset", None)
     return method is not None and "limit" in inspect.signature(method).parameters
 

@@ -1,7 +1,7 @@
 """Compacts exports: merges many small files into few, for Parquet, Delta and Iceberg.
 
-Rows and their order do not change. :mod:`logquarry.spark.merging` merges the files of one task;
-Delta tables are merged by `deltalake`.
+A compaction changes neither rows nor their order. :mod:`logquarry.spark.merging` merges the files
+of one task. For Delta tables, the package `deltalake` does all the work.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ def compact(
 ) -> Compaction:
     """Merge the small files of exports: Parquet files, or a Delta or Iceberg table.
 
-    Rows do not change, nor does their order within a broker. An export to the table can run at the
-    same time; an export to the same Parquet folder is rejected meanwhile.
+    Rows do not change, nor does their order within a broker. During a compaction, an export can add
+    to a Delta or Iceberg table, but an export to the same Parquet folder is rejected.
 
     Args:
         dest: destination folder of the exports.
-        target_size: approximate bytes of a merged file; files larger than half of it stay as they
-            are. None for 256 MiB, or for the setting of a Delta table.
+        target_size: approximate bytes of a merged file. Files larger than half of this size stay as
+            they are. None for 256 MiB, or for the setting of a Delta table.
         spark: a session whose workers merge; None to merge in this process. Delta tables are always
             merged in this process, on all cores.
-        table: ``NAMESPACE.TABLE`` of an Iceberg table, as for the export.
-        catalog: properties of the Iceberg catalog, as for the export.
+        table: ``NAMESPACE.TABLE`` of an Iceberg table: the same as for the export.
+        catalog: properties of the Iceberg catalog: the same as for the export.
         table_storage_options: options of `deltalake` for a URL.
         dest_storage_options: options for the file system of ``dest``, if it is a URL.
         progress: called with (bytes of files merged, bytes in total).
@@ -87,7 +87,7 @@ def compact(
         StoreNotFound: if there is no export.
         UsageError: if no export made the table, an option has no effect, or a package is missing.
         StoreUnavailable: if an export or compaction is running, or changed the files meanwhile.
-        CorruptFile: if a file differs from its description in the table; nothing has changed.
+        CorruptFile: if a file differs from its description in the table; nothing has changed then.
     """
     if target_size is not None and target_size <= 0:
         raise UsageError(f"target_size: takes bytes > 0, not {target_size}")
@@ -148,7 +148,7 @@ class Compaction:
 # A merge joins neighbours: files of one folder, broker and kind, in the order of their messages.
 # The folder does not change until all merged files are synced. Then the commit replaces the old
 # files; after a crash, the next export or compaction completes it (logquarry.spark.output). During
-# the commit a reader can see rows twice and finds no _SUCCESS, as during an export.
+# the commit a reader can see rows twice. As during an export, the file _SUCCESS is missing then.
 
 # Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. The name of
 # a merged file continues with .to. and the offset of its last message, then up to two numbers that
@@ -160,7 +160,7 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of the manifest whose name contains the place of its rows."""
+    """A file of the manifest; its name contains the offset or the queue of its rows."""
 
     entry: Mapping[str, Any]
     place: str
@@ -169,7 +169,7 @@ class _File:
 
     @property
     def order(self) -> tuple[int, int, int, str]:
-        """Sort key within a kind; the files of one merge share their first offset."""
+        """Sort key of files of one kind; the files of one merge have the same first offset."""
         offsets = int(self.entry["first_offset"]), int(self.entry["last_offset"])
         return self.first, *offsets, self.path
 
@@ -281,7 +281,7 @@ def _files(folder: OutputFolder, manifest: Mapping[str, Any]) -> Iterator[_File]
 
 
 def _chosen(files: Iterator[_File], target_size: int) -> Iterator[list[_File]]:
-    """Yield groups of files, each to merge into one."""
+    """Yield groups of files; each group is to be merged into one file."""
     kinds: dict[tuple[str, str], list[_File]] = {}
     for file in files:
         kinds.setdefault((file.place, file.kind), []).append(file)
@@ -293,7 +293,7 @@ def _task(
     folder: OutputFolder, staging: str, group: Sequence[_File], known: Sequence[str]
 ) -> MergeTask:
     first, last = group[0], int(group[-1].entry["last_offset"])
-    # Choose a new name, because the result of an earlier merge may have the first file's name.
+    # Choose an unused name: the result of an earlier merge may have the first file's name.
     name = f"{first.kind}.{first.first:020d}.to.{last:020d}"
     path = f"{first.place}/{name}".lstrip("/")
     taken = [file[len(path) + 1 :] for file in known if file.startswith(f"{path}.")]
@@ -305,7 +305,7 @@ def _task(
 
 
 def _final(path: str, staging: str) -> str:
-    """Return the final path of a staged file, which is below the folder of its attempt."""
+    """Return the path to which the commit moves a file from the folder of an attempt."""
     return path.removeprefix(f"{staging}/").partition("/")[2]
 
 
@@ -331,8 +331,8 @@ def _new_manifest(
 
 # ----------------------------------------------------------------------------- Delta and Iceberg
 # The new files replace the old files in one commit. An export can append meanwhile, because the
-# compaction touches only files that the table had before. The old files stay for older versions of
-# the table; the table's own cleaning (vacuum, expire_snapshots) removes them.
+# compaction replaces only files that were in the table when it began. The old files stay for older
+# versions of the table, until you clean the table (vacuum, expire_snapshots).
 _WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")
 
 
@@ -391,8 +391,8 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         with held():
             table.replace(before.values(), added)
     except TableUnchanged:
-        # After any other error (a lost answer, Ctrl-C after the commit) the commit may have
-        # succeeded, so the files stay.
+        # After any other error, such as a lost answer of the catalog, or Ctrl-C, the commit may
+        # have succeeded. So do not remove the new files.
         _remove(table, made)
         raise
     return Compaction.of(before.values(), made)
@@ -406,7 +406,7 @@ def _remove(table: Iceberg, made: Sequence[Merged]) -> None:
 def _iceberg_groups(
     files: Sequence[TableDataFile], target_size: int
 ) -> Iterator[list[TableDataFile]]:
-    """Yield groups of files, each to merge into one: neighbours of a broker and partition."""
+    """Yield groups of files of one broker and partition; each group is merged into one file."""
     kinds: dict[tuple[Any, str, str], list[TableDataFile]] = {}
     for file in files:
         place, _, name = file.path.rpartition("/")

@@ -1,9 +1,10 @@
-"""The daemon that forks Spark's Python workers: PySpark's, with fewer tracebacks.
+"""The daemon that forks Spark's Python workers: PySpark's daemon with fewer tracebacks.
 
-It prints no traceback when the JVM closes a worker's connection.
+Unlike PySpark's daemon, it prints no traceback when the JVM closes a worker's connection.
 
-Spark runs it as a module, by the setting ``spark.python.daemon.module``. The processes that plan
-for Spark ignore that setting and use PySpark's daemon: see :mod:`pyspark_logquarry`.
+Spark runs this module if the setting ``spark.python.daemon.module`` names it. The Python processes
+in which Spark plans a read ignore that setting and use PySpark's daemon: see
+:mod:`pyspark_logquarry`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Exports stores to Parquet, and counts their messages; on Spark, or in this process.
 
-The workers read and write; only counts return to the driver. A file's name depends only on the
-store and the place of its messages, and :mod:`logquarry.spark.output` commits the files, so an
-export that runs again replaces its files and never duplicates rows.
+The workers read the stores and write the files; only counts return to the driver. A file's name
+depends only on the store and the offsets of its messages. :mod:`logquarry.spark.output` commits the
+files. So an export that runs again replaces its files and never duplicates rows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ExportSummary:
         location: path or URL of the destination.
         files: the files, sorted by path.
         summary: messages and bytes by topic, and the damage that the export skipped.
-        seconds: duration.
+        seconds: duration of the export.
     """
 
     location: str
@@ -78,7 +78,7 @@ def export_parquet(
     progress: Progress | None = None,
     dest_storage_options: Mapping[str, Any] | None = None,
 ) -> ExportSummary:
-    """Export the messages of stores to Parquet files with the columns of the source.
+    """Export the messages of stores to Parquet files with the columns of the data source.
 
     Read them with ``spark.read.parquet(dest)``. The rows of a file are in physical order. With
     ``partition_by`` the files are in folders ``topic=.../day=...`` and still contain these columns.
@@ -89,8 +89,8 @@ def export_parquet(
             If it is None, the export runs in this process, without PySpark.
         stores: a path, URL or glob, or several.
         dest: a folder that does not exist, is empty, or holds an earlier export.
-        options: options of the source, or :class:`ReadOptions`, which also takes
-            ``on_damage="stop"`` and ``"fail"``.
+        options: options of the data source, or :class:`ReadOptions`, in which ``on_damage`` can
+            also be ``"stop"`` or ``"fail"``.
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
         progress: called with (bytes of log done, bytes in total).
         dest_storage_options: options for the file system of ``dest``, if it is a URL; None for the
@@ -205,10 +205,10 @@ def _tally(_: int, task: ReadTask) -> TaskResult:
 
 
 def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> list[TaskResult]:
-    """Drop the results of tasks after the first damage of each store.
+    """For each store, drop the results of the tasks after the first task that found damage.
 
-    Each task stops at the first damage in its own part. The tasks of a store are in the order of
-    its log.
+    Each task has already stopped at the first damage in its own part of the log. The tasks of a
+    store are in the order of its log.
     """
     ended: set[str] = set()
     kept: list[TaskResult] = []

@@ -1,8 +1,8 @@
 """Runs tasks in Spark's Python workers, or in this process, and returns their small results.
 
 Spark carries only the text of a Python exception from a worker to the driver, not its type.
-`explain` makes logquarry's exception again from that text. For any other failure, `root_cause`
-finds the line with the cause.
+If the exception was one of logquarry's, `explain` restores it from that text. For any other
+failure, `root_cause` finds the line of the text that names the cause.
 """
 
 from __future__ import annotations
@@ -59,19 +59,20 @@ def run_tasks(
 ) -> list[R]:
     """Run `work` on each task; return the results in the order of the tasks.
 
-    Ctrl-C and every exception that `progress` or `pause` raises cancel the job.
+    Ctrl-C cancels the job, and so does an exception that `progress` or `pause` raises.
 
     Args:
         spark: the session; if it is None, the tasks run in this process, one after the other.
         name: description of the job in Spark's UI.
         tasks: tasks; picklable.
         work: called in a worker with a task's number and the task; picklable, like its result.
-        weight: share of a task in the progress, for example its bytes.
+        weight: returns how much a task counts in the progress, for example its bytes.
         progress: called on the driver with (weight of the finished tasks, total weight).
         pause: called on the driver several times a second; raise to cancel the job.
 
     Raises:
-        LogquarryError: the error of a task, with its own type. Other errors raise as Spark's.
+        LogquarryError: if a task raised it; the type is the same. Other errors of a task are raised
+            as exceptions of Spark.
     """
     if not tasks:
         return []
@@ -164,8 +165,8 @@ def explain(error: BaseException | None) -> LogquarryError | None:
 def root_cause(error: BaseException) -> str:
     """Return the line of Spark's text that gives the cause.
 
-    This is the exception that a worker's Python raised. Without one, it is the innermost cause in
-    Java; without that, the first two lines.
+    If Python code in a worker raised an exception, this is the line of that exception. Otherwise it
+    is the innermost cause in Java, and without such a cause, the first two lines.
     """
     lines = [line for line in str(error).splitlines() if line.strip()]
     raised: str | None = None

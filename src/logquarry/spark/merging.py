@@ -1,8 +1,9 @@
-"""Merges Parquet files of an export into one, in a worker of a compaction. Needs no PySpark.
+"""Merges Parquet files of an export into one file, in a worker of a compaction. Needs no PySpark.
 
-Rows keep their order, and the metadata keeps the exact properties
-(:mod:`logquarry.log.exact_properties`). A merge holds about one row group in memory. Two attempts
-of a merge can run at once (speculation, or a lost executor), so each has its own file names.
+Rows keep their order. The metadata of the merged file contains the exact properties of all its
+sources (:mod:`logquarry.log.exact_properties`). A merge holds about one row group in memory. Spark
+can run two attempts of a merge at once (speculation, or a lost executor), so each attempt uses its
+own file names.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class MergeTask:
 
     Attributes:
         sources: the files, in the order of their rows; all have the same columns.
-        stem: path of the merged file without its ending; each attempt adds a unique suffix.
-        staging: folder for the merged file; instead of adding a suffix, each attempt then makes
-            its own folder in it. None to write beside the sources.
+        stem: path of the merged file without its ending. Each attempt adds a unique suffix.
+        staging: folder for the merged file. With it, an attempt adds no suffix, but makes its own
+            folder in `staging`. None to write beside the sources.
     """
 
     folder: OutputFolder
@@ -82,7 +83,7 @@ RunMerges = Callable[[Sequence[MergeTask]], Sequence[tuple[Merged, ...]]]
 
 
 def groups(files: Sequence[S], target_size: int) -> Iterator[list[S]]:
-    """Group neighbouring files so that each group is about `target_size` bytes.
+    """Group neighbouring files so that each group has about `target_size` bytes.
 
     A group has at least two files. Files larger than half of `target_size` are in no group.
     """
@@ -104,9 +105,10 @@ def groups(files: Sequence[S], target_size: int) -> Iterator[list[S]]:
 def fewer(
     chosen: Sequence[list[S]], made: Sequence[tuple[Merged, ...]]
 ) -> tuple[list[list[S]], list[Merged]]:
-    """Return sources and files of those merges that reduce the number of files.
+    """Return the sources and the new files of those merges that made the number of files smaller.
 
-    The metadata of exact properties can be too large for one file. Then a merge writes several.
+    If the exact properties are too large for the metadata of one file, a merge writes several
+    files.
     """
     kept = [
         (group, files) for group, files in zip(chosen, made, strict=True) if len(files) < len(group)
@@ -141,7 +143,7 @@ def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
 
 
 def _merge_to(folder: OutputFolder, path: str, waiting: list[Source]) -> Merged:
-    """Write one file from the first of the waiting sources, and remove these from the list."""
+    """Write one file from the first of the waiting sources; remove these sources from the list."""
     taken: list[str] = []
     rows = 0
     exact = ExactProperties()
@@ -186,7 +188,7 @@ def _row_groups(
 
 @contextmanager
 def _read(folder: OutputFolder, path: str) -> Iterator[None]:
-    """Turn Arrow's errors about a file's content into CorruptFile; keep I/O errors."""
+    """Turn Arrow's errors about a file's content into CorruptFile; let I/O errors pass."""
     where = f"{folder.location}/{path}"
     try:
         yield

@@ -1,4 +1,7 @@
-"""The names of options: of a read, of Kafka's source, and of Spark itself. Needs no PySpark."""
+"""The names of options: logquarry's, Kafka's (of Spark's Kafka source), and Spark's.
+
+Needs no PySpark.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ FORMAT: Final = "rocketmq"
 """Name of the data source."""
 
 ALIASES: Final = {"subscribe": "topics", "subscribepattern": "topicpattern"}
-"""Kafka's names of our options. ``assign`` has its own format and is not an alias."""
+"""Options of logquarry that have another name in Spark's Kafka source. ``assign`` is not here,
+because its format differs.
+"""
 
 _OURS: Final = (
     "path", "topics", "topicPattern", "queueIds", "tags", "keys", "columns",
@@ -27,7 +32,7 @@ _READS: Final = {n.lower(): n for n in (*_OURS, "subscribe", "subscribePattern",
 _SPARKS: Final = frozenset(
     {"path", "paths", "checkpointlocation", "queryname", "serialization.format"}
 )
-"""Options that Spark itself passes, depending on the way in which the user gives a table."""
+"""Options that Spark itself adds, for example if the user names a table in SQL."""
 _STREAM_ONLY: Final = ("maxbytespertrigger", "maxoffsetspertrigger")
 _NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
 

@@ -1,4 +1,4 @@
-"""The options of a read, batch or stream: parsed from text into `ReadOptions`.
+"""Parses the options of a read (batch or stream) from text into `ReadOptions`.
 
 Option names are case-insensitive; Spark passes them in lower case. Lists are ``a,b`` or JSON
 (``["a", "b"]``, for names that contain a comma). An invalid value raises
@@ -83,7 +83,7 @@ def _words(text: str, separator: str = ",") -> list[str]:
         try:
             found = json.loads(text)
         except ValueError:
-            # The text is possibly a plain name that begins with a bracket.
+            # The text may be no JSON, but a name that begins with a bracket.
             found = None
         if isinstance(found, list) and all(isinstance(word, str | int) for word in found):
             return [str(word) for word in found]
@@ -104,7 +104,7 @@ def _keys(text: str) -> frozenset[str]:
 
 
 def _tags(text: str) -> frozenset[str] | None:
-    """Parse a list of tags or RocketMQ's tag expression; None means all tags."""
+    """Parse a list of tags, or a tag expression as in RocketMQ; None means all tags."""
     if TAG_SEPARATOR in text or text == "*":
         return tag_expression(text, "it")
     return _names(text)
@@ -119,7 +119,8 @@ def _some(found: list[str], text: str) -> list[str]:
 def _paths(given: Given) -> tuple[str, ...]:
     """Return the locations of the stores.
 
-    PySpark passes ``load(a)`` as the option path, and ``load([a, b])`` as JSON in the option paths.
+    PySpark turns ``load(a)`` into the option `path`, and ``load([a, b])`` into JSON in the option
+    `paths`.
     """
     several = given.parsed("paths", lambda text: tuple(_words(text)))
     one = given.text("path")
@@ -144,19 +145,22 @@ class OffsetLimit:
     """The physical offset at which reading starts or ends, by broker.
 
     Attributes:
-        default: for brokers that are not in `brokers`; None for the log's own start or end.
+        default: offset for brokers that are not in `brokers`; None for the start or end of the log.
     """
 
     default: int | None = None
     brokers: Mapping[str, int | None] = field(default_factory=dict)
 
     def of(self, broker: str) -> int | None:
-        """Return the limit of one broker."""
+        """Return the offset at which reading starts or ends for one broker."""
         return self.brokers.get(broker, self.default)
 
 
 def _offset(value: Any) -> int:
-    """Parse an offset of a JSON document: a number, or Kafka's -2 and -1 and their names."""
+    """Parse an offset of a JSON document.
+
+    The offset is a number or a name. As in Kafka, -2 is "earliest" and -1 is "latest".
+    """
     if isinstance(value, str) and value.lower() in _NAMED_OFFSETS:
         return _NAMED_OFFSETS[value.lower()]
     if isinstance(value, bool) or not isinstance(value, int) or value < _EARLIEST:
@@ -174,7 +178,7 @@ def _limit(value: int, *, is_start: bool) -> int | None:
 
 
 def _offsets(given: Given, name: str, *, is_start: bool) -> tuple[OffsetLimit, dict[Queue, int]]:
-    """Parse physical offsets by broker, or (Kafka: topic -> partition -> offset) queue offsets."""
+    """Parse physical offsets by broker, or, as in Kafka, queue offsets by topic and partition."""
 
     def parse(text: str) -> tuple[OffsetLimit, dict[Queue, int]]:
         if re.fullmatch(r"-?\d+", text, re.A) or text.lower() in _NAMED_OFFSETS:
@@ -194,7 +198,7 @@ def _check_order(start: OffsetLimit, stop: OffsetLimit) -> None:
     for broker in (None, *(start.brokers.keys() | stop.brokers.keys())):
         first = start.default if broker is None else start.of(broker)
         beyond = stop.default if broker is None else stop.of(broker)
-        # "latest" as a start and "earliest" as an end are valid: such a read is empty on purpose.
+        # A start "latest" and an end "earliest" are valid: the user wants an empty read.
         if first is None or first == java.LONG_MAX or not beyond:
             continue
         if first > beyond:
@@ -217,7 +221,7 @@ def _by_queue(text: str) -> dict[Queue, int]:
 def _ranges(
     starts: Mapping[Queue, int], stops: Mapping[Queue, int]
 ) -> dict[Queue, tuple[int, int | None]] | None:
-    """Return (first, stop) queue offsets by queue, stop excluded; None if there are none."""
+    """Return a range of queue offsets (first, stop) by queue; None if the options give none."""
     for queue in starts.keys() & stops.keys():
         if 0 <= stops[queue] < starts[queue]:
             raise UsageError(
@@ -249,10 +253,10 @@ def _assigned(text: str) -> frozenset[Queue]:
 # -------------------------------------------------------------------------------------- ReadOptions
 
 DEFAULT_BATCH_BYTES: Final = 3 << 20
-"""Bytes of log in one Arrow batch; measured, see docs/performance.md."""
+"""Bytes of log in one Arrow batch. The value was chosen by measurement, see docs/performance.md."""
 
 Schema = Literal["native", "kafka"]
-"""The columns of a message: logquarry's (native), or those of Spark's Kafka source."""
+"""Which columns the table has: logquarry's own (native), or those of Spark's Kafka source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,20 +265,21 @@ class ReadOptions:
 
     Attributes:
         paths: paths, URLs and globs of stores.
-        schema: the columns of a message; see Schema.
-        include_headers: whether Kafka's table has the column headers.
-        columns: columns in order; None for all.
+        schema: which columns the table has; see Schema.
+        include_headers: whether the table has the column `headers`, if its columns are Kafka's.
+        columns: names of the columns to read, in order; None for all.
         wanted: the filter for messages.
         start: physical offset of the first byte that is read.
         stop: physical offset after the last byte that is read.
-        split_size: maximum bytes of log in one partition; None to choose by the machine.
-        min_partitions: fewest partitions, if the stores have enough bytes for them.
+        split_size: maximum bytes of log in one partition; None to choose it by the number of cores.
+        min_partitions: minimum number of partitions, if the stores have enough bytes for them.
         batch_bytes: bytes of log in one Arrow batch, approximately.
         on_damage: see :data:`~logquarry.log.batches.OnDamage`.
-        fail_on_data_loss: whether a start that retention has deleted is an error.
+        fail_on_data_loss: whether it is an error if retention has deleted messages at the wanted
+            start.
         quarantine_path: folder to which skipped damage is copied; None to copy nothing.
         decompress: whether ``body`` is decompressed.
-        config: settings that the files of a store do not contain.
+        config: settings of the broker that the files of a store do not show.
         storage_options: options for the file system of a URL.
         max_bytes: maximum bytes of log in one batch of a stream; None for no limit.
         max_rows: maximum number of messages in one batch of a stream; None for no limit.
@@ -397,8 +402,8 @@ def _with_damage(options: ReadOptions, given: Given) -> ReadOptions:
     if word != "quarantine":
         if path is not None:
             raise UsageError("quarantinePath: needs onDamage=quarantine")
-        # Default: skip a torn tail, fail on other damage. A log that was not closed has a torn
-        # tail, which is normal.
+        # By default a read skips a torn tail and fails on other damage: it is normal that a log has
+        # a torn tail if its broker did not close it.
         return replace(options, on_damage="skip" if word == "skip" else "default")
     if not path:
         raise UsageError(

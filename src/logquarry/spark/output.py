@@ -1,20 +1,22 @@
-"""The destination folder of an export; commits the files of an export or a compaction exactly once.
+"""The destination folder of an export, and the commits of exports and compactions into it.
 
-An export puts each of its files in place exactly once, even after a crash::
+Even after a crash, the folder has each file of an export exactly once::
 
     DEST/_temporary-ID/          files that a running export has written so far
-    DEST/_intent.json            during the commit: all files of this and the earlier export
+    DEST/_intent.json during the commit: all files of the new and the earlier export
     DEST/**/part-*.parquet       the files
     DEST/_manifest.json          the files of the last complete export
     DEST/_SUCCESS                written last
 
-Before the intent exists, no file of an earlier export changes. Afterwards, a crash leaves a mix of
-old and new files without ``_SUCCESS``. The intent lists all of them, and the next export replaces
-or removes each. The intent of a compaction lists the new and the removed files and the new
-manifest; the next export or compaction completes it.
+Until the intent exists, no file of an earlier export changes. A crash after that time leaves a mix
+of old and new files without ``_SUCCESS``. The intent lists all these files, and the next export
+replaces or removes each of them.
 
-The commit never touches files that no export wrote. If there are such Parquet files, the export is
-rejected, because readers would mix them with the exported files.
+A compaction writes an intent too. It lists the new files, the removed files, and the new manifest.
+If the compaction crashes, the next export or compaction completes it.
+
+The commit never touches files that no export wrote. If the folder contains other Parquet files, the
+export is rejected, because readers would mix them with the exported files.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class OutputFolder:
 
     @property
     def is_local(self) -> bool:
-        """Whether this machine mounts the folder."""
+        """Whether the folder is in a file system of this machine, not in an object store."""
         return "://" not in self.location
 
     @cached_property
@@ -71,7 +73,7 @@ class OutputFolder:
         return f"{self._opened[1]}/{path}" if path else self._opened[1]
 
     def lock(self) -> int | None:
-        """Lock the folder until the descriptor is closed; None if it is in an object store.
+        """Lock the folder until the returned descriptor is closed; return None for an object store.
 
         Take the lock before you list the folder: the files that another export commits after the
         listing would stay beside the new files.
@@ -128,9 +130,9 @@ class OutputFolder:
                 os.close(descriptor)
 
     def move(self, source: str, target: str) -> None:
-        """Move a file and replace the target."""
+        """Move a file; an existing target is replaced."""
         if not self.is_local:
-            # Some object stores do not replace an existing object by a move.
+            # In some object stores, a move does not replace an existing object.
             self.remove(target)
         self._fs.move(self._full(source), self._full(target))
 
@@ -160,7 +162,7 @@ class OutputFolder:
             return None
 
     def write_json(self, path: str, document: Any, *, by_way_of: str) -> None:
-        """Write a JSON document atomically: to ``by_way_of``, which is then moved to `path`."""
+        """Write a JSON document atomically: write the file ``by_way_of``, then move it."""
         with self.create(by_way_of) as sink:
             sink.write(json.dumps(document, indent=1).encode())
         self.move(by_way_of, path)
@@ -239,7 +241,7 @@ class ExportCommit:
             self._unlock()
 
     def abort(self) -> None:
-        """Remove the staged files; the earlier export stays complete."""
+        """Remove the staged files; the files of the earlier export are unchanged."""
         try:
             self._folder.remove_folder(self.staging)
         finally:
@@ -270,7 +272,7 @@ class ExportCommit:
         _complete(folder, {"written_by": WRITTEN_BY, **manifest}, draft)
 
     def _ours(self) -> frozenset[str]:
-        """Return the files that earlier exports put here or intended to put here."""
+        """Return the files that earlier exports wrote here, or that an intent lists."""
         found: set[str] = set()
         for name in (MANIFEST, INTENT):
             try:
@@ -307,7 +309,7 @@ def _complete(folder: OutputFolder, manifest: Mapping[str, Any], draft: str) -> 
 
 
 def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
-    """Remove the folders that the removal of some files has emptied."""
+    """Remove the folders that are empty, because files in them were removed."""
     places = {os.path.dirname(path) for path in removed}  # noqa: PTH120
     for place in sorted(places, key=len, reverse=True):
         while place and folder.remove_if_empty(place):
@@ -315,7 +317,7 @@ def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
 
 
 def written_path(folder: OutputFolder, name: str, path: Any) -> str:
-    """Return a path in a manifest or intent, if an export can have written that file.
+    """Return a path from a manifest or intent; check that an export can have written it.
 
     The commit removes such files. This check prevents a forged document from removing other files.
     """
@@ -339,7 +341,7 @@ def written_path(folder: OutputFolder, name: str, path: Any) -> str:
 # ------------------------------------------------------------------------------------- compaction
 @dataclass(frozen=True, kw_only=True)
 class CompactionIntent:
-    """The intent of a compaction: new files, and the files that they replace.
+    """The intent of a compaction: the new files, and the old files that these replace.
 
     Attributes:
         staging: folder of the new files, below the destination.
@@ -354,7 +356,7 @@ class CompactionIntent:
     manifest: Mapping[str, Any]
 
     def commit(self, folder: OutputFolder) -> None:
-        """Write the intent and carry it out; the new files must be synced before."""
+        """Write the intent and carry it out. The caller must have synced the new files."""
         before = {entry["path"] for entry in self.manifest["files"]}
         intent = {
             "written_by": WRITTEN_BY,
@@ -407,7 +409,10 @@ def finish_compaction(folder: OutputFolder) -> bool:
 def _checked(
     folder: OutputFolder, plan: Any
 ) -> tuple[str, list[tuple[str, str]], list[str], dict[str, Any]]:
-    """Return the parts of an intent; reject an invalid intent, which could remove other files."""
+    """Return the parts of an intent.
+
+    An invalid intent is rejected, because it could remove files that no export wrote.
+    """
     try:
         staging, manifest = plan["staging"], dict(plan["manifest"])
         moves = [(str(staged), str(path)) for staged, path in plan["moves"]]

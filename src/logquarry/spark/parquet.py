@@ -1,7 +1,8 @@
 """Writes the messages of one task to Parquet files, in a worker. Needs no PySpark.
 
 Rows stay in physical order. A task holds about one row group in memory, however large the task is.
-Each attempt at a task writes to a separate folder; the driver moves the files of one attempt.
+Each attempt at a task writes to a separate folder. The driver moves only the files of a successful
+attempt to the destination.
 """
 
 from __future__ import annotations
@@ -30,29 +31,34 @@ from logquarry.spark.summary import TALLY_COLUMNS, Summary
 from logquarry.spark.tasks import ReadTask, read_batches
 
 PARTITION_COLUMNS: Final = ("broker", "topic", "queue_id", "day")
-"""Keys to partition files by: columns, and the day of the store timestamp (UTC)."""
+"""Keys by which an export can be partitioned: columns, and the day of the store timestamp (UTC)."""
 
 ROW_GROUP_BYTES: Final = 64 << 20
-"""Bytes of Arrow data in one row group; measured, see docs/performance.md."""
+"""Bytes of Arrow data in one row group. The value was chosen by measurement, see
+docs/performance.md.
+"""
 COMPRESSION_LEVEL: Final = 1
-"""Level of zstd: higher levels save a few percent of space and take far more time."""
+"""Compression level of zstd: higher levels save a few percent of space and take far more time."""
 
 _MOST_FILES: Final = 64
-"""Maximum number of open files of a task; to open more, it closes the least recently used one."""
+"""Maximum number of open files of a task. To open another file, it closes the one that it has not
+used for the longest time.
+"""
 _LONGEST_STEM: Final = 180
 _DAY_US: Final = 86_400_000_000
 _NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 _EPOCH: Final = date(1970, 1, 1)
-# The characters that Hive and Spark escape in a partition's value.
+# The characters that Hive and Spark escape in the name of a partition's folder.
 _HIVE_ESCAPED = re.compile(r'[\x00-\x1f"#%\'*/:=?\\\x7f{\[\]^]')
 
-# Columns with repeated values. For other columns a dictionary costs time and saves no space.
+# Columns with repeated values, which Parquet stores with a dictionary. For other columns a
+# dictionary costs time and saves no space.
 _DICTIONARY: Final = (
     "broker", "topic", "queue_id", "born_host", "store_host", "sys_flag", "flag", "reconsume_times",
     "prepared_transaction_offset", "tags", "tags_code",
 )  # fmt: skip
 _DICTIONARY_PATHS: Final = {"properties": "properties.key_value.key"}
-# Columns whose minimum and maximum are kept by row group, for range queries; not keys and bodies.
+# Each row group records the minimum and maximum of these columns, for range queries.
 _STATISTICS: Final = (
     "broker", "topic", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
     "born_timestamp", "tags",
@@ -118,7 +124,7 @@ def write_task(
     )
     damage = DamageLog()
     summary = Summary()
-    # The manifest needs these columns even if the export does not have them.
+    # The manifest needs these columns, even if the user did not select them.
     needed = [*TALLY_COLUMNS, "physical_offset"]
     needed += [EXACT_PROPERTIES.name] if "properties" in task.columns else []
     more = [name for name in needed if name not in task.columns]
@@ -147,7 +153,7 @@ class _Names:
 
 
 def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> WrittenFile:
-    """Write a file without rows, so that readers of an empty export find the columns."""
+    """Write a file without rows, so that an empty export has a schema too."""
     name = "part-empty.parquet"
     staged = f"{staging}/{name}"
     with folder.create(staged) as sink:
@@ -166,11 +172,12 @@ def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> W
 def chunks(batches: Iterator[pa.RecordBatch], *, in_one: bool = False) -> Iterator[pa.Table]:
     """Join batches to tables of about one row group each.
 
-    Drop each table before you take the next, because it takes most of the memory of a task.
+    The caller should delete each table before it takes the next: a table takes most of a task's
+    memory.
 
     Args:
         batches: batches of rows.
-        in_one: whether to copy each column into one chunk, which partitioning needs.
+        in_one: whether to copy each column into one chunk; this is needed for partitioning.
     """
     held: list[pa.RecordBatch] = []
     size = 0
@@ -278,7 +285,7 @@ class _File:
 
     @property
     def is_full(self) -> bool:
-        """Whether the metadata is so large that further rows need another file."""
+        """Whether the metadata has become so large that more rows must go to another file."""
         return self._exact is not None and self._exact.size > MOST_BYTES
 
     def add(self, rows: pa.Table) -> None:
@@ -327,10 +334,11 @@ def writer_settings(schema: pa.Schema) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------ names
 def file_stem(task: ReadTask) -> str:
-    """Return the name of a task's file without its ending; it depends only on the task's part.
+    """Return the name of a task's file without its ending; it depends only on what the task reads.
 
-    ``part-BROKER.OFFSET`` for a range of the log, ``part-BROKER.TOPIC.QUEUE.OFFSET`` for a range of
-    a queue (with its first queue offset), ``part-BROKER.at.OFFSET`` for single places.
+    The name is ``part-BROKER.OFFSET`` for a range of the log, ``part-BROKER.TOPIC.QUEUE.OFFSET``
+    for a range of a queue (OFFSET is the first queue offset), and ``part-BROKER.at.OFFSET`` for
+    single messages.
     """
     first = task.plan.parts[0]
     if isinstance(first, LogSplit):
@@ -363,7 +371,7 @@ def _hive_value(value: Any) -> str:
 
 
 def _day(number: int) -> date | None:
-    """Return a day by its number since 1970-01-01; None if `date` cannot represent it."""
+    """Return the date of a number of days since 1970-01-01; None if `date` cannot represent it."""
     try:
         return _EPOCH + timedelta(days=number)
     except OverflowError:
@@ -383,7 +391,7 @@ def _parted(
         codes = codes * count + own
     order = np.argsort(codes, kind="stable")
     cuts = np.flatnonzero(np.diff(codes[order])) + 1
-    # A ``take`` from a chunked column would join the chunks again for each part.
+    # Join the chunks once: a ``take`` from a chunked column would join them again for each part.
     together = rows.combine_chunks()
     for indices in np.split(order, cuts):
         part = together if len(indices) == len(rows) else together.take(pa.array(indices))
@@ -394,7 +402,7 @@ def _parted(
 
 
 def _codes(rows: pa.Table, name: str) -> tuple[Any, int]:
-    """Return a number >= 0 for each row's value, and the count of distinct values."""
+    """Number the distinct values from 0; return each row's number, and the count of values."""
     if name == "day":
         values = rows.column("store_timestamp").cast("int64").to_numpy() // _DAY_US
         distinct, codes = np.unique(values, return_inverse=True)

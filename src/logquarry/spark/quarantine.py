@@ -1,11 +1,12 @@
-"""Copies damage to a folder for later inspection, while the read continues (onDamage=quarantine).
+"""Copies damaged bytes to a folder for later inspection; the read continues (onDamage=quarantine).
 
 ::
 
     FOLDER/BROKER/00000000000000078237.bin    the damaged bytes, without the zeros at their end
     FOLDER/BROKER/00000000000000078237.json   file, offset, length, kind and reason
 
-The name depends only on broker and physical offset, so a second read finds the earlier copy.
+The file names depend only on broker and physical offset, so a second read finds the copies of the
+first read.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ class Quarantine:
             raise StoreUnavailable(f"{where}: damage cannot be copied there: {error}") from error
 
     def of_bodies(self, layout: StoreLayout, report: BadBodies) -> Callable[[int, str], None]:
-        """Make a callback for :attr:`Decoding.on_bad_body`: a body that does not decompress.
+        """Make a callback for :attr:`Decoding.on_bad_body`: for bodies that cannot be decompressed.
 
-        It records the finding without bytes, because the read returns the message anyway.
+        The copy contains no bytes, because the read returns the message anyway, with its compressed
+        body.
         """
 
         def keep(offset: int, reason: str) -> None:
@@ -62,7 +64,8 @@ class Quarantine:
         known = self._known(f"{name}.json")
         if known is not None and _length(known) >= span.length:
             return
-        # Each attempt of a task writes its own temporary file; the last attempt's file stays.
+        # Each attempt of a task writes a temporary file of its own. The attempt that ends last
+        # replaces the copies of the others.
         passing = f"{name}.{uuid.uuid4().hex}.tmp"
         self._folder.make(name.rpartition("/")[0])
         document["bytes"] = 0
@@ -86,7 +89,7 @@ def _length(document: Any) -> int:
 
 
 def _pieces(layout: StoreLayout, span: DamagedSpan) -> Iterator[bytes]:
-    """The existing bytes of a span, up to the last byte that is not zero."""
+    """Return the bytes of a damaged span that still exist, without the zeros at their end."""
     file = layout.commit_log.at(span.offset)
     if file is None:
         return

@@ -1,4 +1,4 @@
-"""Reads stores as a DataFrame by one call that is the same on each version of Spark."""
+"""Reads stores as a DataFrame: `read` works in the same way on each version of Spark."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ Path = str | os.PathLike[str]
 
 
 def read(spark: SparkSession, path: Path | Sequence[Path], **options: Any) -> DataFrame:
-    """Read stores as a DataFrame, with the options of the source `rocketmq`.
+    """Read stores as a DataFrame, with the options of the data source `rocketmq`.
 
-    From Spark 4.0 on this is ``spark.read.format("rocketmq")``. On Spark 3.5, which has no data
-    sources in Python, the driver plans the same tasks immediately, and mapInArrow reads them.
+    From Spark 4.0 on, this function calls ``spark.read.format("rocketmq")``. Spark 3.5 has no data
+    sources in Python. There the driver plans the same tasks when you call this function, and
+    mapInArrow runs them.
 
     Args:
-        spark: a session; of Spark Connect only from Spark 4.0 on.
+        spark: a session. Sessions of Spark Connect work from Spark 4.0 on.
         path: path, URL or glob of stores, or several.
         options: options of the source; a list or mapping is passed as JSON.
 
     Raises:
-        UsageError: if an option is unknown or has an invalid value; on Spark 4 Spark wraps it.
-        StoreNotFound: if a path is not a store; on Spark 4 Spark wraps it.
+        UsageError: if an option is unknown or has an invalid value. Spark 4 wraps it in its own
+            exception.
+        StoreNotFound: if a path is not a store. Spark 4 wraps it in its own exception.
     """
     paths = [path] if isinstance(path, str | os.PathLike) else list(path)
     places = [os.fspath(place) for place in paths]
@@ -83,13 +85,13 @@ def _by_map(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
         logger.warning("%s: %s", FORMAT, remark)
     struct = struct_of(options)
     tasks = [(pickle.dumps(task),) for task in plan_tasks(options, checked(struct, options))]
-    # One task in each partition; a read without tasks has one partition without rows.
+    # Each partition has one task. A read without tasks gets one partition without rows.
     spread = context.parallelize(tasks, max(1, len(tasks)))
     return spark.createDataFrame(spread, "task binary").mapInArrow(_Read(struct), struct)
 
 
 class _Read(Packaged):
-    """The function of mapInArrow, in the workers."""
+    """Return the function that mapInArrow calls in the workers."""
 
     def __init__(self, struct: StructType) -> None:
         self._struct = struct

@@ -1,9 +1,10 @@
 """Rebuilds consume queues and index on Spark, without a shuffle.
 
-The place of an entry in its queue follows from its message's queue offset, so each task writes the
-entries of its part of the log directly. For the index, each task writes one file, from a range of
-the log's keys. :mod:`logquarry.repair.rebuild.parts` does the work of a task;
-:func:`logquarry.repair.rebuild.rebuild.rebuild` puts the result in place.
+The queue offset of a message determines where its entry is in the queue's files. So each task reads
+a part of the log, and writes the entries of this part directly into the queues. For the index, each
+task writes one index file, from the keys of a part of the log.
+:mod:`logquarry.repair.rebuild.parts` does the work of a task;
+:func:`logquarry.repair.rebuild.rebuild.rebuild` moves the result into the store.
 """
 
 from __future__ import annotations
@@ -47,10 +48,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _NOTES: Final = "rebuilt"
-"""Folder in the sidecar of ``into``; for each new store, a note in it records the source."""
+"""Folder in `.logquarry/` of ``into``. For each new store, a note in this folder records its
+source.
+"""
 _STAGES: Final = 3
 _AT_ONCE: Final = 8
-"""Maximum number of stores at once: while the driver works on one, tasks work on the others."""
+"""Maximum number of stores that are rebuilt at once: while the driver works on one, tasks work on
+the others.
+"""
 
 
 def rebuild_on_spark(
@@ -67,11 +72,11 @@ def rebuild_on_spark(
     pause: Callable[[], None] = lambda: None,
     note: Path | None = None,
 ) -> RebuildReport:
-    """Rebuild consume queues and index; the files are byte for byte those of :func:`rebuild`.
+    """Rebuild consume queues and index; the files have the same bytes as with :func:`rebuild`.
 
-    If the queue offsets of a queue restart, as after its topic was deleted and recreated, the
-    driver builds the queue itself, in the order of the log. If a process has a store open, the
-    driver builds all queues and the index of that store.
+    If a topic was deleted and recreated, the queue offsets of its queues start again at a lower
+    value. The driver builds such a queue itself, in the order of the log. If a process has the
+    store open, the driver builds all queues and the index of the store.
 
     Args:
         spark: a session; its workers must reach the store, and ``into``, under the same paths.
@@ -82,7 +87,8 @@ def rebuild_on_spark(
         index: see :func:`rebuild`.
         config: see :func:`rebuild`.
         split_size: maximum bytes of log in one task.
-        progress: called with (bytes done, total); each byte of the log counts three times.
+        progress: called with (bytes done, total). The log is read three times, and each time
+            counts.
         pause: called at safe points; raise to cancel.
         note: see :func:`rebuild`.
 
@@ -134,12 +140,12 @@ def rebuild_stores(
             in ``into`` record to which store each folder belongs.
 
     Returns:
-        The reports of the stores, without skipped ones.
+        The reports of all stores that were not skipped.
 
     Raises:
         StoreNotFound: if a path is not a store.
-        StoreUnavailable: as :func:`rebuild`. The first error cancels the running stores; finished
-            stores stay.
+        StoreUnavailable: as :func:`rebuild`. The first error cancels the rebuild of the other
+            stores; stores that are complete stay rebuilt.
         UsageError: as :func:`rebuild`; with ``resume`` also if a folder belongs to another store,
             or was built with other settings.
     """
@@ -194,7 +200,8 @@ def rebuild_stores(
         try:
             wait(work, return_when=FIRST_EXCEPTION)
         finally:
-            # Cancel the others after an error or Ctrl-C; after success all have ended anyway.
+            # After an error or Ctrl-C, this cancels the rebuild of the other stores. After success,
+            # all have ended already.
             ended.set()
             wait(work)
     for future in work:
@@ -205,12 +212,12 @@ def rebuild_stores(
 
 
 class _GivenUp(Exception):
-    """Cancels a store after another one failed, or after Ctrl-C."""
+    """Cancels the rebuild of a store if that of another store failed, or after Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """A run of frames that the tasks did not read; the driver reads it."""
+    """A run of frames whose entries the driver writes, not the tasks."""
 
     run: Run
     summary: FoundRun
@@ -221,7 +228,7 @@ _Piece = FoundRun | _Local
 
 @dataclass(frozen=True)
 class _SparkBuild:
-    """The build of one store."""
+    """Builds the queues and the index of one store."""
 
     spark: SparkSession
     job: BuildJob
@@ -307,7 +314,7 @@ class _SparkBuild:
         queues.finish()
 
     def _add_odd(self, queues: QueueFiles, piece: FoundRun, odd: frozenset[QueueKey]) -> None:
-        """Add a run's entries of the queues that are built in the order of the log."""
+        """Add a run's entries to those queues that the driver builds in the order of the log."""
         if odd.isdisjoint(piece.queues):
             return
         for found in parts.read_entries(
@@ -352,7 +359,7 @@ class _SparkBuild:
 
 
 def _grouped(runs: list[FoundRun], size: int) -> list[list[tuple[int, int]]]:
-    """Group runs into tasks of about `size` bytes each."""
+    """Group runs of frames into tasks of about `size` bytes each."""
     groups: list[list[tuple[int, int]]] = []
     filled = size
     for run in runs:
@@ -370,7 +377,7 @@ def _length(part: tuple[int, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _IndexFile:
-    """An index file to write."""
+    """An index file that a task writes."""
 
     path: Path
     sources: tuple[KeySource, ...]

@@ -1,4 +1,4 @@
-"""Verifies and salvages stores on Spark; see `rebuilding` for consume queues and index.
+"""Verifies and salvages stores on Spark. The module `rebuilding` rebuilds queues and index.
 
 Verify: a task reads a part of a log or one index file and returns a few numbers for each run of
 sound frames (:mod:`logquarry.repair.audit.runs`). The driver then verifies each store, and
@@ -57,7 +57,8 @@ class _Place:
     storage_options: Mapping[str, Any] | None
 
     def open(self) -> StoreLayout:
-        # Like the driver, a task places log files by their content, even if their names are wrong.
+        # Like the driver, a task finds the offset of a log file from the frames in it, so the
+        # file's name may be wrong.
         layout = StoreLayout.open(self.location, self.config, self.storage_options)
         return layout.by_content()
 
@@ -91,7 +92,8 @@ def verify_stores(
 ) -> list[VerifyReport]:
     """Verify stores without changing them; the findings are those of :func:`verify_store`.
 
-    The driver alone verifies a store that a process has open, because its files change meanwhile.
+    If a process has a store open, the driver verifies it without tasks, because the files of the
+    store change meanwhile.
 
     Args:
         spark: a session; its workers must reach the stores under the same paths.
@@ -145,7 +147,7 @@ def _verify_tasks(place: _Place, layout: StoreLayout, split_size: int) -> list[_
 
 
 def _verify(_: int, task: _VerifyTask) -> tuple[list[SoundRun], bool]:
-    """Run in a worker: return the sound runs, and whether the index file's chains are sound."""
+    """Run in a worker: return the sound runs, or whether an index file's chains are sound."""
     reader = _reader(task.place)
     if task.index is not None:
         return [], IndexAudit(reader.layout).has_right_chains(task.index)
@@ -153,7 +155,9 @@ def _verify(_: int, task: _VerifyTask) -> tuple[list[SoundRun], bool]:
 
 
 _last: tuple[tuple[str, int], SoundReader] | None = None
-"""The reader of this worker's last task; the next task often reads the same store."""
+"""The reader of the last task in this worker. It is kept, because the next task often reads the
+same store.
+"""
 
 
 def _reader(place: _Place) -> SoundReader:
@@ -195,23 +199,27 @@ def salvage_stores(
 ) -> list[Salvaged]:
     """Salvage each store: write its sound messages to a new store; see :func:`salvage`.
 
-    If Spark runs a task again, the second attempt removes the files of the first and starts over.
+    If Spark runs a task again, the second attempt removes the files of the first attempt, and
+    begins again.
 
     Args:
         spark: a session; its workers must reach the stores, and `into`, under the same paths.
         stores: a path, URL or glob, or several.
-        into: folder for the new stores, each in a folder named after its broker; None to only
-            report the messages that would be saved.
-        include_stale: whether to save stale frames (after the log's end) too.
+        into: folder for the new stores. Each gets a folder in it, named after its broker. None to
+            write nothing and only report the messages that would be saved.
+        include_stale: whether to save stale frames too. These are valid frames after the log's end.
         config: settings that the files of a store do not contain.
         storage_options: options for the file system of a URL.
-        resume: continue an interrupted call: skip stores that are complete, start the others over.
+        resume: whether to continue an interrupted call: stores that are complete are skipped, and
+            each other salvage begins again.
         progress: called with (bytes of log done, bytes in total) after each store.
 
     Raises:
-        UsageError: if a broker's folder is not empty, or (with ``resume``) holds files that its
-            salvage did not write. Nothing is written then.
-        StoreUnavailable: if a store cannot be read or written; the first such store ends the job.
+        UsageError: if a broker's folder is not empty. With ``resume`` it may contain files, but
+            only those of an earlier salvage of this store. Nothing is written if this error is
+            raised.
+        StoreUnavailable: if a store cannot be read or written. The first such error ends the whole
+            job.
         CorruptStore: as :func:`salvage`.
     """
     folder = None if into is None else local_folder(into)

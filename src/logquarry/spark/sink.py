@@ -1,9 +1,10 @@
 """Writes DataFrames into stores: the sink `rocketmq`, and `load`.
 
-Tasks stage the messages in segments, and a commit appends the segments to the logs. For `df.write`
-and `df.writeStream`, Spark runs the commit in one Python process on the driver's machine, without a
-session. `load` runs it as a second Spark job instead, one task for each store, so no message passes
-through the driver and loading scales with the executors. All executors must see the stores' folder.
+Tasks stage the messages in segments; then a commit appends the segments to the logs. For `df.write`
+and `df.writeStream`, Spark runs the commit in one Python process on the driver's machine, which has
+no session. `load` instead runs the commit as a second Spark job, with one task for each store. So
+no message passes through the driver, and a load gets faster with more executors. All executors must
+reach the stores' folder under the same path.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class WriteOptions:
 
     Attributes:
         app: name of the application (txnAppId); None if the user gave none.
-        version: number of this load of the application.
+        version: number of this load (txnVersion); it grows with each load of the application.
         remarks: warnings about options that have no effect.
     """
 
@@ -188,7 +189,7 @@ def stream_writer(
 
 
 def load_id(app: str | None, version: int | None) -> LoadId:
-    """Return the identity of a load: the user's, or a unique one."""
+    """Return the identity of a load: the one that the user gave, or else a new unique one."""
     if app is None or version is None:
         return LoadId(f"run-{uuid.uuid4().hex}", 0, is_named=False)
     return LoadId(app, version)
@@ -214,7 +215,7 @@ def check_schema(schema: StructType) -> None:
 def stage(
     plan: LoadPlan, load: LoadId, partition: int, batches: Iterator[pa.RecordBatch]
 ) -> Staged:
-    """Stage all rows of a task, or none if there is an error."""
+    """Stage all rows of a task; if there is an error, remove what was staged."""
     stager = Stager(plan, load, partition)
     try:
         for batch in batches:
@@ -274,7 +275,8 @@ class RocketMQStreamWriter(Packaged, DataSourceStreamArrowWriter):
             batch = context.getLocalProperty(_BATCH_ID)
             if not app or batch is None:
                 raise UsageError("Spark passes no query id and batch number: use a streaming query")
-            # Spark gives the query's id only to tasks. The commit reads the id from their messages.
+            # Spark tells only the tasks the id of the query, so their messages to the commit
+            # contain it.
             load = LoadId(app, int(batch))
             return StagedMessage(stage(self._plan, load, context.partitionId(), iterator))
 
@@ -313,7 +315,7 @@ def _discard(plan: LoadPlan, load: LoadId, messages: Sequence[WriterCommitMessag
     try:
         discard_load(plan, load, [message.staged for message in _staged_messages(messages)])
     except StoreError as error:
-        # The remaining files take space but are never loaded.
+        # Staged files that remain take space, but no later commit loads them.
         logger.warning("%s: staged files of %s could not be removed: %s", plan.path, load, error)
 
 
@@ -335,17 +337,18 @@ def load(
 ) -> LoadSummary:
     """Write a DataFrame into stores exactly once, by two Spark jobs.
 
-    The result is that of ``df.write.format("rocketmq")`` with the same options. In
-    ``foreachBatch`` of a stream, pass the batch id as `txn_version`.
+    ``df.write.format("rocketmq")`` with the same options has the same effect. In ``foreachBatch``
+    of a stream, pass the batch id as `txn_version`.
 
     Args:
-        df: the rows; columns as for the sink.
+        df: the rows, with the columns that ``df.write`` needs.
         path: the store; with several brokers, the folder of their stores.
         brokers: number of stores.
         queues: number of queues of each topic in each store, for rows without a queue id.
-        txn_app_id: name of the application, if the load can be retried.
-        txn_version: number of this load of the application; must grow with each load.
-        on_rejected: ``fail`` or ``deadLetter``.
+        txn_app_id: name of the application. Pass it if you may repeat the load: each `txn_version`
+            of an application is loaded only once.
+        txn_version: number of this load of the application. It must grow with each load.
+        on_rejected: what to do with a row that no store accepts: ``fail`` or ``deadLetter``.
         dead_letter_path: folder for rejected rows.
         config: settings of the stores.
         progress: called with (bytes of frames appended, bytes in total).
@@ -370,7 +373,7 @@ def load(
     options = parse_write_options(
         {name: value for name, value in given.items() if value is not None}, is_stream=False
     )
-    # Refuse a session without a context before anything is staged.
+    # Check that the session has a SparkContext before anything is staged.
     context_of(df.sparkSession)
     check_schema(df.schema)
     plan = plan_load(replace(options.plan, config=config or StoreConfig()))
@@ -409,7 +412,7 @@ def _staged(df: DataFrame, plan: LoadPlan, which: LoadId) -> list[Staged]:
 
 
 class _Stage(Packaged):
-    """The function of the first job, in the workers."""
+    """Return the function that the workers call in the first job."""
 
     def __init__(self, plan: LoadPlan, load: LoadId) -> None:
         self._plan = plan

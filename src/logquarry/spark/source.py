@@ -1,10 +1,10 @@
 """The data source `rocketmq`: reads stores as DataFrames, as a batch or as a stream.
 
-Spark calls the reader of a stream in a process beside the driver, and in the workers.
+Spark uses the reader of a stream in a Python process on the driver's machine, and in the workers.
 
-Options, not filters pushed down by Spark, select the messages (see `RocketMQReader`). The readers
-decode only the columns of the schema, and check the CRC of a body only if the column `body` is
-among them.
+Only options select the messages that are read; the source accepts no filters that Spark pushes down
+(see `RocketMQReader`). The readers decode only the columns of the schema. They check the CRC of a
+body only if the column `body` is one of these.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Reader(Packaged, DataSourceStreamReader):
-    """Plans in one process beside the driver, reads in the workers.
+    """Base of the readers of a stream; plans beside the driver, reads in the workers.
 
     Spark makes a second instance and sends it to the workers for `read`. The options are parsed at
     the query's first call, not in the constructor: PySpark up to 4.3 replaces an exception that
@@ -82,8 +82,8 @@ class _Reader(Packaged, DataSourceStreamReader):
 
         Raises:
             MessageNotFound: if messages were deleted, unless failOnDataLoss=false.
-            UsageError: on a Spark that cannot limit batches, if the options give another start than
-                the checkpoint.
+            UsageError: if the options give another start than the checkpoint. Only a Spark that
+                cannot limit batches raises this.
         """
         with without_traceback():
             return [InputPartition(task) for task in self._planner.tasks(start, end)]
@@ -101,7 +101,10 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
     """Reads a stream with limits for its batches."""
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of one batch; if the options set both, the limit of messages."""
+        """Return the limit of one batch.
+
+        If the options limit both bytes and messages, the limit of messages applies.
+        """
         if self._options.max_rows is not None:
             return ReadMaxRows(self._options.max_rows)
         if self._options.max_bytes is not None:
@@ -125,17 +128,17 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
         return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Make the query stop at the current ends of the logs."""
+        """Make the query end when it reaches the current ends of the logs."""
         with without_traceback():
             self._planner.prepare_available_now()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the newest known ends of the logs, for the query's progress."""
+        """Return the newest known ends of the logs, which the query's progress reports."""
         return self._planner.newest()
 
 
 class RocketMQUnlimitedReader(_Reader):
-    """Reads a stream on a Spark that passes no start and no limit, so a batch takes everything."""
+    """Reads a stream on a Spark that passes no limit; each batch takes all new messages."""
 
     @cached_property
     def _planner(self) -> UnlimitedPlanner:
@@ -167,7 +170,7 @@ class RocketMQDataSource(DataSource):
             open_stores(options)
             return struct_of(options)
 
-    # The parameter's name must be that of PySpark, which passes it by keyword.
+    # PySpark passes this parameter by its name, so it must have the name that PySpark uses.
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make a batch reader of the columns of `schema`: all or some, in any order."""
         with without_traceback():
@@ -188,7 +191,7 @@ class RocketMQDataSource(DataSource):
         with without_traceback():
             return batch_writer(self.options, schema, overwrite)
 
-    # The method's name must be that of PySpark.
+    # PySpark calls this method by its name.
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamArrowWriter:
@@ -202,8 +205,8 @@ class RocketMQDataSource(DataSource):
 class RocketMQReader(Packaged, DataSourceReader):
     """Reads a batch: plans on the driver, reads in the workers.
 
-    It does not override `pushFilters`: PySpark up to 4.3 caches a filtered plan with the loaded
-    table, and later queries on the same DataFrame then miss rows.
+    This class does not override `pushFilters`. PySpark up to 4.3 caches a filtered plan with the
+    loaded table, so later queries on the same DataFrame would miss rows.
     """
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...], struct: StructType) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TALLY_COLUMNS = ("topic", "size", "store_timestamp")
-"""The columns that a summary needs."""
+"""The columns from which a summary is counted."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Summary:
 
     Attributes:
         topics: counts by topic.
-        damage: damaged spans; sorted only by :meth:`of`.
+        damage: damaged spans. Only :meth:`of` sorts them.
     """
 
     topics: dict[str, TopicSummary] = field(default_factory=dict)
@@ -107,7 +107,8 @@ class Summary:
     def of(cls, parts: Iterable[Summary]) -> Summary:
         """Merge summaries: topics sorted by name, damage sorted by file and offset.
 
-        Two tasks can report the same span, if two queues point to it. The result has it once.
+        If two queues point to the same damaged span, two tasks can report it. The result has it
+        once.
         """
         whole = cls()
         for part in parts:

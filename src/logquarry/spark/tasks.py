@@ -1,7 +1,7 @@
 """The read tasks of a job (Spark's partitions): planned on the driver, read in the workers.
 
-`plan_tasks` makes small, picklable `ReadTask`s; `read_batches` reads one. The source, the exports
-and the summary share both. Needs no PySpark.
+`plan_tasks` makes small, picklable `ReadTask`s, and `read_batches` reads one of them. The data
+source, the exports and the summary use both functions. Needs no PySpark.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ LOST_END: Final = "lost_end"
 LARGEST_SPLIT = 128 << 20
 """Maximum bytes of a task, unless the user gives a split size."""
 LEAST_SPLIT = 16 << 20
-"""Fewest bytes of a task by default: starting a smaller task costs more than running it."""
+"""Minimum bytes of a task by default: starting a smaller task costs more than running it."""
 _TASKS_A_CORE = 4
 LEAST_STATED_SPLIT = 64 << 10
-"""Fewest bytes of a task that the user can request: such a task is nearly all overhead."""
+"""Minimum bytes of a task that the user can request. An even smaller task would be nearly all
+overhead.
+"""
 FEW_TASKS = 1_000
-"""The user can always request this many tasks, even if they are very small."""
+"""Number of tasks that the user can always request, even if the tasks are then very small."""
 MOST_TASKS = 100_000
 """Maximum number of tasks of one read: the driver keeps a few kilobytes for each."""
 MOST_PARTS = 256
@@ -68,9 +70,10 @@ class ReadTask:
         plan: how to read; it has only the parts of this task.
         options: how to read; see :func:`for_workers`.
         columns: columns to read, in order, of the table that the options select.
-        delay_levels_ms: delay of each delay level, which the codes of delayed tags need.
-        certain_to: for a stream only: physical offset up to which the log was complete when the
-            batch was planned. The task reads no byte after this offset.
+        delay_levels_ms: delay of each delay level, which determines the tags codes of delayed
+            messages.
+        certain_to: physical offset up to which the log was complete when a stream's batch was
+            planned. The task reads no byte after this offset. None if the read is no stream.
     """
 
     location: str

@@ -1,11 +1,11 @@
-"""The environment of Spark's Python workers: garbage collection, closed connections, tracebacks.
+"""Prepares Spark's Python workers: garbage collection, closed connections, tracebacks.
 
-Imports little: the process that finds data sources (`pyspark_logquarry`) and the daemon that forks
-the workers import this module too.
+This module imports little, because two other processes import it too: the one that finds data
+sources (`pyspark_logquarry`), and the daemon that forks the workers.
 
-Spark pickles the readers and writers for the workers (:class:`Packaged`). If a worker cannot import
-this package, unpickling fails. With plain pickles, the traceback would show only the missing
-module; with those of this module, the error names the setting to change.
+Spark pickles the readers and writers, and sends them to the workers (:class:`Packaged`). If a
+worker cannot import this package, unpickling fails. With a plain pickle, the traceback would only
+show the missing module. With a pickle made by this module, the error names the setting to change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from logquarry.errors import LogquarryError
 
-# PySpark sets one of these in each process that it starts to run Python.
+# PySpark sets one of these variables in each Python process that it starts.
 _MARKS = (
     "PYTHON_WORKER_FACTORY_SECRET",
     "PYTHON_WORKER_FACTORY_SOCK_PATH",
@@ -35,14 +35,17 @@ def in_worker() -> bool:
 
 _tasks = 0
 _LOADING = 3
-"""Number of tasks: the first tasks of a worker import its modules; later tasks add few objects."""
+"""Number of tasks of a worker that freeze objects. The first tasks import modules; later tasks add
+few objects.
+"""
 
 
 def settle() -> None:
     """Exclude all objects that exist now from garbage collection; call at the start of a task.
 
-    PySpark collects all garbage after each task. Without this, Python walks every object of numba,
-    pyarrow and PySpark: 60 ms a task, a fifth of the time that decoding 128 MiB of log takes.
+    PySpark collects garbage after each task. Without this function, Python would then visit every
+    object of numba, pyarrow and PySpark: 60 ms a task, a fifth of the time in which a task decodes
+    128 MiB of log.
     """
     global _tasks  # noqa: PLW0603
     if in_worker() and _tasks < _LOADING:
@@ -54,11 +57,11 @@ def settle() -> None:
 
 
 class QuietErrors:
-    """An error stream that drops the traceback of a worker whose socket the JVM closed.
+    """An error stream that drops the traceback of a worker whose connection the JVM closed.
 
-    The JVM closes a worker's socket if the worker was idle for a minute, or if the query has all
-    rows that it needs (a limit, `show()`). The worker then finds a broken pipe on exit, and
-    PySpark's daemon prints a traceback although nothing is wrong.
+    The JVM closes the connection to a worker that was idle for a minute, or if the query needs no
+    more rows (a limit, `show()`). The worker then gets a broken pipe when it exits, and PySpark's
+    daemon prints a traceback, although nothing is wrong.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -96,7 +99,7 @@ def without_traceback() -> Iterator[None]:
     try:
         yield
     except LogquarryError:
-        # PySpark reads the variable when it reports the exception, just before the process ends.
+        # PySpark reads this variable when it reports the exception, just before the process ends.
         if in_worker():
             os.environ[_HIDE] = "1"
         raise
@@ -129,7 +132,7 @@ _load = _by_value()
 
 
 class Packaged:
-    """Base of the objects that Spark sends to the workers; needs Spark's own pickler."""
+    """Base of the objects that Spark sends to the workers; only Spark's pickler can pickle them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _load, (pickle.dumps((type(self), self.__dict__)),)

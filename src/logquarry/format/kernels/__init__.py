@@ -1,4 +1,4 @@
-"""The kernels: compiled twins of the reference codecs, in numba.
+"""The kernels: functions that numba compiles. They do the same work as the readable reference.
 
 The walk writes one row per frame into a table (:mod:`logquarry.format.rows`), which the other
 kernels read. All kernels take addresses and run without the GIL; the caller keeps the buffers

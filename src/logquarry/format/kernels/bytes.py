@@ -4,8 +4,8 @@ Numba has no unaligned big-endian load and no memcpy, so intrinsics do both. The
 address keeps no buffer alive and has no bounds. So callers hold the buffer, and check every index
 first.
 
-A kernel that captures a ctypes function is not cached, so kernels take the CRC function's address
-as an argument.
+Numba does not cache a kernel that uses a ctypes function as a global. So kernels take the address
+of the CRC function as an argument.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BYTE = ir.IntType(8)
 def _prepare_cache() -> None:
     """Set numba's cache folder if numba cannot write to the package's folder.
 
-    Numba itself only tries the home directory; if that is not writable either, ``cache=True``
+    Numba itself then tries only the home directory. If that is not writable either, ``cache=True``
     raises "no locator available".
     """
     if os.environ.get("NUMBA_CACHE_DIR") or os.access(Path(__file__).parent, os.W_OK):
@@ -60,9 +60,9 @@ def _load(width: int) -> Any:
 
 load_u8 = _load(1)
 load_i32 = _load(4)
-"""A big-endian signed 32-bit integer at an address."""
+"""Return the big-endian signed 32-bit integer at an address."""
 load_i64 = _load(8)
-"""A big-endian signed 64-bit integer at an address."""
+"""Return the big-endian signed 64-bit integer at an address."""
 
 
 def _store(width: int) -> Any:
@@ -90,7 +90,7 @@ store_i64 = _store(8)
 
 @intrinsic
 def load_raw64(typingctx: Any, address: Any) -> Any:
-    """Eight bytes at an address in the machine's byte order."""
+    """Return the eight bytes at an address as a number in the machine's byte order."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
@@ -121,7 +121,7 @@ store_raw64 = _store_raw(8)
 
 @intrinsic
 def trailing_zeros(typingctx: Any, word: Any) -> Any:
-    """Number of zero bits below the lowest set bit of a 64-bit word that is not 0."""
+    """Return the number of zero bits below the lowest set bit of a 64-bit word other than 0."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.IntType(1)(1))
@@ -151,7 +151,7 @@ copy64 = _copy_word(8)
 
 @intrinsic
 def copy_bytes(typingctx: Any, target: Any, source: Any, count: Any) -> Any:
-    """memcpy."""
+    """Copy bytes with memcpy."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         to, source_address, length = args
@@ -169,7 +169,7 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, count: Any) -> Any:
 
 @intrinsic
 def prefetch(typingctx: Any, address: Any) -> Any:
-    """Prefetch the cache line at an address for a read. Never faults."""
+    """Prefetch the cache line at an address for a read. An invalid address does no harm."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         word = ir.IntType(32)
@@ -179,8 +179,8 @@ def prefetch(typingctx: Any, address: Any) -> Any:
             (_BYTE.as_pointer(),),
             ir.FunctionType(ir.VoidType(), (_BYTE.as_pointer(), word, word, word)),
         )
-        # The arguments after the address: 0 for a read, 3 to keep the line in all caches, 1 for the
-        # data cache.
+        # The arguments after the address mean: 0 a read, 3 keep the line in all caches, 1 the data
+        # cache.
         builder.call(instruction, (pointer, word(0), word(3), word(1)))
         return context.get_dummy_value()
 
@@ -189,7 +189,7 @@ def prefetch(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def call_crc32(typingctx: Any, function: Any, address: Any, count: Any) -> Any:
-    """``function(0, address, count)``: a CRC-32 with zlib's polynomial."""
+    """Call ``function(0, address, count)``, which returns a CRC-32 with zlib's polynomial."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         word = ir.IntType(32)
@@ -205,7 +205,10 @@ Array = npt.NDArray[Any]
 
 
 def kernel(function: Any) -> Any:
-    """Compile on the first call. The result is kept on disk and runs without the GIL."""
+    """Compile a function on its first call.
+
+    The machine code is cached on disk, and runs without the GIL.
+    """
     return njit(cache=True, nogil=True, error_model="numpy")(function)
 
 
@@ -239,7 +242,7 @@ MAGIC_FIRST = frame.MAGIC_V1 >> 24
 
 
 # --------------------------------------------------------------------------------------------------
-# Small operations on bytes that several kernels share.
+# Small operations on bytes that several kernels use.
 
 
 @kernel
@@ -251,7 +254,7 @@ def is_ascii(address: int, length: int) -> bool:
         high |= load_raw64(address + i)
         i += 8
     if i < length and length >= 8:
-        # The last word overlaps the previous one.
+        # The last word overlaps the word before it.
         high |= load_raw64(address + length - 8)
         i = length
     while i < length:
@@ -291,7 +294,7 @@ def is_utf8(address: int, length: int) -> bool:
 
 @kernel
 def has_zero(address: int, length: int) -> bool:
-    """Whether a byte is NUL."""
+    """Whether one of the bytes is NUL."""
     i = 0
     while i + 8 <= length:
         word = load_raw64(address + i)
@@ -320,7 +323,8 @@ def is_plain(address: int, length: int) -> bool:
         # The last word overlaps the one before it.
         at = min(i, length - 8)
         word = load_raw64(address + at)
-        # In ASCII the subtraction sets the high bit only of a NUL, or of a byte above a NUL.
+        # In a word of ASCII, the subtraction sets the high bit only in a NUL, or in a byte after a
+        # NUL.
         if (word | (word - np.uint64(0x0101010101010101))) & np.uint64(0x8080808080808080) != 0:
             return False
         i += 8
@@ -330,7 +334,7 @@ def is_plain(address: int, length: int) -> bool:
 
 @kernel
 def copy_short(to: int, start: int, length: int) -> None:
-    """Copy bytes; calls memcpy only if there are many.
+    """Copy bytes; call memcpy only if there are many.
 
     Most spans are a few bytes long, and calling memcpy would take longer than copying them as two
     overlapping words.
@@ -367,7 +371,7 @@ def same_bytes(a: int, b: int, length: int) -> bool:
 
 @kernel
 def hash_bytes(address: int, length: int) -> np.uint64:
-    """A hash for tables that live as long as a batch."""
+    """Return a hash of bytes, for hash tables that exist only while a batch is processed."""
     value = np.uint64(14695981039346656037) ^ np.uint64(length)
     i = 0
     while i + 8 <= length:
@@ -375,7 +379,7 @@ def hash_bytes(address: int, length: int) -> np.uint64:
         value ^= value >> np.uint64(29)
         i += 8
     if i < length and length >= 8:
-        # The last eight bytes overlap the word before: no byte is hashed alone.
+        # The last eight bytes overlap the word before them, so no byte is hashed alone.
         value = (value ^ load_raw64(address + length - 8)) * np.uint64(1099511628211)
     elif length >= 4:
         first = np.uint64(np.uint32(load_i32(address)))
@@ -391,14 +395,14 @@ def hash_bytes(address: int, length: int) -> np.uint64:
 
 @kernel
 def hash_number(value: np.uint64) -> np.uint64:
-    """The hash of a number, for the same tables."""
+    """Return a hash of a number, for the same hash tables."""
     mixed = value * np.uint64(0x9E3779B97F4A7C15)
     return mixed ^ (mixed >> np.uint64(32))
 
 
 @kernel
 def java_hash(address: int, length: int) -> int:
-    """String.hashCode over valid UTF-8, as a signed 32-bit integer."""
+    """Return Java's String.hashCode of valid UTF-8, as a signed 32-bit integer."""
     return java_hash_on(np.int64(0), address, length)
 
 
@@ -451,8 +455,10 @@ _CRC_TABLE = _crc_table()
 
 @kernel
 def crc32(function: int, address: int, count: int) -> int:
-    """The CRC-32 of some bytes, computed by the function at an address; if the address is 0, by
-    this kernel."""
+    """Return the CRC-32 of some bytes.
+
+    The function at an address computes it. If that address is 0, this kernel computes it.
+    """
     if function != 0:
         return call_crc32(function, address, count)
     value = np.uint32(0xFFFFFFFF)

@@ -72,7 +72,7 @@ def _load_i16(address: int) -> int:
 
 @kernel
 def _items(body: int, length: int) -> tuple[int, int]:
-    """The number of messages in a wire form, and the bytes of their bodies and properties.
+    """Return the number of messages in a wire form, and the bytes of their bodies and properties.
 
     The number is -1 if the wire form is damaged.
     """
@@ -146,7 +146,7 @@ def unwrap_frames(
     out: Array,
     out_rows: Array,
 ) -> None:
-    """Write to ``out`` (uint8) the frames that :func:`measure_inner` counted, and their rows."""
+    """Write the frames that :func:`measure_inner` counted to ``out`` (uint8), and their rows."""
     target = out.ctypes.data
     to = np.int64(0)
     made = 0
@@ -178,7 +178,8 @@ def unwrap_frames(
             copy_bytes(start, at, head)
             copy_bytes(start + head, source, own)
             copy_short(start + head + own, at + topic_start, topic_size)
-            # One copy: as in a frame, the length of the properties is followed by the properties.
+            # One copy suffices, because here too the length of the properties is followed by the
+            # properties.
             copy_short(start + head + own + topic_size, source + own, _LENGTH_SIZE + props_length)
             store_i32(start + _AT_SIZE, whole)
             store_i32(start + AT_CRC, np.int32(crc32(crc_function, start + head, own) & _CRC_MASK))
@@ -205,7 +206,7 @@ _LOWER_HEX = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
 
 @kernel
 def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Array) -> int:
-    """Message ids as text: store host and physical offset in upper-case hex.
+    """Write message ids as text: store host and physical offset in upper-case hex.
 
     ``out`` has room for 56 bytes per frame. Returns the bytes written.
     """
@@ -265,7 +266,7 @@ HOST_TEXT_SIZE = 56
 def host_texts(
     address: int, rows: Array, count: int, store_host: bool, offsets: Array, out: Array
 ) -> int:
-    """Born or store hosts as ``message_id.host_text`` writes them.
+    """Write born hosts or store hosts in the same text form as ``message_id.host_text``.
 
     ``out`` has room for HOST_TEXT_SIZE bytes per frame. Returns the bytes written.
     """
@@ -330,7 +331,7 @@ def host_texts(
 
 
 # --------------------------------------------------------------------------------------------------
-# Frames to Arrow buffers: fixed fields and spans of text and bodies.
+# Copy frames to Arrow buffers: fields of fixed size, and spans of text and bodies.
 
 
 @kernel
@@ -346,8 +347,8 @@ def gather(
     factors: Array,
     out64: Array,
 ) -> None:
-    """Copy fixed fields of each frame: 32-bit fields to ``out32`` (fields, n), and 64-bit fields,
-    each multiplied by its factor, to ``out64``.
+    """Copy fields of fixed size from each frame: 32-bit fields to ``out32`` (fields, n), and 64-bit
+    fields, each multiplied by its factor, to ``out64``.
 
     One call reads all fields, so that each frame's head is fetched from memory only once.
     """
@@ -375,7 +376,7 @@ def gather(
 def spans_of(
     rows: Array, count: int, at_column: int, length_column: int, starts: Array, lengths: Array
 ) -> None:
-    """For each frame, where one of its parts starts in the window, and the length of the part."""
+    """Write where a part of each frame starts in the window, and the length of the part."""
     for i in range(count):
         starts[i] = rows[i, POSITION] + rows[i, at_column]
         lengths[i] = rows[i, length_column]
@@ -383,7 +384,7 @@ def spans_of(
 
 @kernel
 def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: Array) -> bool:
-    """Where each topic starts in the window, and its length; returns whether all are ASCII."""
+    """Write where each topic starts in the window, and its length; return whether all are ASCII."""
     ascii_only = True
     for i in range(count):
         start = rows[i, POSITION] + rows[i, TOPIC_AT]
@@ -396,10 +397,10 @@ def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: A
 
 @kernel
 def offsets_of(lengths: Array, count: int, offsets: Array, validity: Array) -> tuple[int, int]:
-    """Arrow offsets and validity bits of spans; a negative length is null.
+    """Write the Arrow offsets and validity bits of spans; a span of negative length is null.
 
-    ``validity`` must be zeroed. Returns (total bytes, nulls); the bytes are -1 if they do not fit
-    into 32-bit offsets.
+    ``validity`` must be filled with 0. Returns (total bytes, number of nulls); the total is -1 if
+    it does not fit into 32-bit offsets.
     """
     total = np.int64(0)
     nulls = 0
@@ -430,9 +431,10 @@ def intern_topics(
 ) -> int:
     """Number the distinct topics in order of first appearance.
 
-    Args: ``table`` int32, a power of two long, filled with -1; ``found`` int32 (n, 2) gets start
-    and length of each distinct topic; ``ids`` gets the number of each frame's topic. Returns how
-    many there are, or -1 if they are more than ``found`` can hold.
+    Args: ``table`` is int32, filled with -1, and its length is a power of two. ``found`` int32 (n,
+        2) gets start and length of each distinct topic. ``ids`` gets the number of each frame's
+        topic. Returns the number of distinct topics, or -1 if there are more than ``found`` can
+        hold.
     """
     mask = table.shape[0] - 1
     known = 0

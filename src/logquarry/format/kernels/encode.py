@@ -1,11 +1,12 @@
-"""Kernels that write frames: the twins of :meth:`logquarry.write.encode.MessageEncoder.frame`.
+"""Kernels that write frames; reference: :meth:`logquarry.write.encode.MessageEncoder.frame`.
 
 The caller makes the parts that many messages share: the head of a frame with its hosts and SYSFLAG,
 and the topic after its length. :func:`encode_frames` writes messages from a table
 (:mod:`logquarry.format.put_rows`) into a file of the log. :func:`batch_frames` writes the messages
 of a wire form (:mod:`logquarry.format.batch`) into a buffer.
 
-Other kernels number, place and compare staged frames (:mod:`logquarry.format.staged`).
+Other kernels work on staged frames (:mod:`logquarry.format.staged`): they write numbers into them,
+copy them into the log, and compare them with the log.
 """
 
 from __future__ import annotations
@@ -87,14 +88,14 @@ def _write_start(
     flag: int,
     crc_function: int,
 ) -> int:
-    """Write a frame up to its topic, except the fields that depend on its place in the log.
+    """Write a frame up to its topic, except for the fields that depend on its place in the log.
 
     Returns the address after it."""
     copy_bytes(to, head, head_size)
     body_to = to + head_size
     copy_bytes(body_to, body, body_length)
     store_i32(to + AT_SIZE, size)
-    # The CRC is computed from the copy of the body, which is in the processor's cache.
+    # Compute the CRC from the copy of the body, because the copy is in the processor's cache.
     store_i32(to + AT_CRC, np.int32(crc32(crc_function, body_to, body_length) & CRC_MASK))
     store_i32(to + AT_FLAG, flag)
     store_i32(body_to - TAIL_SIZE + AT_BODY_LENGTH, body_length)
@@ -126,11 +127,11 @@ def encode_frames(
     Args: ``rows``: the table of :mod:`logquarry.format.put_rows`; ``heads``: uint8 (heads, n), and
     ``head_facts``: int64; ``topics``: uint8, each topic with its length before it, topic i ends at
     ``topic_ends[i + 1]``; ``address``: of the file; ``position``: of the first frame in the file;
-    ``end``: of the file; ``base``: its physical offset; ``now``: the store time, which a message
-    with a later earliest store time raises; ``next_offsets``: the next queue offset of each queue,
-    which messages advance. ``physical_offsets``, ``queue_offsets`` and ``store_times`` are filled
-    for each message. Returns (the first message that is not written, position after the last
-    frame).
+    ``end``: of the file; ``base``: its physical offset; ``now``: the store time; if a message has a
+        later earliest store time, that time is taken from there on; ``next_offsets``: the next
+        queue offset of each queue, which each message advances. ``physical_offsets``,
+        ``queue_offsets`` and ``store_times`` get the values of each message. Returns (index of the
+        first message that was not written, position after the last frame).
     """
     heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data
     for i in range(start, stop):
@@ -181,9 +182,9 @@ def encode_frames(
 
 @kernel
 def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -> int:
-    """The first span whose CRC differs from the one in ``crcs``, -1 if there is none.
+    """Return the index of the first span whose CRC is not the one in ``crcs``; -1 if there is none.
 
-    Spans of a negative length and CRCs below 0 are skipped.
+    Spans with a negative length or with a CRC below 0 are not checked.
     """
     for i in range(at.shape[0]):
         if crcs[i] >= 0 and lengths[i] >= 0:
@@ -197,9 +198,9 @@ def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -
 def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int:
     """Number the distinct values in order of first appearance.
 
-    Args: ``values`` int64; ``table`` int32, a power of two long and longer than ``found``, filled
-    with -1; ``found`` int64 gets the distinct values, ``ids`` the number of each value.
-    Returns the count of distinct values, or -1 if ``found`` has no room for them.
+    Args: ``values`` int64; ``table`` int32, filled with -1, whose length is a power of two and
+        above that of ``found``; ``found`` int64 gets the distinct values, ``ids`` the number of
+        each value. Returns the count of distinct values, or -1 if ``found`` has no room for them.
     """
     mask = np.uint64(table.shape[0] - 1)
     known = 0
@@ -230,7 +231,7 @@ def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int
 
 @kernel
 def intern_spans(at: Array, lengths: Array, table: Array, found: Array, ids: Array) -> int:
-    """Number distinct byte strings, as :func:`intern_numbers` does; spans of length -1 are equal.
+    """Number distinct byte strings, like :func:`intern_numbers`; spans of length -1 count as equal.
 
     ``found`` int64 gets the index of the first span with each byte string.
     """
@@ -291,13 +292,14 @@ def batch_frames(
     physical_offset: int,
     now: int,
 ) -> tuple[int, int, int]:
-    """Measure the frames of a wire form, or write them.
+    """Measure the frames that the messages of a wire form need, or write these frames.
 
     Args: ``wire``, ``head`` (of every frame), ``topic`` (with its length before it) and ``shared``
     (the batch's properties) are uint8. ``target`` is the address to write to, 0 to write nothing;
     ``room`` the maximum bytes of the frames. ``starts`` int64 gets the start of each frame.
-    ``time_at`` is where STORETIMESTAMP starts in a frame. The last three are values of the first
-    frame. Returns (frames, bytes, bytes of body); -1 frames if the reference refuses the batch.
+    ``time_at`` is where STORETIMESTAMP starts in a frame. The last three arguments are values of
+    the first frame. Returns (number of frames, their bytes, bytes of their bodies). The number is
+    -1 if the reference would refuse the batch.
     """
     at, end = np.int64(0), np.int64(wire.shape[0])
     source = wire.ctypes.data
@@ -381,15 +383,16 @@ def place_staged(
     next_offsets: Array,
     placed: Array,
 ) -> tuple[int, int, int, int]:
-    """Copy staged frames into a file of the log, and fill in the fields that are known only under
-    the lock.
+    """Copy staged frames into a file of the log, and fill in the fields that were still unknown.
+
+    These fields depend on the place in the log, which is known only while the store is locked.
 
     Args: ``source`` address of a segment with frames from byte ``start`` to ``stop``; about
     ``most`` bytes are copied, and at least one frame; ``address``, ``position``, ``end``, ``base``
-    and ``now`` as for ``encode_frames``; ``next_offsets`` of each queue, which are raised;
-    ``placed`` counts messages (row 0) and bytes (row 1) of each queue.
-    Returns (position in the segment after the last frame, position in the file after it, number of
-    frames, reason of the end).
+    and ``now`` as for ``encode_frames``; ``next_offsets`` of each queue, which each frame advances;
+    ``placed`` counts messages (row 0) and bytes (row 1) of each queue. Returns (position in the
+    segment after the last frame, position in the file after it, number of frames, reason of the
+    end).
     """
     count = 0
     first = position
@@ -431,11 +434,11 @@ def place_staged(
 def same_staged(
     source: int, start: int, stop: int, address: int, position: int, end: int
 ) -> tuple[int, int, int]:
-    """Count the frames of a segment that are in a file of the log from a position on.
+    """Count how many frames of a segment are in a file of the log, from a position on.
 
-    Args: as for :func:`place_staged`; ``end`` is the end of the bytes in the file.
+    Args: as for :func:`place_staged`, but ``end`` is the end of the written bytes in the file.
     Returns (position in the segment after the last of these frames, position in the file after it,
-    their number).
+    number of frames).
     """
     count = 0
     while stop - start >= FIXED_V1 and end - position >= FIXED_V1:
@@ -461,7 +464,7 @@ def same_staged(
 
 @kernel
 def first_word_hashes(at: Array, lengths: Array, hashes: Array) -> None:
-    """``String.hashCode`` of the first word of each text, -1 << 32 if there is none.
+    """Write ``String.hashCode`` of the first word of each text, or -1 << 32 if there is no word.
 
     Args: ``at`` and ``lengths`` of valid UTF-8, and ``hashes``, all int64.
     """

@@ -1,4 +1,4 @@
-"""Kernels for queue entries and index entries: hashes of keys, chains, grouping by queue."""
+"""Kernels for queue entries and index entries: they hash keys, check chains, and group by queue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HASH_AT, _PREVIOUS_AT = index.ENTRY.offsets["key_hash"], index.ENTRY.offsets["p
 
 @kernel
 def positive(value: int) -> int:
-    """``java.positive_hash_code`` of a hash."""
+    """Return ``java.positive_hash_code`` of a hash."""
     value = abs(value)
     return 0 if value > _LARGEST else value
 
@@ -50,8 +50,8 @@ def index_keys(
         prefixes: int64; for each frame, the hash of the text ``<topic>#``.
         tag_prefixes: int64; for each frame, the hash of the text ``<topic>#T#``. Empty if tags are
             not hashed.
-        hashes, numbers: int64; get the hash of each key (with its sign if ``raw``) and the number
-            of its frame.
+        hashes, numbers: int64; they receive the hash of each key (with its sign if ``raw``), and
+            the number of the key's frame.
 
     Returns:
         The number of keys.
@@ -88,7 +88,7 @@ def index_keys(
 def check_chains(
     entries: int, count: int, table: int, slots: int, newest: Array
 ) -> tuple[int, int, int, int, int]:
-    """Check the chains of an index file: each entry's pointer, and each slot's newest entry.
+    """Check the chains of an index file: each entry's pointer, and the newest entry of each slot.
 
     Args: addresses of the first entry and of the first slot, and the number of each; ``newest``
     int32, of zeros, gets the number of each slot's newest entry.
@@ -114,7 +114,7 @@ def check_chains(
 
 
 # --------------------------------------------------------------------------------------------------
-# Queue entries and index entries of many frames.
+# Queue entries and index entries for many frames.
 
 _U = queue_entry.LAYOUT.offsets
 _UNIT_SIZE = queue_entry.UNIT_SIZE
@@ -154,7 +154,8 @@ def group_units(
         queue = requests[QUEUE, i]
         if queue >= 0:
             ends[queue + 1] += 1
-    # The prefix sums are the starts of the parts; the loop below raises each to the part's end.
+    # Turn the sizes into the start of each part. The loop after this one raises each start to the
+    # part's end.
     total = np.int64(0)
     for queue in range(queue_count):
         size = ends[queue + 1]
@@ -195,8 +196,8 @@ def put_index_keys(
 ) -> int:
     """Put keys into an index file (``IndexFile.putKey``).
 
-    Args: addresses of the slots and of the first new entry, ``number`` of that entry, ``begin``
-    the time that seconds count from. Returns the number of new chains.
+    Args: addresses of the slots and of the first new entry; ``number`` of that entry; ``begin``,
+        the time from which the entries count seconds. Returns the number of new chains.
     """
     begun = 0
     count = hashes.shape[0]
@@ -206,10 +207,10 @@ def put_index_keys(
             # Slots are spread over megabytes, so prefetch them.
             ahead = np.int64(np.uint32(abs(hashes[i + _AHEAD])) % slots)
             prefetch(slots_at + ahead * _SLOT_SIZE)
-        # 3.x stored hashes with their sign.
+        # RocketMQ 3.x stored hashes with their sign.
         slot = slots_at + np.int64(np.uint32(abs(hashes[i])) % slots) * _SLOT_SIZE
         previous = np.int64(load_i32(slot))
-        # A slot counts as empty unless it holds the number of an earlier entry.
+        # A slot counts as empty if it does not hold the number of an earlier entry.
         if previous <= 0 or previous > number + i:
             previous = np.int64(0)
         if previous == 0:

@@ -78,12 +78,12 @@ _MOST_DIGITS = 9
 _KEY_GLUE = ord(index.key_text("", ""))
 
 TOPIC_START, TOPIC_SIZE, TOPIC_HASH, IS_SCHEDULE = range(4)
-"""Facts of a topic: address, size, the hash of ``topic#``, whether it is the schedule topic."""
+"""Columns of a topic: address, size, hash of ``topic#``, whether it is the schedule topic."""
 
 
 @kernel
 def _topic_number(start: int, length: int, table: Array, topics: Array, known: int) -> int:
-    """The index of a topic; -1 if the table is full."""
+    """Return the index of a topic; -1 if the table is full."""
     mask = table.shape[0] - 1
     slot = np.int64(hash_bytes(start, length) & np.uint64(mask))
     while True:
@@ -94,7 +94,7 @@ def _topic_number(start: int, length: int, table: Array, topics: Array, known: i
             table[slot] = known
             topics[known, TOPIC_START] = start
             topics[known, TOPIC_SIZE] = length
-            # The hashed text of a key is topic#key.
+            # The text that is hashed for a key is topic#key.
             topics[known, TOPIC_HASH] = np.int64(
                 np.int32(np.uint32(java_hash(start, length)) * np.uint32(31) + np.uint32(_KEY_GLUE))
             )
@@ -112,7 +112,7 @@ def _topic_number(start: int, length: int, table: Array, topics: Array, known: i
 
 @kernel
 def _queue_number(topic: int, queue_id: int, table: Array, queues: Array, known: int) -> int:
-    """The index of a queue; -1 if the table is full."""
+    """Return the index of a queue; -1 if the table is full."""
     mask = np.uint64(table.shape[0] - 1)
     both = np.uint64(topic) << np.uint64(32) ^ np.uint64(np.uint32(queue_id))
     slot = np.int64(hash_number(both) & mask)
@@ -132,7 +132,7 @@ def _queue_number(topic: int, queue_id: int, table: Array, queues: Array, known:
 
 @kernel
 def _plain_number(address: int, digits: int) -> int:
-    """The number in one to nine ASCII digits, -1 for other text."""
+    """Return the number that one to nine ASCII digits represent; -1 for other text."""
     if digits > _MOST_DIGITS:
         return -1
     value = 0
@@ -204,7 +204,7 @@ def follow(
         if as_java and load_i32(at + AT_MAGIC) != MAGIC_V1:
             return count, position, ASK_JAVA, topic_count, queue_count, key_count, odd
         props, props_length = at + row[PROPS_AT], row[PROPS_LENGTH]
-        # Every key takes at least one byte, and a separator after it.
+        # Every key takes at least one byte, plus a separator after it.
         if key_count + (props_length >> 1) + 2 > hashes.shape[0]:
             return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
         topic_at, topic_length = at + row[TOPIC_AT], row[TOPIC_LENGTH]
@@ -237,7 +237,8 @@ def follow(
                     return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
                 queue_count = max(queue_count, queue + 1)
             last_queue = queue
-        # The table also holds topics of earlier calls, whose bytes may have been released.
+        # A topic that is not text has the index 0. Do not compare the next frame with the topic at
+        # this index: it may be of an earlier call, and its bytes may have been released.
         last_topic = topic if is_text else -1
         hosts = HEAD_SIZE + HOST_V4
         if flags & BORN_V6:

@@ -75,7 +75,7 @@ _MOST_LINES = 64
 
 @kernel
 def _tags_span(start: int, length: int) -> tuple[int, int]:
-    """Address and bytes of the TAGS property in valid UTF-8; (0, 0) if there is none."""
+    """Return address and length of the value of TAGS in valid UTF-8; (0, 0) if there is none."""
     found = size = 0
     at, stop = start, start + length
     while at < stop:
@@ -108,7 +108,7 @@ def _prefetch_frame(unit: int, log: int, start: int, end: int) -> None:
 
 @kernel
 def _has_code(tags: int, code: int) -> bool:
-    """Whether a tags code is the code of a wanted tag."""
+    """Whether a tags code is that of a wanted tag."""
     for number in range(np.int64(load_raw64(tags))):
         tag = tags + 8 * (1 + number * TAG_WIDTH)
         if np.int64(load_raw64(tag + 8 * TAG_CODE)) == code:
@@ -133,8 +133,8 @@ def _least(a: int, b: int) -> int:
     return a if a < b else b
 
 
-# This kernel keeps the GIL. The kernel takes a few microseconds, but if it released the GIL, it
-# might wait a few milliseconds for another thread to give the GIL back.
+# This kernel does not release the GIL. It takes only a few microseconds. If it released the GIL, it
+# might wait a few milliseconds until another thread gives the GIL back.
 @njit(cache=True, error_model="numpy")
 def get_frames(
     units: int,
@@ -148,10 +148,10 @@ def get_frames(
 ) -> int:
     """Fill ``scratch`` with a table of rows (:mod:`logquarry.format.rows`) and the frames.
 
-    Args: the address of ``count`` entries (at least 1); the most messages to return; offsets below
-    ``memory_start`` count as on disk; the addresses of the wanted tags (0: any) and of the state;
-    ``room`` bytes of scratch. Returns NOT_SOUND or NOT_AT_HAND; otherwise three numbers in one, see
-    COUNT_SHIFT.
+    Args: the address of ``count`` entries (at least 1); the maximum number of messages to return;
+        ``memory_start``: messages at lower offsets count as on disk; the addresses of the wanted
+        tags (0 for all tags) and of the state; ``room`` bytes of scratch. Returns NOT_SOUND or
+        NOT_AT_HAND; otherwise three numbers in one, see COUNT_SHIFT.
     """
     log = np.int64(load_raw64(state + 8 * STATE_LOG))
     start = np.int64(load_raw64(state + 8 * STATE_START))
@@ -178,7 +178,7 @@ def get_frames(
         if taken > 0 and taken >= most:
             break
         if unit_size == _FILLER_SIZE:
-            # A filler for a lost message: the reference treats it as Java does.
+            # The entry is a filler for a lost message. The reference handles it as Java does.
             return NOT_SOUND
         if taken > 0 and size + unit_size > most_size:
             break
@@ -200,7 +200,7 @@ def get_frames(
         if verdict != REACHED_STOP or row[SIZE] != unit_size:
             return NOT_SOUND
         if load_i32(frame + AT_SYS_FLAG) & _INNER_BATCH == _INNER_BATCH:
-            # The reference picks the message of the queue offset.
+            # An inner batch: the reference finds the message of the queue offset in it.
             return NOT_SOUND
         props, props_length = frame + row[PROPS_AT], row[PROPS_LENGTH]
         is_text = is_ascii(props, props_length) or is_utf8(props, props_length)

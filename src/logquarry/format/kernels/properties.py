@@ -1,4 +1,4 @@
-"""Kernels for property strings: splitting, tags codes, UTF-8 checks, and making strings."""
+"""Kernels for property strings: they split and make them, check UTF-8, and compute tags codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from logquarry.format.rows import POSITION, PROPS_AT, PROPS_LENGTH, TOPIC_AT, TO
 
 
 def name_table(names: Sequence[str]) -> tuple[Array, Array, Array]:
-    """The bytes of some names, the length of each, and where each starts."""
+    """Return the bytes of some names in one array, each name's length, and where each starts."""
     lengths = np.array([len(name.encode()) for name in names])
     return (
         np.frombuffer("".join(names).encode(), np.uint8).copy(),
@@ -38,7 +38,7 @@ def name_table(names: Sequence[str]) -> tuple[Array, Array, Array]:
 
 @kernel
 def which_name(key: int, length: int, data: Array, lengths: Array, starts: Array) -> int:
-    """The index of the name at an address, -1 if it is none of them."""
+    """Return the index of the name that is at an address; -1 if none of the names is there."""
     for name in range(lengths.shape[0]):
         if lengths[name] == length:
             same = True
@@ -53,7 +53,7 @@ def which_name(key: int, length: int, data: Array, lengths: Array, starts: Array
 
 
 # --------------------------------------------------------------------------------------------------
-# Parsing: the parts of property strings, the tags code, and invalid bytes.
+# Parse property strings: their parts, the tags code, and invalid bytes.
 
 _NAME_VALUE = ord(props.NAME_VALUE_SEPARATOR)
 _PROPERTY = ord(props.PROPERTY_SEPARATOR)
@@ -64,7 +64,7 @@ _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table(_NAMES)
 
 @kernel
 def bad_utf8(address: int, rows: Array, count: int) -> int:
-    """How many frames have properties that are not UTF-8."""
+    """Return how many frames have properties that are not UTF-8."""
     bad = 0
     for i in range(count):
         start = address + rows[i, POSITION] + rows[i, PROPS_AT]
@@ -76,7 +76,7 @@ def bad_utf8(address: int, rows: Array, count: int) -> int:
 
 @kernel
 def mark_suspects(address: int, rows: Array, count: int, marks: Array) -> None:
-    """Mark the frames whose topic or properties hold NUL bytes or are not UTF-8."""
+    """Mark the frames whose topic or properties contain a NUL byte or are not UTF-8."""
     for i in range(count):
         place = address + rows[i, POSITION]
         topic, topic_length = place + rows[i, TOPIC_AT], rows[i, TOPIC_LENGTH]
@@ -94,12 +94,12 @@ def mark_suspects(address: int, rows: Array, count: int, marks: Array) -> None:
 
 @kernel
 def next_separator(address: int, at: int, stop: int) -> int:
-    """The first position in ``[at, stop)`` with a separator, or ``stop``."""
+    """Return the first position in ``[at, stop)`` with a separator, or ``stop``."""
     while at < stop:
         if at + 8 <= stop:
             word = load_raw64(address + at)
-            # The subtraction sets the high bit of a byte below 3: if no high bit is set, the eight
-            # bytes have no separator.
+            # The subtraction sets the high bit in a byte below 3. So if no high bit is set, none of
+            # the eight bytes is a separator.
             low = (word - np.uint64(0x0303030303030303)) & ~word & np.uint64(0x8080808080808080)
             if low == 0:
                 at += 8
@@ -118,8 +118,8 @@ def mark_named(
 ) -> None:
     """Mark the frames that have a property of this name (Horspool's search).
 
-    ``shifts`` has for each byte how far the search may move if the byte is the last one that was
-    compared: its distance from the end of the name.
+    ``shifts`` says for each byte how far the search may move if this byte is at the end of the
+    compared place: the distance of the byte from the end of the name.
     """
     size = name.shape[0]
     for i in range(count):
@@ -155,9 +155,10 @@ def parse_properties(
 
     Args: ``starts`` and ``lengths`` int32 (4, n) get the values of TAGS, KEYS, UNIQ_KEY and DELAY
     (length -1: absent). With ``want_pairs``, ``pairs`` int32 (4, m) gets key start, key length,
-    value start and value length of each property, keys in order of first appearance and the last
-    value of each, and ``pair_offsets`` where each frame's pairs begin. ``table`` and ``stamps``
-    int32, a power of two of at least twice the pairs of a frame, are scratch; stamps zeroed.
+    value start and value length of each property; the keys are in the order of their first
+    appearance, each with its last value. ``pair_offsets`` gets where each frame's pairs begin.
+    ``table`` and ``stamps`` int32, a power of two of at least twice the pairs of a frame, are
+    scratch; stamps zeroed.
     """
     used = 0
     mask = table.shape[0] - 1
@@ -226,7 +227,7 @@ def tags_codes(
     out: Array,
     odd: Array,
 ) -> int:
-    """The dispatcher's tags code (``props.tags_code``) over valid UTF-8.
+    """Compute the dispatcher's tags codes (``props.tags_code``) from valid UTF-8.
 
     ``store_times`` in milliseconds; ``levels`` the delays. Frames whose DELAY is not one to nine
     ASCII digits are left to the reference: their numbers are written to ``odd``. Returns how many
@@ -268,10 +269,11 @@ def tags_codes(
 
 
 # --------------------------------------------------------------------------------------------------
-# Making property strings of many messages, and finding those that the store acts on.
+# Make the property strings of many messages, and find properties on which the store acts.
 
 _KEYS, _TAGS, _WAIT, _OTHERS = range(4)
-"""Kinds of property names. The reference encodes a message if it has a property of kind _OTHERS."""
+"""Kinds of property names. The reference encodes each message with a property of kind _OTHERS.
+"""
 _BUILT_NAMES = (
     props.KEYS,
     props.TAGS,
@@ -316,13 +318,14 @@ def property_strings(
     out_length: Array,
     odd: Array,
 ) -> None:
-    """The property strings of messages, as ``Message.all_properties`` orders them.
+    """Make the property strings of messages, in the order of ``Message.all_properties``.
 
     Args: the pairs of message i are those from ``pair_first[i]`` to ``pair_stop[i]``, in
     ``pair_spans`` int64 (4, pairs): address and length of name and value. ``keys_*`` and
     ``tags_*`` are KEYS and TAGS, of length -1 if there are none. ``out`` is the address of room for
     all strings; ``out_at`` and ``out_length`` get the place of each string. ``odd`` is set for
-    messages that the reference must encode: with DELAY or the like, a repeated name, or no value.
+    messages that the reference must encode: they have DELAY or the like, a repeated name, or a name
+    without a value.
     """
     for i in range(count):
         start = out
@@ -347,7 +350,8 @@ def property_strings(
             )
             if name >= _OTHERS or (name == _WAIT and not _is_true(value_at, value_length)):
                 odd[i] = 1
-            # A column KEYS or TAGS replaces the value in the map, but keeps its place in the order.
+            # A column KEYS or TAGS replaces the value in the map. The property keeps its place in
+            # the order.
             elif name == _KEYS and keys >= 0:
                 value_at, value_length = keys_at[i], keys
                 keys = -1
@@ -376,9 +380,9 @@ def property_strings(
 
 @kernel
 def look_into(count: int, at: Array, lengths: Array, odd: Array) -> None:
-    """Mark the strings with properties that the store acts on (``message_rules.looked_at``).
+    """Mark the strings with properties on which the store acts (``message_rules.looked_at``).
 
-    A WAIT of true needs no action.
+    WAIT=true needs no action.
     """
     for i in range(count):
         start = at[i]

@@ -1,4 +1,4 @@
-"""The walk over the chain of frames, and the search for a frame (resync).
+"""The walk from frame to frame, and the search for the next sound frame after damage (resync).
 
 The kernel is the twin of :func:`logquarry.format.frame.decode_at`, and returns the same verdict on
 the same bytes. It checks each length against the window and the file before it uses it.
@@ -159,7 +159,7 @@ def check_frame(
 
 @kernel
 def has_head(address: int, position: int, window: int, end: int, base: int) -> bool:
-    """Whether a DLedger entry's head is at a position; twin of ``dledger.has_head_reference``."""
+    """Whether a DLedger entry's head is at a position; see ``dledger.has_head_reference``."""
     if window - position < ENTRY_HEAD_SIZE:
         return False
     at = address + position
@@ -187,17 +187,17 @@ def walk(
 ) -> tuple[int, int, int]:
     """Follow the chain of frames from ``position``; see :func:`check_frame` for the arguments.
 
-    Takes the frames that start before ``stop``, as many as ``rows`` has room for. If ``has_heads``,
-    frames may follow the heads of DLedger entries.
-    Returns (frames taken, position after them, code).
+    The walk takes the frames that start before ``stop``, as many as ``rows`` has room for. If
+    ``has_heads``, the head of a DLedger entry may be before a frame. Returns (frames taken,
+    position after them, code).
     """
     count = 0
     asked = position
     while position < stop:
         if count == rows.shape[0]:
             return count, position, TABLE_FULL
-        # Each frame's position depends on the size of the previous one: without prefetching, the
-        # walk waits for memory once per frame.
+        # The position of a frame depends on the size of the frame before it. So without
+        # prefetching, the walk waits for memory once per frame.
         ahead = min(position + PREFETCH_AHEAD, window)
         asked = max(asked, position)
         while asked < ahead:
@@ -238,8 +238,8 @@ def check_places(
 ) -> int:
     """Write the verdict on each of ``places`` to ``codes``, and the sound frames to ``rows``.
 
-    A sound frame whose size differs from ``sizes`` (0: any size) counts as BAD_SIZE. Returns the
-    number of sound frames.
+    If the size of a sound frame is not that in ``sizes``, the verdict is BAD_SIZE; 0 in ``sizes``
+    allows every size. Returns the number of sound frames.
     """
     count = 0
     for i in range(places.shape[0]):
@@ -268,7 +268,7 @@ def find_frame(
     check_crc: bool,
     row: Array,
 ) -> tuple[int, int]:
-    """The first position in ``[start, stop)`` with a sound frame (resync).
+    """Return the first position in ``[start, stop)`` with a sound frame (resync).
 
     Returns (place, REACHED_STOP); (place, NEED_MORE) if the window is too short to check the place;
     (stop, TRUNCATED) if there is none. The first byte suffices to reject almost every place.
@@ -290,7 +290,7 @@ def find_frame(
                 if code == REACHED_STOP or code == NEED_MORE:
                     return position, code
         elif position + 16 < last and load_raw64(address + position + AT_MAGIC) == 0:
-            # Preallocated files are full of zeros: compare eight bytes at a time.
+            # Preallocated files are full of zeros, so compare eight bytes at a time.
             position += 8
             continue
         position += 1
@@ -301,7 +301,7 @@ def find_frame(
 
 @kernel
 def first_nonzero(address: int, start: int, stop: int) -> int:
-    """The first position in ``[start, stop)`` whose byte is not zero, or ``stop``."""
+    """Return the first position in ``[start, stop)`` whose byte is not zero, or ``stop``."""
     position = start
     while position + 8 <= stop and load_raw64(address + position) == 0:
         position += 8
@@ -312,7 +312,7 @@ def first_nonzero(address: int, start: int, stop: int) -> int:
 
 @kernel
 def last_nonzero(address: int, start: int, stop: int) -> int:
-    """One past the last position in ``[start, stop)`` whose byte is not zero, or ``start``."""
+    """Return the position after the last non-zero byte in ``[start, stop)``, or ``start``."""
     position = stop
     while position - 8 >= start and load_raw64(address + position - 8) == 0:
         position -= 8

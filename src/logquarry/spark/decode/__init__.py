@@ -4,7 +4,7 @@
     json         JSON; infers the types from a sample if there is no schema
     binary       Avro datums, with the package fastavro; Protobuf messages, with protobuf
 
-The result for a body depends on that body alone, never on its neighbours, so decoding it again
+The result for a body depends on that body alone, never on other messages. So decoding it again
 gives the same result.
 """
 
@@ -150,7 +150,7 @@ def _sample(tasks: Sequence[ReadTask]) -> Iterator[bytes]:
 
     left = SAMPLE
     for task in tasks:
-        # Only the export's own tasks copy damage to the quarantine.
+        # Do not copy damage to the quarantine here: the tasks of the export do it.
         options = replace(task.options, quarantine_path=None)
         for batch in read_batches(replace(task, columns=("body",), options=options)):
             for body in batch.column("body")[:left].to_pylist():

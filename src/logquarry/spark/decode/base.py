@@ -50,7 +50,7 @@ class BodyDecoder(ABC):
             return self._singly(values, failed), failed
 
     def _singly(self, values: list[Any], failed: dict[int, str]) -> pa.Array:
-        """Make an array of the values that fit the type; the other values fail."""
+        """Make an array of the values that have the right type; the others count as failures."""
         for row, value in enumerate(values):
             try:
                 pa.array([value], self.arrow_type)
@@ -133,7 +133,7 @@ def is_column_name(name: str) -> bool:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Return our type for the type that a table library made of it (large_string, list_view)."""
+    """Return our own Arrow type for a type such as large_string, to which a library changed it."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct([(child.name, plain(child.type)) for child in kind])
@@ -182,12 +182,12 @@ class _Parser:
         return UsageError(f"schema: {text}: {rest!r} (of {self._text[:80]!r})")
 
     def expect_end(self) -> None:
-        """Raise UsageError if text is left."""
+        """Raise UsageError if there is text after the end of the DDL."""
         if self._text[self._at :].strip():
             raise self._error("takes nothing more")
 
     def fields(self, end: str | None) -> pa.StructType:
-        """Parse names and types up to the symbol `end`, or to the end of the text."""
+        """Parse the names and types of fields, up to the symbol `end` or to the end of the text."""
         found: list[tuple[str, pa.DataType]] = []
         while end is None or not self._symbol(end):
             name = self._name("the name of a column")

@@ -1,8 +1,9 @@
 """Decodes binary bodies: Avro and Protobuf.
 
-Avro bodies are datums of one schema, without a container file. Protobuf bodies are messages of one
-type of a descriptor set (``protoc -o``). A missing field of such a message is null if Protobuf
-tracks its presence; otherwise it has its default. An enum becomes the name of its value, or the
+An Avro body is a single datum, without the header of an Avro file; all bodies have the same schema.
+A Protobuf body is a message of one type, which a descriptor set (``protoc -o``) describes. If a
+field is missing in a Protobuf message, its column is null if Protobuf tracks the presence of the
+field; otherwise the column has the field's default. An enum becomes the name of its value, or the
 number if the value has no name.
 """
 
@@ -89,7 +90,7 @@ class AvroDecoder(BodyDecoder):
 
 
 def _without_times(schema: Any) -> Any:
-    """Remove logical times from a schema: Python's datetime ends with the year 9999."""
+    """Remove logical types of times from a schema: Python's datetime ends with the year 9999."""
     if isinstance(schema, list):
         return [_without_times(own) for own in schema]
     if not isinstance(schema, dict):
@@ -104,7 +105,7 @@ def _without_times(schema: Any) -> Any:
 
 
 class _Types:
-    """Maps a schema to Arrow types, and to converters for values that Arrow does not accept."""
+    """Finds the Arrow type of each Avro type, and converters for values that Arrow rejects."""
 
     def __init__(self) -> None:
         self._named: dict[str, Any] = {}
@@ -240,7 +241,7 @@ class ProtobufDecoder(BodyDecoder):
 
     @cached_property
     def _planned(self) -> tuple[Any, tuple[pa.DataType, Convert]]:
-        """The message's Python class; its Arrow type with the converter."""
+        """Return the message's Python class, its Arrow type, and the converter of its values."""
         try:
             from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
         except ModuleNotFoundError:
@@ -279,7 +280,7 @@ class ProtobufDecoder(BodyDecoder):
 
 
 def _in_order(files: Any) -> list[Any]:
-    """Sort files so that each follows the files that it imports, if the set has them."""
+    """Sort the files of a descriptor set: each file comes after the files that it imports."""
     by_name = {file.name: file for file in files}
     found: dict[str, Any] = {}
 
@@ -324,7 +325,7 @@ def _field(field: Any, path: str, within: tuple[str, ...]) -> tuple[pa.DataType,
         key_type, key = _single(field.message_type.fields_by_name["key"], path, within)
         item_type, item = _single(field.message_type.fields_by_name["value"], path, within)
         if key_type != pa.string():
-            # Some table formats allow only text as keys.
+            # Some table formats allow only text as the keys of a map.
             key_type, key = pa.string(), _as_text
         return pa.map_(key_type, item_type), lambda message: [
             (key(k), item(v)) for k, v in getattr(message, name).items()
@@ -355,7 +356,7 @@ def _single(field: Any, path: str, within: tuple[str, ...]) -> tuple[pa.DataType
         field.CPPTYPE_INT32: pa.int32(),
         field.CPPTYPE_INT64: pa.int64(),
         field.CPPTYPE_UINT32: pa.int64(),
-        # Exceeds bigint; Spark's from_protobuf uses the same type.
+        # uint64 has values that do not fit into bigint. Spark's from_protobuf uses the same type.
         field.CPPTYPE_UINT64: pa.decimal128(20, 0),
         field.CPPTYPE_FLOAT: pa.float32(),
         field.CPPTYPE_DOUBLE: pa.float64(),

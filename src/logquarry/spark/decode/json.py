@@ -1,8 +1,9 @@
 """Decodes JSON bodies, with a DDL, a JSON Schema, or types inferred from a sample.
 
-A missing field is null; a field without a column is ignored. A column of type string takes any
-value: a value that is not a string becomes its JSON text. Only the types of a JSON Schema are used;
-ranges, patterns and required fields are not checked.
+If a body lacks a field, the field's column is null; a field without a column is ignored. A column
+of type string can hold each value: if the value is not a string, the column gets its JSON text. The
+decoder reads only the types from a JSON Schema, and does not check ranges, patterns and required
+fields.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def parsed(body: bytes) -> dict[str, Any]:
 
 
 class _Number(float):
-    """A number with a point or exponent, with its text: decimals need all digits."""
+    """A number with a point or exponent, and its text: a decimal column needs all digits."""
 
     __slots__ = ("text",)
     text: str
@@ -279,11 +280,11 @@ def _text(value: str, path: str) -> str:
 
 # ---------------------------------------------------------------------------------------- inference
 def inferred(bodies: Iterable[bytes]) -> tuple[pa.DataType | None, int]:
-    """Infer the struct that holds all JSON objects among some bodies.
+    """Infer the struct that can hold all JSON objects that some bodies contain.
 
-    Whole numbers become ``bigint``, or ``double`` if other numbers occur too. Values of several
-    types, and fields that are always null, become strings. Fields whose names cannot be column
-    names are left out.
+    A field with whole numbers becomes ``bigint``; if it also has other numbers, ``double``. A field
+    becomes a string if its values have several types, or are always null. Fields whose names cannot
+    be column names are left out.
 
     Returns:
         (type, or None if no object has a field; number of objects).
@@ -351,7 +352,7 @@ def _merged(one: pa.DataType | None, other: pa.DataType) -> pa.DataType:
 
 
 def _complete(kind: pa.DataType) -> pa.DataType:
-    """Replace types that tables lack: null and a struct without fields become strings."""
+    """Replace types that tables do not support: null and a struct without fields become strings."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):

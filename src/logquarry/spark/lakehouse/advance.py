@@ -1,7 +1,7 @@
-"""Advances a table step by step, exactly once: plan a batch, write its files, commit them.
+"""Exports to a table in steps, each message exactly once: plan a batch, write its files, commit.
 
-A step needs only the state in the table, so any process can make the next step. This module needs
-no PySpark: the caller passes a function that runs the tasks.
+All state that a step needs is in the table, so any process can make the next step. This module
+needs no PySpark: the caller passes a function that runs the tasks.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from logquarry.spark.tasks import ReadTask
 from logquarry.systems import held
 
 QUIET_BYTES: Final = 256 << 20
-"""After this many bytes of log without messages for the table, the offsets are committed, so that a
-restart does not read the bytes again."""
+"""If this many bytes of log contain no message for the table, the export commits the new offsets
+without files, so that a restart does not read these bytes again.
+"""
 
 Work = Callable[[int, ReadTask], TableResult]
 """The work of a task, called with its number and the task."""
 RunTasks = Callable[[Sequence[ReadTask], Work], list[TableResult]]
-"""Runs tasks and returns their results in order."""
+"""Runs tasks and returns their results in the order of the tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class Target:
     Attributes:
         dead_letters: table of the bodies that cannot be decoded; None without decoding.
         decode: how to decode bodies; None to keep them as they are.
-        moved: whether a store is allowed to have another path than at the last export.
+        moved: whether a store may have another path now than at the last export.
     """
 
     table: Table
@@ -141,7 +142,7 @@ class Advance:
             for name, value in self._committed.items()
             if name.startswith(_broker(""))
         }
-        # The options' start applies only to stores that are new to the table.
+        # The start in the options applies only to stores that are new to the table.
         start = OffsetLimit(default=read.start.default, brokers={**read.start.brokers, **known})
         planner = StreamPlanner(replace(read, start=start), read.names)
         first = dict(planner.initial())
@@ -157,7 +158,7 @@ class Advance:
         self._planner.prepare_available_now()
 
     def step(self) -> bool:
-        """Export the next batch; return whether there was one.
+        """Export the next batch; return whether a batch was exported.
 
         Raises:
             CorruptFrame: on damage, depending on the options.
@@ -213,7 +214,7 @@ class Advance:
     def _can_decode(self, tasks: Sequence[ReadTask]) -> bool:
         """Make the decoder if needed; return False if its schema cannot be inferred yet.
 
-        To infer the schema of bodies, the stores must have a message.
+        The schema of bodies can be inferred only if the stores contain a message.
         """
         if self._target.decode is not None and self._decoder is None:
             self._decoder = decoder_for(self._target.decode, None, tasks)
@@ -248,8 +249,9 @@ class Advance:
     def _commit(self, files: Sequence[TableFile], dead: Sequence[TableFile], marks: Marks) -> None:
         """Commit the dead letters, then the files.
 
-        After a crash between the two commits, the next export skips dead letters that are below the
-        marks of the dead letters' table, because that table has them.
+        If the process crashes between the two commits, the next export reads the same messages
+        again. It skips dead letters before the marks of the dead letters' table, because they are
+        in that table already.
         """
         target = self._target
         if not self._run.name:
@@ -317,7 +319,7 @@ def _names(places: Mapping[str, str]) -> list[str]:
 
 
 def _forward(marks: Marks, before: Marks) -> dict[str, int]:
-    """Return the marks, never below `before`: the dead letters can be ahead of the table."""
+    """Return the marks, none lower than in `before`: the dead letters' table can be ahead."""
     return {name: max(value, before.get(name, value)) for name, value in marks.items()}
 
 

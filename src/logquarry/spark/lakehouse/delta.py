@@ -1,7 +1,8 @@
 """A Delta table, with the package `deltalake`.
 
-The table's marks (see :mod:`.table`) are its application transactions (``txn`` actions). They are
-committed with the files, and survive checkpoints. If two commits move one mark, Delta rejects one.
+The table's marks (see :mod:`.table`) are stored as application transactions (``txn`` actions). A
+commit writes them together with the files, and Delta's checkpoints keep them. If two commits change
+the same mark at the same time, Delta rejects one of them.
 """
 
 from __future__ import annotations
@@ -173,14 +174,14 @@ def _add_action(file: TableFile, types: Mapping[str, pa.DataType], now: int) -> 
 
 
 def _json_value(value: Any, kind: pa.DataType | None) -> Any:
-    """Return a bound in the form of Delta's statistics; None if there is none."""
+    """Return a smallest or largest value as Delta's statistics store it; None if it is unknown."""
     if kind is None:
         return None
     if pa.types.is_integer(kind):
         return value
     if pa.types.is_timestamp(kind):
         try:
-            # Store timestamps are whole milliseconds, so nothing is lost.
+            # Store timestamps are whole milliseconds, so this conversion loses no digit.
             moment = _EPOCH + timedelta(microseconds=value)
         except OverflowError:
             return None

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEAD_LETTERS: Final = "_dead_letters"
-"""Suffix of the destination's name for the dead letters, unless the user gives a folder."""
+"""The default folder of the dead letters is the destination's path with this suffix.
+"""
 DEFAULT_TABLE: Final = "logquarry.messages"
 DEFAULT_INTERVAL: Final = 10.0
 """Seconds between two steps of an export that follows the stores."""
@@ -37,7 +38,7 @@ DEFAULT_INTERVAL: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class TableSummary:
-    """The result of an export to a table: the counts of this call.
+    """The result of one call of an export to a table.
 
     Attributes:
         location: folder of the table.
@@ -45,7 +46,7 @@ class TableSummary:
         files: number of files.
         bytes: bytes of the files.
         summary: messages and bytes by topic, and the damage that the export skipped.
-        dead_messages: number of bodies that could not be decoded.
+        dead_messages: number of messages whose bodies could not be decoded.
         commits: number of commits.
         seconds: duration.
     """
@@ -73,10 +74,12 @@ class TableOptions:
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
         decode: how to decode bodies into the column ``value``; None to leave bodies undecoded. The
             text ``json`` infers the schema from a sample.
-        dead_letters: folder for bodies that cannot be decoded; None for a folder beside the table.
-        follow: whether to continue with new messages until interrupted.
+        dead_letters: folder for messages whose bodies cannot be decoded; None for a folder beside
+            the table.
+        follow: whether to wait for new messages and export them too, until the user interrupts the
+            export.
         interval: with `follow`: seconds between two steps.
-        moved: whether a store is allowed to have another path than at the last export.
+        moved: whether a store may have another path now than at the last export.
         dest_storage_options: options for the file system of the destination, if it is a URL.
     """
 
@@ -130,7 +133,7 @@ class TableExport:
     def run_with(
         self, run: RunTasks, *, on_commit: Callable[[Done], None] | None = None
     ) -> TableSummary:
-        """Run the export with a function that runs its tasks."""
+        """Run the export; the argument is a function that runs its tasks."""
         began = time.monotonic()
         self.check()
         done = self._advance(run, on_commit)
@@ -182,15 +185,16 @@ def export_delta(
 ) -> TableSummary:
     """Add the messages of stores to a Delta table, each exactly once.
 
-    The first export creates the table. Each later export continues from the offsets of the last
-    commit, even after a crash.
+    The first export creates the table. Each later export continues at the offsets that the last
+    commit recorded, even if the last export crashed.
 
     Args:
         spark: a session; its workers must reach the stores and ``dest`` under the same paths.
         stores: a path, URL or glob, or several.
         dest: folder of the table.
-        options: options of the source. ``maxBytesPerTrigger`` and ``maxOffsetsPerTrigger`` limit a
-            commit. Filters and columns must be the same as in the table's first export.
+        options: options of the data source. ``maxBytesPerTrigger`` and ``maxOffsetsPerTrigger``
+            limit the size of a commit. Filters and columns must be the same as in the table's first
+            export.
         table_storage_options: options of `deltalake` for a URL.
         progress: called with (bytes of log done, bytes in total) for each commit.
         on_commit: called after each step with the totals so far.
@@ -337,7 +341,7 @@ def _target(
             raise UsageError("decode: schema=kafka has a column value already: use schema=native")
         columns += ["store_timestamp"] if "timestamp" in columns else []
     if decode is not None:
-        # Decoders need decompressed bodies.
+        # Decoders can only read decompressed bodies.
         read = replace(read, decompress=True)
     elif chosen.dead_letters is not None:
         raise UsageError("dead letters: only with decode: without it no body can fail")

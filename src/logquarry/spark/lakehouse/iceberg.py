@@ -1,8 +1,8 @@
-"""An Iceberg table, with the package `pyiceberg`: appends files exactly once, by marks.
+"""An Iceberg table, with the package `pyiceberg`; marks make sure that files are added only once.
 
 The marks (see :mod:`.table`) are a property of each snapshot. A commit writes all marks, even
-unchanged ones, so a rollback to an earlier snapshot restores its marks. They are also a property of
-the table, in case all snapshots of exports have expired.
+unchanged ones. So a rollback to an earlier snapshot also restores the marks of that time. The marks
+are also a property of the table, in case all snapshots that exports made have expired.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class Iceberg:
     Args:
         folder: folder of the table's files.
         identifier: ``NAMESPACE.TABLE``.
-        catalog: properties of the catalog, as for `pyiceberg`, whose configuration file adds
-            missing properties (``name`` selects the catalog in that file). None for SQLite.
+        catalog: properties of the catalog, with the names that `pyiceberg` uses. The configuration
+            file of `pyiceberg` adds missing properties; ``name`` selects the catalog in that file.
+            None for a catalog in SQLite.
         catalog_file: file of the SQLite catalog.
     """
 
@@ -133,7 +134,7 @@ class Iceberg:
             return TableState(document, table.schema().as_arrow(), marks)
 
     def _check_parts(self, table: IcebergTable, document: str) -> None:
-        """Check that the partitioning has not changed, because it determines the files."""
+        """Check that the partitioning has not changed: it determines which rows share a file."""
         made = list(parsed(self.name, document).get("partition_by") or [])
         found = [field.name for field in table.spec().fields]
         if found != made:
@@ -214,13 +215,15 @@ class Iceberg:
             except CommitFailedException:
                 raise
             except Exception as error:
-                # The catalog did not answer: the commit may have succeeded, or may succeed later.
+                # The catalog did not answer. The commit may have succeeded already, or may succeed
+                # later.
                 raise CommitUnknown(self.name, error) from error
 
     def data_files(self) -> list[TableDataFile]:
         """List the files of the current snapshot that a compaction can merge.
 
-        Files with deletes, with an earlier partitioning or outside of the folder are left out.
+        The list omits files outside of the folder, files with an earlier partitioning, and files of
+        which rows were deleted.
         """
         with self._catalog() as catalog:
             table = self._load(catalog)
@@ -242,10 +245,11 @@ class Iceberg:
                 )
 
     def replace(self, old: Iterable[TableDataFile], new: Sequence[TableFile]) -> None:
-        """Replace files by others with the same rows, in one commit.
+        """Replace files with new files that have the same rows, in one commit.
 
         Raises:
-            TableUnchanged: if an old file is gone, or another writer commits before each try.
+            TableUnchanged: if an old file is no longer in the table, or if at each try another
+                writer commits first.
             StoreUnavailable: if the catalog fails; the commit may have succeeded.
         """
         removed = {file.path: file for file in old}
@@ -328,7 +332,10 @@ def _uri(folder: OutputFolder) -> str:
 
 
 def _data_file(table: IcebergTable, folder: OutputFolder, file: TableFile) -> DataFile:
-    """Make the table's entry of a file from the worker's figures; the driver does not open it."""
+    """Make the table's entry of a file.
+
+    The worker has sent all figures for the entry, so the driver need not open the file.
+    """
     from pyiceberg.conversions import to_bytes
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record

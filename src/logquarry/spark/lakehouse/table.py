@@ -30,7 +30,7 @@ _STARTS: Final = ("queue_ranges",)
 def identity(
     read: ReadOptions, partition_by: Sequence[str], decode: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the options that all exports into one table must share.
+    """Return those options that must be the same in all exports into one table.
 
     Args:
         read: what to read.
@@ -56,8 +56,9 @@ def document(own: Mapping[str, Any], start: Mapping[str, Any], dead_letters: str
     """Return the text of a table's document.
 
     Args:
-        own: the :func:`identity`.
-        start: start conditions of the first export, except offsets; later exports keep them.
+        own: the result of :func:`identity`.
+        start: the start conditions of the first export, except offsets. They apply to later exports
+            too.
         dead_letters: name of the table of dead letters; None if there is none.
     """
     found = {"version": _VERSION, **own, "start": dict(start), "dead_letters": dead_letters}
@@ -97,8 +98,11 @@ PROPERTY: Final = "logquarry.export"
 """Name of the table's property that holds the document."""
 
 Marks = Mapping[str, int]
-"""Physical offset up to which a table has each store. Each store has two marks, by broker
-(``broker:NAME``) and by path (``store:PATH``)."""
+"""Physical offsets up to which a table has the messages of the stores.
+
+Each store has two marks with the same offset: one under its broker's name (``broker:NAME``), one
+under its path (``store:PATH``).
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +138,7 @@ class CommitUnknown(StoreUnavailable):
 
 
 class Table(Protocol):
-    """A table that exports append to. Each call reads the current state."""
+    """A table that exports append to. Each call reads the table's current state."""
 
     @property
     def name(self) -> str:
@@ -146,7 +150,7 @@ class Table(Protocol):
 
     @property
     def partitions_in_files(self) -> bool:
-        """Whether files contain the columns that the table is partitioned by."""
+        """Whether the files themselves contain the columns that the table is partitioned by."""
 
     def look(self) -> TableState | None:
         """Return the current state; None if the table does not exist.
@@ -174,8 +178,8 @@ class Table(Protocol):
                 left out.
 
         Raises:
-            StoreUnavailable: if a mark differs from `before`; the table is unchanged.
-            CommitUnknown: if the answer to the commit is missing.
+            StoreUnavailable: if a mark differs from `before`; the table then stays unchanged.
+            CommitUnknown: if no answer to the commit arrived.
         """
 
 
@@ -203,9 +207,10 @@ def check_unmoved(name: str, found: Marks, before: Marks) -> None:
 
 
 def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
-    """Check that a package that converts paths to URLs writes to the same folder.
+    """Check that a package, which converts paths to URLs, will write to the folder itself.
 
-    Otherwise it would write to another folder, beside the destination.
+    Some characters in a path end the path of the URL. The package would then write to another
+    folder, beside the destination.
 
     Args:
         folder: folder of the table.
@@ -227,7 +232,7 @@ def missing_extra(name: str) -> UsageError:
 
 
 def text_bound(value: Any) -> str | None:
-    """Return a bound of a text column as text; None if it is not valid text."""
+    """Return the smallest or largest value of a text column; None if it is not valid text."""
     try:
         return bytes(value).decode("utf-8") if isinstance(value, bytes | bytearray) else None
     except UnicodeDecodeError:

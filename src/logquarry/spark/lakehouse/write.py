@@ -1,24 +1,27 @@
 """Writes the messages of one task to files of a table, in a worker. Needs no PySpark.
 
-Files are written at their final place. Their names are unique, because they contain the run (the
-name of one call of an export) and the attempt at a task.
+The task writes files directly into the table's folder. Their names are unique, because they contain
+the run (a name for one call of an export) and the number of the task's attempt.
 
-Files that a crashed export left behind are in no table, and are removed:
+A crashed export leaves files that no table lists. The next export finds them by a note, and removes
+them:
 
 ::
 
     DEST/_logquarry/RUN.json     note of a running export: the marks of its next commit
 
 A run writes its note before the first file of a commit and removes it after the commit. If a run
-finds the note of another run, that one has crashed, because this one holds the lock. It compares
-the note with the table's marks. If the table has not reached the marks of the note, the commit was
-not made, and the files of that run are removed. Otherwise they belong to the table and stay.
+holds the lock and finds the note of another run, the other run has crashed. The new run then
+compares the marks in the note with the table's marks. If the table has not reached the marks in the
+note, the commit was not made, and the new run removes the files of the crashed run. Otherwise these
+files belong to the table and stay.
 
-If a catalog did not answer, the commit is possibly under way there. So the run that cleans up makes
-an empty commit before it removes files; after that, the catalog rejects the earlier commit.
+If the catalog did not answer the crashed run, it may still carry out that commit later. So the new
+run makes an empty commit before it removes files. After that, the catalog rejects the earlier
+commit.
 
-In an object store there are no locks, so such files stay; the table's own cleaning (``vacuum``,
-``remove_orphan_files``) removes them.
+In an object store there are no locks, so the files of crashed runs stay there until you clean the
+table (``vacuum``, ``remove_orphan_files``).
 """
 
 from __future__ import annotations
@@ -109,7 +112,8 @@ class TableWriter:
         damage = DamageLog()
         summary = Summary()
         letters = _DeadLetters(self, task)
-        # Read the native columns, which partitioning and counting need; add Kafka's below.
+        # Read logquarry's own columns, because partitioning and counting need them. Kafka's columns
+        # are added below.
         native = replace(task.options, schema="native", columns=None)
         batches = read_batches(replace(task, columns=self._needed(), options=native), damage)
         if self.is_kafka:
@@ -122,7 +126,8 @@ class TableWriter:
                 del rows
             written, dead_files = files.close(), letters.close()
         except BaseException:
-            # A later attempt of the task uses other names.
+            # A later attempt of the task uses other file names, so it would not replace these
+            # files.
             names.remove_all(self.folder)
             letters.remove_all()
             raise
@@ -144,7 +149,7 @@ class TableWriter:
     def _with_kafka(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         made = kafka.kafka_batch(batch, self.columns)
         for name in made.schema.names:
-            # Both tables have a column topic.
+            # Both tables, of messages and of dead letters, have a column topic.
             if name not in batch.schema.names:
                 batch = batch.append_column(made.schema.field(name), made.column(name))
         return batch
@@ -216,8 +221,9 @@ def dead_letter_schema() -> pa.Schema:
 class _Names:
     """File names: ``topic=orders/part-BROKER-OFFSET-RUN-ATTEMPT-NUMBER.parquet``.
 
-    They consist of letters, digits, ``_``, ``-``, ``=`` and dots, which no library escapes. Other
-    characters become ``_``, so only attempt and number make a name unique.
+    The names consist of letters, digits, ``_``, ``-``, ``=`` and dots, because no library escapes
+    these. Each other character becomes ``_``. So two topics or brokers can get the same name, and
+    only attempt and number make a file name unique.
     """
 
     def __init__(self, stem: str, partition_by: Sequence[str]) -> None:
@@ -258,7 +264,8 @@ def _plain(value: Any) -> str:
 def _as_table_file(
     folder: OutputFolder, file: WrittenFile, partition_by: Sequence[str]
 ) -> TableFile:
-    # Sync it before the commit, so that a power cut cannot remove a file that the table lists.
+    # Sync the file before the commit: otherwise a power cut could remove a file that the table
+    # lists.
     folder.sync(file.path)
     return TableFile(
         path=file.path,
@@ -270,7 +277,7 @@ def _as_table_file(
 
 
 def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]:
-    """Return smallest and largest value of the columns that have statistics in the file."""
+    """Return the smallest and largest value of each column that has statistics in the file."""
     with folder.open(path) as source:
         metadata = pq.read_metadata(source)
     found: dict[str, tuple[Any, Any]] = {}
@@ -336,7 +343,7 @@ class Run:
         self._folder.write_json(path, document, by_way_of=f"{path}.tmp")
 
     def commit_done(self) -> None:
-        """Remove the note: all files belong to the table now."""
+        """Remove the note after a commit: all files belong to the table now."""
         self._folder.remove(self._note(self.name))
         self.name = ""
 
@@ -363,7 +370,8 @@ class Run:
         try:
             document = self._folder.read_json(self._note(run))
         except ValueError:
-            # A power cut can leave an empty note. The files of that run stay, outside of any table.
+            # A power cut can leave an empty note. The files of that run then stay, although no
+            # table lists them.
             document = None
         wanted = document.get("marks") if isinstance(document, dict) else None
         if run.isalnum() and isinstance(wanted, dict):
@@ -380,7 +388,7 @@ class Run:
 
 
 def _has(table: Table, wanted: Marks, *, may_come: bool) -> bool:
-    """Whether the commit was made; if not, this makes sure that it is never made."""
+    """Return whether the commit was made; if it was not, make sure that it can never be made."""
     state = table.look()
     if state is None or _reached(state.marks(wanted), wanted):
         return state is not None

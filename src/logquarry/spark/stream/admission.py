@@ -1,15 +1,16 @@
-"""Offsets of a stream, and the end of one batch by a limit of bytes or of messages.
+"""Offsets of a stream; finds where a batch must end if its bytes or its messages are limited.
 
 Spark writes the offset into its checkpoint::
 
     {"broker-a": 1073741824, "broker-b": 52800}
 
 Each value is a physical offset at which a frame, a blank or damage ends, so the next batch begins
-with a frame. The key ``/start`` (no broker has that name) records the start options of a new query;
-a restarted query uses them instead of its options.
+with a frame. The key ``/start`` (no broker has that name) records the start options with which the
+query was first started. If the query is restarted, these apply instead of its options.
 
-For a limit of bytes, only the log near the batch's end is read, to find the end of a frame. For a
-limit of messages, the frame headers of all new messages are read, to count them.
+If bytes are limited, the planner reads only the part of the log near the batch's end, to find the
+end of a frame. If messages are limited, it reads the frame headers of all new messages, to count
+them.
 """
 
 from __future__ import annotations
@@ -40,11 +41,14 @@ class StreamOffset:
     """The offsets up to which a stream has read.
 
     Attributes:
-        brokers: physical offset by broker; no message of other brokers has been read.
+        brokers: physical offset by broker. If a broker is missing, none of its messages has been
+            read.
         since_ms: smallest store timestamp to read, in milliseconds; None for all.
-        queues: first queue offset to read, by broker and queue; other queues are read in full.
-        first: start of the query's first batch; None in later offsets. After a failure in the first
-            batch, Spark requests the start again, and "latest" may have advanced meanwhile.
+        queues: first queue offset to read, by broker and queue. Queues that are missing here are
+            read in full.
+        first: start of the query's first batch; None in later offsets. It is kept because Spark
+            requests the start again if the first batch fails, and "latest" may have advanced
+            meanwhile.
     """
 
     brokers: Mapping[str, int] = field(default_factory=dict)
@@ -109,9 +113,13 @@ def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
 
 
 NEAR: Final = 16 << 20
-"""Maximum bytes to walk from a known frame; if it is farther away, search a nearer frame first."""
+"""Maximum bytes to walk from a known frame. If that frame is farther away, search a nearer frame
+first.
+"""
 MOST_COUNTED: Final = 1 << 30
-"""Maximum bytes of a log in which one batch counts messages: a rare topic would need far more."""
+"""Maximum bytes of a log in which one batch counts messages. For a rare topic, the batch could
+otherwise read the whole log.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +134,8 @@ class Backlog:
 def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
     """Return the physical offset, by broker, at which a batch of at most `limit` bytes of log ends.
 
-    The brokers share the limit evenly. If no frame fits into the limit, the batch takes one frame,
-    so that the stream advances.
+    Each broker gets an equal share of the limit. If no frame fits into the limit, the batch takes
+    one frame, so that the stream advances.
     """
     shares = shared({name: log.end - log.start for name, log in backlogs.items()}, limit)
     ends: dict[str, int] = {}
@@ -135,7 +143,7 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
     for name, log in backlogs.items():
         ends[name] = boundary(log, log.start + shares[name])
         spare -= ends[name] - log.start
-    # Combine the unused parts of the shares; brokers that got nothing are served first.
+    # Add up what the brokers left of their shares, and give it first to brokers that got nothing.
     for name in sorted(backlogs, key=lambda name: (ends[name] - backlogs[name].start, name)):
         log = backlogs[name]
         if ends[name] < log.end and spare > 0:
@@ -168,7 +176,7 @@ def by_rows(
 
 
 def shared(wants: Mapping[str, int], limit: int) -> dict[str, int]:
-    """Divide `limit` evenly among names; if one needs less than its share, others get the rest.
+    """Divide `limit` evenly among names; if one wants less than its share, the others get the rest.
 
     The sum of the shares is `limit`, or the sum of `wants` if that is less.
     """
@@ -184,7 +192,7 @@ def shared(wants: Mapping[str, int], limit: int) -> dict[str, int]:
 
 
 def boundary(log: Backlog, upto: int) -> int:
-    """Return the last end of a frame, blank or damage in ``log.start`` to `upto`.
+    """Return the last offset from ``log.start`` to `upto` at which a frame, blank or damage ends.
 
     Return ``log.start`` if there is none.
     """
@@ -202,7 +210,7 @@ def boundary(log: Backlog, upto: int) -> int:
             position = end
             continue
         if isinstance(event, Run):
-            # Of a run's frames, only the last one can end after `upto`.
+            # Among the frames of a run, only the last one can end after `upto`.
             position = event.window.base + int(event.rows[-1, r.POSITION])
         elif event.offset <= upto:
             position = event.offset
@@ -237,7 +245,7 @@ def _after_one(log: Backlog) -> int:
 
 
 def _counted(log: Backlog, wanted: MessageFilter, limit: int) -> tuple[Int64, int]:
-    """Return the ends of the first `limit` wanted messages, and the end of the log read."""
+    """Return where the first `limit` wanted messages end, and where the searched part ends."""
     stop = log.end
     if stop - log.start > MOST_COUNTED:
         stop = boundary(log, log.start + MOST_COUNTED)

@@ -1,16 +1,16 @@
 """Plans the batches of a stream: the offsets of a batch, and the tasks that read it.
 
-One planner serves one query on the driver while the query runs. Its caches save time only: a
-restarted query gets the same offsets from its checkpoint.
+One planner serves one query on the driver while the query runs. It needs no state to be correct: a
+restarted query gets its offsets from its checkpoint. What the planner caches only saves time.
 
-A Spark without admission control (before Spark 4.2) asks for the newest offset and passes neither
-the batch's start nor a limit. So a batch takes all messages. The source cannot add a limit:
-Trigger.AvailableNow asks only once, so it would end after the first limited batch, as if all
-messages had been read.
+Spark before 4.2 has no admission control: it requests the newest offset, and passes neither the
+start of the batch nor a limit. So a batch takes all new messages. The source must not limit the
+batch by itself: Trigger.AvailableNow requests the newest offset only once, so the query would end
+after the first batch, although messages remain.
 
-Even a restarted query first asks for the newest offset, before the planner has seen the checkpoint.
-So its first offset has the start conditions of the options; `tasks` compares them with those of the
-checkpoint.
+There, even a restarted query requests the newest offset before the planner has seen the checkpoint.
+So the first offset has the start conditions of the options, and `tasks` compares these with the
+start conditions of the checkpoint.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class StreamPlanner:
             firsts = {
                 queue: first
                 for queue, first in self._first_queue_offsets(layout)
-                # 0 means the whole queue: no condition is needed.
+                # If the first queue offset is 0, the whole queue is read, so no condition is
+                # needed.
                 if first
             }
             if firsts:
@@ -150,7 +151,7 @@ class StreamPlanner:
         return [task for found in ranges for task in self._tasks_of(*found, until, size)]
 
     def prepare_available_now(self) -> None:
-        """Make the query stop at the current ends of the logs (Trigger.AvailableNow)."""
+        """Make the query end at the current ends of the logs (Trigger.AvailableNow)."""
         self._targets = {
             broker: self._frontier(broker).end_of(layout)
             for broker, layout in self._layouts().items()
@@ -176,7 +177,7 @@ class StreamPlanner:
 
     @property
     def _moves(self) -> bool:
-        """Whether the start options give another offset if they are parsed again later."""
+        """Whether the start options can mean another offset later ("latest", or a time)."""
         start, wanted = self._options.start, self._options.wanted
         starts = [start.default, *start.brokers.values()]
         return java.LONG_MAX in starts or wanted.since_ms is not None
@@ -247,7 +248,8 @@ class StreamPlanner:
         size: int,
     ) -> Iterator[ReadTask]:
         durable = layout.durable_end
-        # If the durable offset covers the split, a reader reports damage there, not the log's end.
+        # Before the durable offset, a reader reports invalid bytes as damage, not as the end of the
+        # log.
         bound = stop if durable is not None and stop <= durable else None
         extent = LogExtent(layout.commit_log.start, stop, bound)
         splits = plan_splits(layout, extent, start=start, stop=stop, split_size=size)
@@ -272,7 +274,7 @@ class StreamPlanner:
         return known[1]
 
     def _lose(self, broker: str, text: str) -> None:
-        """Report a loss: raise, or log it once for each broker."""
+        """Report that messages were lost: raise an error, or log it once for each broker."""
         fail = self._options.fail_on_data_loss
         if fail or broker not in self._reported:
             self._reported.add(broker)
@@ -310,7 +312,8 @@ class UnlimitedPlanner(StreamPlanner):
         if self._reached is not None:
             return self.latest(self._reached, Limits())
         layouts = self._layouts()
-        # A start "latest" is in the checkpoint; the messages after the first batch are all newer.
+        # The checkpoint records a start "latest". All messages after the first batch are newer than
+        # it.
         numbers = {
             queue: first
             for queue, (first, _) in (self._options.wanted.queue_ranges or {}).items()
@@ -331,7 +334,7 @@ class UnlimitedPlanner(StreamPlanner):
         return super().tasks(start, end)
 
     def _continued(self, start: StreamOffset, end: StreamOffset) -> dict[str, Any]:
-        """Return the end of the first batch after a restart, with the start's conditions."""
+        """Return the end of the first batch after a restart, with the query's start conditions."""
         if start.since_ms != end.since_ms:
             raise UsageError(f"startingTimestamp: differs from the checkpoint's: {_SAME_START}")
         given = (self._options.wanted.queue_ranges or {}).keys()
