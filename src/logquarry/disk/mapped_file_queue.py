@@ -5,9 +5,9 @@
     min_offset                                   flushed   committed   wrote      end of the file
     |---- file ----|---- file ----|---- file ------|----------|----------|--------------|
 
-One thread writes at a time (for the log the holder of the put lock, for a queue the dispatcher).
-Any number of threads read: the list of files is replaced, never changed, and a file stays usable
-after it was removed. Files are opened on first use, because a broker has thousands of queues.
+One thread writes at a time: the holder of the put lock, or for a queue the dispatcher. Any number of
+threads read: the list of files is replaced, never changed, and a removed file stays usable. Files
+are opened on first use, because a broker has thousands of queues.
 """
 
 from __future__ import annotations
@@ -160,8 +160,7 @@ class MappedFileQueue(LastFile):
         """The file that is written to (``getLastMappedFile``).
 
         Args:
-            create: make the next file if the last one is full, or if there is none. If False, the
-                result may be a full file.
+            create: make the next file if the last one is full, or if there is none.
             start_offset: if there is no file yet, the first file is made to contain this offset.
 
         Returns:

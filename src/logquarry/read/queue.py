@@ -116,11 +116,9 @@ class Queue(ABC):
         """
 
     def units(self, start: int, stop: int) -> Units:
-        """The entries in ``[start, stop)``, cut at the queue's end; the first one is the entry at
-        ``start``.
+        """The entries in ``[start, stop)``, cut at the queue's end, without a gap.
 
-        Entries in missing files are zeros, which count as not written. A range in one file is not
-        copied.
+        Entries in missing files are zeros: not written. A range in one file is not copied.
 
         Raises:
             UsageError: if ``start`` is negative, or more than MOST_HOLES entries of the range are
@@ -207,8 +205,7 @@ class Queue(ABC):
 def _bisect(
     units: Units, low: int, timestamp: int, store_time: StoreTime, log_min_offset: int
 ) -> int | None:
-    """Index of the entry whose message was stored at or near ``timestamp``, searched from ``low``
-    on.
+    """Search from ``low`` for the entry whose message was stored at or near ``timestamp``.
 
     The search is Java's. The result is -1 if it finds no message in the log, and None if it reaches
     an unwritten entry. If a message is missing, Java returns offset 0; this function returns an
@@ -222,8 +219,7 @@ def _bisect(
         if size <= 0 or physical_offset < 0:
             return None
         if physical_offset < log_min_offset:
-            # QUIRK: left changes, but left_time does not: left counts only if a later step sets its
-            # time.
+            # QUIRK: left counts only if a later step also sets left_time.
             low, left = middle + 1, middle
             continue
         found = store_time(physical_offset, size)
