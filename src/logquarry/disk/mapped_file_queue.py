@@ -5,9 +5,9 @@
     min_offset                                   flushed   committed   wrote      end of the file
     |---- file ----|---- file ----|---- file ------|----------|----------|--------------|
 
-One thread writes at a time: the holder of the put lock, or for a queue the dispatcher. Any number of
-threads read: the list of files is replaced, never changed, and a removed file stays usable. Files
-are opened on first use, because a broker has thousands of queues.
+One thread writes at a time: the holder of the put lock, or for a queue the dispatcher. Any number
+of threads read: the list of files is replaced, never changed, and a removed file stays usable.
+Files are opened on first use, because a broker has thousands of queues.
 """
 
 from __future__ import annotations
