@@ -226,7 +226,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Held:
-    """Signals that arrived while :func:`held` held them back.
+    """The signals that are held back inside a :func:`held` block.
 
     Attributes:
         when_noted: called in the main thread when a signal arrives and is held back.

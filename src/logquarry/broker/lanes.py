@@ -29,9 +29,9 @@ class Mailbox(Generic[T]):
     """Passes items from other threads to the event loop. Any thread may post.
 
     Args:
-        loop: the loop.
-        take: called in the loop with each item, in the order of the posts. If it raises, the
-            error is logged, and the other items are taken.
+        loop: the event loop.
+        take: called in the event loop with each item, in the order in which the items were posted.
+            If it raises, the error is logged, and the other items are taken.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[T], None]) -> None:

@@ -70,7 +70,7 @@ def _unpack(folder: Path) -> Path:
     ):
         if hasattr(tarfile, "data_filter"):
             tar.extractall(folder, filter="data")
-        else:  # Python 3.11.0 to 3.11.3 has no filters; the archive is our own
+        else:  # Python 3.11.0 to 3.11.3 has no filters; our own archive is safe
             tar.extractall(folder)
     # The name of this folder becomes the broker's name in the export.
     return (folder / _STORE / "store").rename(folder / _STORE / "broker-a")

@@ -231,7 +231,7 @@ class MappedFile(FilePlace):
         return next(self._written_from(0), None) is not None
 
     def _written_from(self, position: int) -> Iterator[tuple[int, Bytes]]:
-        """The parts of the file after a position that are not zeros, each with its position."""
+        """The parts from ``position`` on that are not all zeros, each with its start."""
         at = self._next_data(position)
         while at is not None and at < self.size:
             stop = min(at + _STEP, self.size)

@@ -168,8 +168,8 @@ class MappedFileQueue(LastFile):
             CREATE_MAPEDFILE_FAILED).
 
         Raises:
-            StoreUnavailable: with ``create``, if the store takes no writes, or the file cannot be
-                made (a full disk): the log stays as it is, and a later call tries again.
+            StoreUnavailable: with ``create``, if the store takes no more writes, or the next file
+                cannot be made (a full disk). The log does not change; a later call tries again.
         """
         last = self.last
         if not create:

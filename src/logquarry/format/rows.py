@@ -63,8 +63,8 @@ POSITION, SIZE, BODY_AT, BODY_LENGTH, TOPIC_AT, TOPIC_LENGTH, PROPS_AT, PROPS_LE
 ROW_WIDTH = 8
 
 FROM_FRAME, FROM_STORE_TIME, FROM_BODY = range(3)
-"""The parts of a frame. The position of a fixed field counts from the start of its part, because a
-host before the part has 8 or 20 bytes."""
+"""The parts of a frame. The position of a field is given from the start of its part: a host before
+the part takes 8 bytes (IPv4) or 20 (IPv6)."""
 
 REACHED_STOP = 0
 """The walk has reached the position ``stop``. Codes 1..99 are ``DamageKind``."""

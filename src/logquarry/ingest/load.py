@@ -333,7 +333,10 @@ class _Decision:
         return None if found is None else found[0]
 
     def make(self, load: LoadId, stores: Mapping[str, Sequence[Segment]]) -> None:
-        """Write the decision: from now on, these segments are the load."""
+        """Write the decision, a file that lists the load's segments.
+
+        From now on the load is certain: if this run crashes, a later run appends these segments.
+        """
         document: dict[str, Any] = {
             "load": load.to_json(),
             "stores": {

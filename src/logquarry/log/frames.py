@@ -113,7 +113,7 @@ def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]
                     yield item
                     done = left.window.base + int(rows[-1, 0]) + int(rows[-1, r.SIZE])
             except Exception:
-                # A decoder may fail on lost bytes, because they are not sound frames.
+                # If bytes were lost after the walk, the decoder can fail: they are no frames.
                 if not is_lost(left):
                     raise
             left = copied(left, done) if is_lost(left) else None

@@ -56,8 +56,8 @@ class LogExtent:
         start: physical offset of the first byte.
         stop: end (exclusive) of the bytes that can belong to a message.
         bound: see :class:`~logquarry.log.walk.LogReader`.
-        tail: the end of the queued messages if sound frames follow there; the range from here to
-            ``stop`` is the tail.
+        tail: where the log's tail starts: the sound frames between the last queued message and
+            ``stop``. None if there is no tail, or no ``bound``.
     """
 
     start: int

@@ -269,7 +269,7 @@ class BatchQueue(FileQueue):
         found = self._spans.get(index)
         if found is None:
             if len(self._spans) >= _MOST_KEPT:
-                # The cache is replaced, never emptied, because other threads may read a live queue.
+                # Replace the cache instead of emptying it: another thread may be reading it.
                 self._spans = {}
             found = self._spans[index] = Spans.of(self._written(index))
         return found

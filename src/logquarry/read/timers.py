@@ -119,7 +119,7 @@ def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
 
 
 class Timers:
-    """The timer messages of one store that wait.
+    """The timer messages that still wait in one store.
 
     Attributes:
         waiting: queue offset -> message.
@@ -253,7 +253,7 @@ def find_timers(
     runs: Callable[[int], Iterable[Run]],
     known: Known,
 ) -> Timers:
-    """The timer messages of a store that wait.
+    """Find the timer messages that still wait in a store.
 
     Args:
         queue: queue 0 of ``rmq_sys_wheel_timer``, None if there is none.

@@ -74,8 +74,8 @@ REQUESTS: Final = (
 _BY_CODE: Final = {request.code.value: request for request in REQUESTS}
 
 _SETTLED_NS: Final = 2_000_000_000
-"""Minimum age, in ns, of a file in the cache: a younger file may change and keep its modification
-time.
+"""A file is cached only if its last change is at least this many ns ago. A file that changed later
+could change again without a new modification time.
 """
 _LARGEST_DOCUMENT: Final = LARGEST_FRAME - (1 << 12)
 """Maximum bytes of a document, because the frame also needs room for a header."""

@@ -151,7 +151,7 @@ def survey(
 
 def bin_size(span_ms: int) -> int:
     """Return the smallest usual bin width (ms) with which at most MOST_BINS bins cover a span."""
-    # A damaged or hostile store time can make the span too long for the usual widths. Then compute
+    # A damaged or forged store time can make the span too long for the usual widths. Then compute
     # a width.
     least = -(-span_ms // MOST_BINS)
     return next((size for size in _BIN_SIZES_MS if size >= least), least)
@@ -172,7 +172,7 @@ def _add_run(found: Survey, run: Run, bins: int) -> None:
     )
     stored, born = values["store_timestamp"], values["born_timestamp"]
     counts = np.bincount(ids, minlength=len(names)).tolist()
-    # Divide before subtracting: the difference of two hostile times could overflow 64 bits.
+    # Divide before subtracting: the difference of two damaged times could overflow 64 bits.
     slots = np.clip(stored // found.bin_ms - found.first_bin // found.bin_ms, 0, bins - 1)
     for number, name in enumerate(names):
         found.messages[name] += counts[number]

@@ -143,7 +143,7 @@ def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
 
 
 def _merge_to(folder: OutputFolder, path: str, waiting: list[Source]) -> Merged:
-    """Write one file from the first of the waiting sources; remove these sources from the list."""
+    """Merge sources from the start of ``waiting`` into one file; remove them from ``waiting``."""
     taken: list[str] = []
     rows = 0
     exact = ExactProperties()

@@ -1,4 +1,4 @@
-"""The names of options: logquarry's, Kafka's (of Spark's Kafka source), and Spark's.
+"""The names of the options of logquarry, of Spark's Kafka source, and of Spark itself.
 
 Needs no PySpark.
 """

@@ -15,7 +15,7 @@ replaces or removes each of them.
 A compaction writes an intent too. It lists the new files, the removed files, and the new manifest.
 If the compaction crashes, the next export or compaction completes it.
 
-The commit never touches files that no export wrote. If the folder contains other Parquet files, the
+The commit changes or removes only files of exports. If the folder contains other Parquet files, the
 export is rejected, because readers would mix them with the exported files.
 """
 

@@ -1,7 +1,7 @@
 """The read API that readers and writers share: get, query, scan, offsets, state.
 
-:mod:`logquarry.store.reader` reads the files; :mod:`logquarry.store.writer` reads the open files
-that this process writes.
+Two classes in :mod:`logquarry.store.reader` implement it: ``BaseReader`` reads the store's files,
+``LiveStore`` reads the files that this process has open for writing.
 """
 
 from __future__ import annotations

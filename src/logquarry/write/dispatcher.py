@@ -142,7 +142,7 @@ _PAUSE_SHARE: Final = 4
 
 
 def queue_name_fault(topic: str) -> str | None:
-    """The reason why a topic must not be the name of a queue's folder; None if it may be."""
+    """The reason why a topic is not permitted as a folder name; None if it is permitted."""
     return name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
 
 
@@ -171,7 +171,7 @@ class QueueWriters:
         return iter([writer for writer in list(self._writers.values()) if writer is not None])
 
     def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
-        """The writer of a queue; None if the topic must not be the name of a folder.
+        """The writer of a queue; None if the topic is not a permitted folder name.
 
         Puts check the topic, but a log that another program wrote can have any topic.
         """

@@ -62,7 +62,8 @@ class IndexFileWriter:
         self._counts_keys = counts_keys
         self.file = file
         self.shape = shape
-        # Leave no holes (as RocketMQ does): a write to a hole ends the process on a full disk.
+        # Allocate the whole file. RocketMQ leaves holes in it; on a full disk, a write to a hole
+        # through the map ends the process.
         file.allocate()
         # Read all slots and the header: a put can change any slot.
         file.require_readable(0, shape.entry_position(0))
@@ -394,7 +395,7 @@ class IndexKeeper:
         return frozenset(one.file.path.name for one in held)
 
     def check(self) -> None:
-        """Restore the names of files that another program deleted."""
+        """Restore index files that another program deleted, from second names (hard links)."""
         self._guard.check()
 
     def flush(self, least_pages: int = 0) -> None:

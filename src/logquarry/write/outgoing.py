@@ -293,7 +293,7 @@ def without_number(error: MessageRejected | UsageError) -> str:
 
 
 def _size(encoded: Encoded) -> int:
-    # The frame of a message with further queues is made under the lock.
+    # With multi-dispatch, the frame is made later, under the lock; the size is estimated.
     return len(encoded.data) or frame.FIXED_SIZE_V1 + encoded.body_size
 
 

@@ -83,7 +83,7 @@ class PutBatchPath(PutPath):
         wire: bytes | None,
         message: Message | None,
     ) -> PutResult | None:
-        """Compiled: put a batch in which the store changes nothing.
+        """Put a batch in which the store changes nothing; used only if compiled.
 
         Returns:
             The result. None, with nothing changed, if the reference must put the batch.
@@ -142,9 +142,9 @@ class PutBatchPath(PutPath):
             free(items)
 
     def _message_items(self, messages: tuple[Message, ...], items: Any) -> int:
-        """Compiled: describe messages in new memory.
+        """Fill an array with one Item for each message; the caller frees it. Only if compiled.
 
-        Returns their number, or 0 if the reference must put them.
+        Returns the number of messages, or 0 if the reference must put them.
         """
         count = len(messages)
         items[0] = cython.cast(item_pointer, malloc(count * cython.sizeof(Item)))
@@ -168,7 +168,7 @@ class PutBatchPath(PutPath):
         return count
 
     def _wire_items(self, wire: bytes, items: Any) -> int:
-        """Compiled: as :meth:`_message_items`, for the messages of a wire form."""
+        """As :meth:`_message_items`, for the messages of a wire form."""
         at = PyBytes_AS_STRING(wire)
         left = len(wire)
         if left > self._largest:

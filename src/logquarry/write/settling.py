@@ -102,7 +102,7 @@ class WaitingPut(PutFuture):
         self._failed = failed
         self._began = _monotonic()
         # If there are two waits, the wait that ends first takes _first, and the wait that settles
-        # the put takes _open. A single wait ends only once (PutWait).
+        # the put takes _open. A single wait needs no token: PutWait reports its end only once.
         self._first = Once() if parts > 1 else None
         self._open = Once() if parts > 1 else None
 

@@ -1,4 +1,4 @@
-"""Lets puts wait: for the disk (flush wait), and for a slave (replica wait).
+"""How a put waits: for the disk (flush wait), and for a slave (replica wait).
 
 Follows ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferService`` and
 ``CommitLog.submitReplicaRequest``.

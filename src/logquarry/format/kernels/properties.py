@@ -98,8 +98,8 @@ def next_separator(address: int, at: int, stop: int) -> int:
     while at < stop:
         if at + 8 <= stop:
             word = load_raw64(address + at)
-            # The subtraction sets the high bit in a byte below 3. So if no high bit is set, none of
-            # the eight bytes is a separator.
+            # The subtraction sets the high bit of each byte whose value is below 3. So if no high
+            # bit is set, none of the eight bytes is a separator.
             low = (word - np.uint64(0x0303030303030303)) & ~word & np.uint64(0x8080808080808080)
             if low == 0:
                 at += 8

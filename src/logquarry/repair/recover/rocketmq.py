@@ -123,7 +123,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
         is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
 
     Returns:
-        The plan that was applied, equal to the given one.
+        The plan as it was applied. It equals the given one if the store has not changed since.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.

@@ -354,7 +354,7 @@ class Run:
             self.name = ""
 
     def leave(self) -> None:
-        """Keep note and files for the next run, which determines whether the commit was made."""
+        """Leave note and files: the next run finds out whether the commit was made."""
         self.name = ""
 
     def _clear(self) -> None:

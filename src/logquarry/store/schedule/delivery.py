@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 AT_ONCE: Final = 2_048
-"""Maximum number of entries of a level to read at once, and of messages of one put call."""
+"""Maximum number of queue entries that are read at once, and of messages in one put call."""
 BYTES_AT_ONCE: Final = 8 << 20
 _LEAST_TAGS_CODE: Final = -(1 << 31)
 """Smaller values in an entry are addresses in ConsumeQueueExt, not delivery times."""
@@ -406,7 +406,7 @@ may be set while the thread sleeps.
 _IDLE_INTERVAL_MS: Final = 250
 """The interval while no message waits. It is shorter than RocketMQ's shortest delay, 1 s."""
 _BETWEEN_SAVES: Final = 20_000
-"""Maximum number of deliveries between two checks whether to save the progress."""
+"""After at most this many deliveries, the service checks whether it must save the progress."""
 
 
 class DeliveryService(Service):
