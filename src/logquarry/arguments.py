@@ -195,9 +195,10 @@ def keys(value: object, field: str = "keys") -> str | None:
 def choice(value: object, field: str, known: Collection[str]) -> str:
     """Check that an argument is one of the known words."""
     takes = f"one of {', '.join(known)}"
-    if text(value, field, takes=takes) not in known:
+    found = text(value, field, takes=takes)
+    if found not in known:
         raise UsageError(f"{field} takes {takes}, not {value!r}")
-    return str(value)
+    return found
 
 
 # --------------------------------------------------------------------------------------- times

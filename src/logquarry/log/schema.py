@@ -116,6 +116,12 @@ def selected(
 
 def arrow_schema(names: Sequence[str] = NAMES) -> pa.Schema:
     """The Arrow schema of some columns. All are nullable, as in Spark."""
+    return _arrow_schema(tuple(names))
+
+
+# Each batch asks for its schema; a scan by places makes many small batches.
+@cache
+def _arrow_schema(names: tuple[str, ...]) -> pa.Schema:
     import pyarrow as pa
 
     types = arrow_types()

@@ -199,7 +199,7 @@ class LogReader:
         position = self.files.start if start is None else max(start, self.files.start)
         if resync and not self._log.is_boundary(position):
             limit = self.files.end if stop is None else stop
-            here = min(self.files.next_boundary(position), limit)
+            here = min(self.files.next_boundary(position), self.files.end, limit)
             found = self._log.find(position, here)
             if found is None and here >= limit:
                 return

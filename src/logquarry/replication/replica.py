@@ -39,7 +39,7 @@ class SpoiltReplica(ProtocolViolation):
     """
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Replica:
     """The log of a slave. Only :meth:`sync` is thread-safe.
 

@@ -17,7 +17,7 @@ from logquarry.write.waits import ReplicaWait
 _ADOPT_SECONDS = 1.0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LogFeed:
     """The log of an open store, for replication. Any thread may use it.
 

@@ -204,7 +204,7 @@ def _seconds(times: Int64, begin: int) -> Int64:
     return np.clip((times - begin) // 1000, 0, java.INT_MAX)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class IndexWriter:
     """Writes the index files of a store.
 

@@ -125,20 +125,24 @@ class _Rows:
         try:
             values = {name: column[number].as_py() for name, column in self._columns.items()}
         except UnicodeDecodeError as error:
-            raise UsageError(f"message {self._first + number}: {error}") from error
+            raise UsageError(f"{self._name(number)}: {error}") from error
         given = {name: value for name, value in values.items() if value is not None}
         if "topic" not in given:
-            raise UsageError(f"message {self._first + number}: it has no topic")
+            raise UsageError(f"{self._name(number)}: it has no topic")
         if isinstance(given.get("body"), str):
             given["body"] = given["body"].encode()
         if "properties" in given:
             given["properties"] = pairs = dict(given["properties"])
-            for name in (name for name, value in pairs.items() if value is None):
-                raise UsageError(f"message {self._first + number}: the property {name!r} is null")
+            for name, value in pairs.items():
+                if value is None:
+                    raise UsageError(f"{self._name(number)}: the property {name!r} is null")
         try:
             return Message(**given)
         except TypeError as error:
-            raise UsageError(f"message {self._first + number}: {error}") from error
+            raise UsageError(f"{self._name(number)}: {error}") from error
+
+    def _name(self, number: int) -> str:
+        return f"message {self._first + number}"
 
 
 def columns_of_batch(
@@ -286,11 +290,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _as_map(column: pa.Array) -> pa.Array:
-    """Properties that come from pandas, as maps: dicts (structs in Arrow) or lists of pairs.
-
-    Raises:
-        UsageError: if a name or value is not text.
-    """
+    """Make maps of properties that come from pandas: dicts (structs in Arrow) or lists of pairs."""
     rows = column.to_pylist()
     if pa.types.is_struct(column.type):
         # A row has all names of the column; the names that its dict did not have are null.

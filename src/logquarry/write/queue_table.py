@@ -198,7 +198,7 @@ class TopicTable:
         return self._versioned(old, table)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class QueueTable:
     """The queues of one store.
 

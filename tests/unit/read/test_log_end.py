@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.errors import CorruptFrame
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, QueueEntry
+from logquarry.log.batches import message_runs
 from logquarry.log.layout import StoreLayout
 from logquarry.read.log_end import LogFrontier, last_entries, log_bound, sound_bound
 from logquarry.read.queue import ConsumeQueue
+from logquarry.read.selection import Selection, plan_read, read_in_order, read_part
 from tests.helpers.files import flip
 from tests.helpers.store_maker import StoreMaker
 
@@ -45,6 +48,23 @@ def test_nothing_bounds_the_log(maker: StoreMaker, tmp_path: Path) -> None:
         if path.is_file():
             path.write_bytes(bytes(path.stat().st_size))
     assert log_bound(StoreLayout.open(tmp_path)) is None
+
+
+@pytest.mark.parametrize("past", [0, 1, 900])
+def test_a_read_that_begins_in_the_lost_end_reports_it(
+    maker: StoreMaker, tmp_path: Path, past: int
+) -> None:
+    maker.write(tmp_path)
+    for path in sorted((tmp_path / "commitlog").iterdir())[-2:]:
+        path.unlink()
+    layout = StoreLayout.open(tmp_path)
+    end = layout.commit_log.end
+    bound = log_bound(layout)
+    assert bound is not None and bound > end
+    plan = plan_read(layout, Selection(start_offset=end + past))
+    for events in (read_in_order(layout, plan), *(read_part(layout, plan, p) for p in plan.parts)):
+        with pytest.raises(CorruptFrame, match="missing_file"):
+            list(message_runs(events, "default"))
 
 
 def test_units_that_cannot_be_meant(maker: StoreMaker, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from logquarry.format.broker_config import TopicConfig
 from tests.helpers.small_store import opened
 
 
+class End(str, enum.Enum):  # noqa: UP042 - StrEnum has another str()
+    COMMIT = "commit"
+
+
 def test_a_producer_ends_its_half_message(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as store:
         kept = store.put_half(lq.Message("t", b"kept"), "g").result()
@@ -21,7 +26,7 @@ def test_a_producer_ends_its_half_message(tmp_path: Path) -> None:
         for group, offset in (("other", kept.physical_offset), ("g", kept.physical_offset + 1)):
             with pytest.raises(UsageError, match="half message"):
                 store.end_transaction(offset, "commit", group=group)
-        future = store.end_transaction(kept.physical_offset, "commit", group="g")
+        future = store.end_transaction(kept.physical_offset, End.COMMIT, group="g")
         assert future is not None and future.result().ok
         assert store.end_transaction(dropped.physical_offset, "rollback", group="g") is not None
         # The client repeats its one-way request.

@@ -71,7 +71,7 @@ class Loaded:
     was_there: bool = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Loads:
     """Appends staged segments to the log of an open writer.
 

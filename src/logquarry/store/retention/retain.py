@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 _RECOVER: Final = "bring the file back, or run verify and recover the store first"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LiveRetention:
     """Plans and applies the retention of one store; only one retention runs at a time.
 

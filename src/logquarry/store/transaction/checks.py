@@ -141,7 +141,7 @@ class _Round:
     done: set[int] = field(default_factory=set)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class TransactionChecks:
     """The checks of one open store. Any thread may call them; one check runs at a time."""
 

@@ -274,15 +274,18 @@ class HalfCounter:
                     continue
                 ops = by_name.get((OP_TOPIC, queue_id))
                 known = self._queues.get(queue_id)
-                op_end = 0 if ops is None else ops.max_offset
                 # A queue is shorter than before if its topic was deleted and recreated.
-                if known is None or queue.max_offset < known.halves or op_end < known.ops:
+                if known is None or _is_shorter(queue, known.halves) or _is_shorter(ops, known.ops):
                     known = self._queues[queue_id] = _Known()
                 _read(known, queue, ops, frame_at)
                 first = max(queue.min_offset, passed.get(queue_id, 0))
                 known.open = {at: name for at, name in known.open.items() if at >= first}
                 total.update(known.open.values())
         return total
+
+
+def _is_shorter(queue: Queue | None, end: int) -> bool:
+    return queue is not None and queue.max_offset < end
 
 
 def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) -> None:
