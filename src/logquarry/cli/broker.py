@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import ssl
 import sys
 import time
 from functools import partial
@@ -16,7 +15,7 @@ import click
 from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
-from logquarry.cli.replication import host_port, server_tls_options
+from logquarry.cli.replication import ServerTls, host_port, server_tls_options
 from logquarry.errors import UsageError
 from logquarry.systems import Held, held
 
@@ -65,7 +64,7 @@ _GARBAGE: Final = 100_000
 )
 @click.option(
     "--offsets",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     metavar="FOLDER",
     help="With --read-only, keep the offsets of groups in this folder.  [default: in memory]",
 )
@@ -95,7 +94,7 @@ _GARBAGE: Final = 100_000
 )
 @click.option(
     "--accounts",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     metavar="FILE",
     help="Accept only clients with an account of this TOML file (docs/broker.md).  [default: all]",
 )
@@ -118,7 +117,7 @@ def broker(
     no_create_topics: bool,
     no_create_groups: bool,
     accounts: Path | None,
-    tls: ssl.SSLContext | None,
+    tls: ServerTls,
     metrics: str | None,
     config: str | None,
     out: Output,
@@ -156,7 +155,7 @@ def broker(
         port=port,
         create_topics=not no_create_topics,
         create_groups=not no_create_groups,
-        tls=tls,
+        tls=tls.context(),
         acl=None if accounts is None else AccessControl.from_file(accounts),
         **given,
     )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -57,11 +57,30 @@ def ha_times(settings: StoreConfig) -> HaTimes:
     )
 
 
+class ServerTls(NamedTuple):
+    """The files of a server's TLS, as the user gave them."""
+
+    tls_cert: str | None
+    tls_key: str | None
+    tls_ca: str | None
+
+    def context(self) -> ssl.SSLContext | None:
+        """The TLS settings; None without a certificate."""
+        if self.tls_cert is None:
+            if self.tls_key is not None or self.tls_ca is not None:
+                raise UsageError("--tls-key and --tls-ca need --tls-cert")
+            return None
+        context = _tls(ssl.Purpose.CLIENT_AUTH, *self)
+        if self.tls_ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
 def server_tls_options(clients: str) -> Callable[[Any], Any]:
     """Add the options of TLS to a command that serves clients, as its argument ``tls``."""
     return options.bundle(
         "tls",
-        server_tls,
+        ServerTls,
         (
             click.option(
                 "--tls-cert",
@@ -79,20 +98,6 @@ def server_tls_options(clients: str) -> Callable[[Any], Any]:
             ),
         ),
     )
-
-
-def server_tls(
-    tls_cert: str | None, tls_key: str | None, tls_ca: str | None
-) -> ssl.SSLContext | None:
-    """The TLS settings of a server; None without a certificate."""
-    if tls_cert is None:
-        if tls_key is not None or tls_ca is not None:
-            raise UsageError("--tls-key and --tls-ca need --tls-cert")
-        return None
-    context = _tls(ssl.Purpose.CLIENT_AUTH, tls_cert, tls_key, tls_ca)
-    if tls_ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
 
 
 def client_tls(
@@ -355,7 +360,7 @@ def serve_master(
     max_connections: int,
     rate: str | None,
     transfer_size: str | None,
-    tls: ssl.SSLContext | None,
+    tls: ServerTls,
     config: str | None,
     out: Output,
 ) -> None:
@@ -389,7 +394,7 @@ def serve_master(
         full_history=full_history,
         max_connections=max_connections,
         allow=allow or None,
-        tls=tls,
+        tls=tls.context(),
     )
     # Do not make a store: the command puts no messages, so an empty new store would only hide a
     # mistyped path.
@@ -404,7 +409,7 @@ def serve_master(
         server = None
         if asked_at is not None:
             answers = ConfigServerOptions(
-                max_connections=max_connections, allow=allow or None, tls=tls
+                max_connections=max_connections, allow=allow or None, tls=tls.context()
             )
             server = besides.enter_context(ConfigServer(opened.root, *asked_at, options=answers))
             out.line(f"serving its config/ at {server.address}")

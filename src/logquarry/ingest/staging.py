@@ -421,9 +421,11 @@ def _with_joined_keys(batch: pa.RecordBatch, refused: dict[int, str]) -> pa.Reco
         joined = joined_keys(batch["keys"])
     except UsageError:
         words: list[str | None] = []
-        for number, row in enumerate(batch["keys"].to_pylist()):
+        for number, row in enumerate(batch["keys"]):
             try:
-                words.append(None if row is None else arguments.keys(row, "the column keys"))
+                # The text of a row that was refused can be invalid.
+                is_none = number in refused or not row.is_valid
+                words.append(None if is_none else arguments.keys(row.as_py(), "the column keys"))
             except UsageError as error:
                 refused.setdefault(number, str(error))
                 words.append(None)

@@ -50,7 +50,9 @@ class Given:
         self._values: dict[str, str] = {}
         self._spelling: dict[str, str] = {}
         for name, value in options.items():
-            key = ALIASES.get(name.lower(), name.lower())
+            key = name.lower()
+            if known is _READS:
+                key = ALIASES.get(key, key)
             if key in self._values:
                 raise UsageError(
                     f"{self._spelling[key]} and {name} are the same option: give one of them"

@@ -272,7 +272,8 @@ class _File:
         staged: str,
         values: tuple[Any, ...],
     ) -> None:
-        self._parted = parted
+        # Keep the parts, not the whole: a circle would delay the end of the sink after an error.
+        self._folder, self._form, self._broker = parted.folder, parted.form, parted.broker
         self._path = path
         self._staged = staged
         self._values = values
@@ -296,9 +297,7 @@ class _File:
         self._rows += rows.num_rows
         if self._exact is not None:
             self._exact.add(rows)
-        self._writer.write_table(
-            rows.select(self._parted.form.schema.names), row_group_size=rows.num_rows
-        )
+        self._writer.write_table(rows.select(self._form.schema.names), row_group_size=rows.num_rows)
 
     def close(self) -> WrittenFile:
         if self._exact is not None and (found := self._exact.metadata()):
@@ -308,9 +307,9 @@ class _File:
         return WrittenFile(
             path=self._path,
             staged=self._staged,
-            broker=self._parted.broker,
+            broker=self._broker,
             rows=self._rows,
-            bytes=self._parted.folder.size(self._staged),
+            bytes=self._folder.size(self._staged),
             first_offset=self._first,
             last_offset=self._last,
             values=self._values,

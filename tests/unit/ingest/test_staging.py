@@ -163,6 +163,20 @@ def test_keys_can_be_lists_of_words(tmp_path: Path) -> None:
     ]
 
 
+def test_a_key_that_is_not_utf8_is_refused_alone(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "s", on_rejected="deadLetter", dead_letters=str(tmp_path / "dead"))
+    words = [b"ok", b"\xff", b"a b", b"fine"]
+    values = pa.Array.from_buffers(pa.string(), 4, pa.array(words).buffers())
+    keys = pa.ListArray.from_arrays(pa.array(range(5), pa.int32()), values)
+    stager = Stager(plan, LOAD, 0, clock=lambda: 5)
+    rows = {"topic": ["t"] * 4, "body": [b"b"] * 4, "keys": keys}
+    stager.add(pa.record_batch(rows))
+    task = stager.finish()
+    assert task.rejected == 2
+    commit_load(plan, LOAD, [task])
+    assert sorted(str(m.keys) for m in messages(tmp_path / "s")) == ["fine", "ok"]
+
+
 def test_text_that_is_none_is_refused(tmp_path: Path) -> None:
     plan = planned(tmp_path / "s")
     topics = pa.array([b"t", b"\xff"], pa.binary()).view(pa.string())

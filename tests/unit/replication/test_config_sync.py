@@ -364,7 +364,7 @@ def test_tls(master: Path, slave: lq.StoreWriter, tmp_path: Path) -> None:
     large = {f"topic-{number}": {"x": "y" * 1_000} for number in range(500)}
     write(master, "topics.json", versioned("topicConfigTable", 1, **large))
     asks = replace(PATIENT, server_name="localhost")
-    served = replication.server_tls(str(certificate), str(key), str(certificate))
+    served = replication.ServerTls(str(certificate), str(key), str(certificate)).context()
     with ConfigServer(master, options=ConfigServerOptions(tls=served)) as server:
         bare = replication.client_tls(True, str(certificate), None, None)
         # A peer without TLS and a peer without certificate get nothing.

@@ -122,7 +122,7 @@ def test_transfers_of_any_size_end_anywhere_in_a_frame(tmp_path: Path) -> None:
 
 def test_tls(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
-    server = replication.server_tls(str(certificate), str(key), str(certificate))
+    server = replication.ServerTls(str(certificate), str(key), str(certificate)).context()
     client = replication.client_tls(True, str(certificate), str(certificate), str(key))
     with (
         opened(tmp_path / "m") as store,
