@@ -98,10 +98,19 @@ class _Absent:
 
 if not TYPE_CHECKING:
     _SOURCE, _STREAM = "pyspark.sql.datasource", "pyspark.sql.streaming.datasource"
-    for _name in __all__:
-        if _name[0].isupper():
-            _is_stream = _name.startswith(("Read", "Supports"))
-            globals()[_name] = _class_of(_STREAM if _is_stream else _SOURCE, _name)
+    DataSource = _class_of(_SOURCE, "DataSource")
+    DataSourceArrowWriter = _class_of(_SOURCE, "DataSourceArrowWriter")
+    DataSourceReader = _class_of(_SOURCE, "DataSourceReader")
+    DataSourceStreamArrowWriter = _class_of(_SOURCE, "DataSourceStreamArrowWriter")
+    DataSourceStreamReader = _class_of(_SOURCE, "DataSourceStreamReader")
+    DataSourceWriter = _class_of(_SOURCE, "DataSourceWriter")
+    InputPartition = _class_of(_SOURCE, "InputPartition")
+    ReadAllAvailable = _class_of(_STREAM, "ReadAllAvailable")
+    ReadLimit = _class_of(_STREAM, "ReadLimit")
+    ReadMaxBytes = _class_of(_STREAM, "ReadMaxBytes")
+    ReadMaxRows = _class_of(_STREAM, "ReadMaxRows")
+    SupportsTriggerAvailableNow = _class_of(_STREAM, "SupportsTriggerAvailableNow")
+    WriterCommitMessage = _class_of(_SOURCE, "WriterCommitMessage")
     if issubclass(DataSourceStreamArrowWriter, _Absent):
         # PySpark 4.0 passes Arrow batches to each writer that is a DataSourceArrowWriter, even if
         # it is the writer of a stream.
