@@ -21,6 +21,7 @@ MODULES: Final = (
     "message_call",
     "log.lost_pages",
     "read.got_fields",
+    "read.get_kernel",
     "disk.file_place",
     "write.put_parts",
     "write.frame_append",

@@ -1,4 +1,4 @@
-"""The three tables that kernels fill: in a walk, for the dispatcher, and for a get.
+"""The three tables that kernels fill: in a walk, for the dispatcher, and for the messages of a get.
 
 A walk over the log fills a table with one row of int32 per frame. The walk's codes are below.
 
@@ -34,10 +34,8 @@ The table for the dispatcher: one column of int64 per frame.
  9  QUEUE               index of the queue; -1 if the frame takes no queue offset
 ==  ==================  ==============================================================
 
-The table that a ``get`` fills: one row per message with its most used fields.
-
-The rows come first, in a space for the maximum number of rows; the frames follow after that space.
-Positions count from the table's first byte.
+The table of the messages of a ``get``: one row per message with its most used fields. Positions
+count from the first byte of the frames, which follow each other without gaps.
 
 ==  ===============  ==================================================
  #  name             content
@@ -45,7 +43,7 @@ Positions count from the table's first byte.
  0  queue offset     of the frame
  1  store timestamp  in milliseconds
  2  physical offset  of the frame
- 3  frame at         start of the frame's copy
+ 3  frame at         start of the frame
  4  size             TOTALSIZE
  5  body at          start of the body
  6  body end         end of the body
@@ -109,7 +107,7 @@ NOT_AT_HAND: Final = -2
 """The kernel's result if a frame is not within the mapped bytes that it was given."""
 COUNT_SHIFT: Final = 24
 """Any other result packs three numbers, each shifted by this many bits from the previous one: bytes
-of table and frames, messages, and entries."""
+of frames, messages, and entries."""
 
 (
     STATE_LOG,

@@ -1,4 +1,4 @@
-"""``getMessage`` with one kernel call; uncommon cases fall back to the reference.
+"""``getMessage`` with one kernel call; the reference answers uncommon cases. Compiled if possible.
 
 The kernel reads the queue's entries and the log's bytes in their maps, and answers only the common
 case. If it finds damage or deleted messages, or if a file ends inside the answer,
@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from logquarry.format import java
+from logquarry.format.arrays import Bytes, Int64
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.format.rows import COUNT_SHIFT, NOT_AT_HAND
 from logquarry.log import codec
@@ -30,18 +31,28 @@ from logquarry.read.get_message import (
     get_message,
     memory_start,
 )
+from logquarry.read.got_fields import GotBlock
 from logquarry.read.log_end import DamageMap, known_damage
 from logquarry.read.messages import GotMessages, read_message
 from logquarry.read.queue import UNIT_DTYPE, Queue, Units
 
+try:
+    import cython
+except ImportError:
+    from logquarry import uncompiled as cython
+
+if cython.compiled:
+    from cython.cimports.cpython.bytes import PyBytes_FromStringAndSize
+
 _FOUND: Final = GetMessageStatus.FOUND
 _NO_MATCH: Final = GetMessageStatus.NO_MATCHED_MESSAGE
 _ROOM: Final = 1 << 20
-"""Maximum bytes of table and frames in one answer; the reference makes larger answers."""
+"""Maximum bytes of frames in one answer; the reference makes larger answers."""
 _MOST_AT_ONCE: Final = 1 << 12
 _LONGEST: Final = 1 << 20
 """Maximum bytes of the log that are read for the messages of one get."""
-_MASK: Final = (1 << COUNT_SHIFT) - 1
+_SHIFT, _MASK, _NOT_AT_HAND = COUNT_SHIFT, (1 << COUNT_SHIFT) - 1, NOT_AT_HAND
+_LEAST, _UNIT = LEAST_UNITS, UNIT_SIZE
 _REFERENCE_GETS: Final = 64
 """How many gets the reference answers before the kernels are loaded, which takes half a second."""
 _MOST_TAGS: Final = 1 << 10
@@ -58,6 +69,11 @@ class _Entries:
 
     __slots__ = ("address", "first", "stop", "units")
 
+    units: Units
+    first: int
+    stop: int
+    address: int
+
     def __init__(self, first: int, units: Units) -> None:
         self.units = units
         self.first = first
@@ -70,9 +86,13 @@ class LogAtHand:
 
     __slots__ = ("address", "data", "end", "state")
 
+    end: int
+    data: Bytes
+    state: Int64
+    address: int
+
     def __init__(self, start: int, end: int, data: memoryview, limits: TransferLimits) -> None:
         self.end = end
-
         self.data = np.frombuffer(data, np.uint8)
         self.state = np.array(
             (
@@ -95,6 +115,9 @@ class _Scratch:
 
     __slots__ = ("address", "view")
 
+    view: memoryview
+    address: int
+
     def __init__(self) -> None:
         data = np.empty(_ROOM, np.uint8)
         self.address = int(data.ctypes.data)
@@ -105,6 +128,10 @@ class _Tags:
     """The tags of a subscription, in the form that the kernel reads."""
 
     __slots__ = ("address", "data", "state")
+
+    data: list[Bytes]
+    state: Int64
+    address: int
 
     def __init__(self, tags: frozenset[str]) -> None:
         self.data = [np.frombuffer(tag.encode("utf-8"), np.uint8) for tag in tags]
@@ -125,6 +152,7 @@ class KernelGet:
         delay_levels_ms: delay of each level, for the messages' tags codes.
     """
 
+    # If this module is compiled, its .pxd declares the attributes.
     def __init__(
         self, log: CommitLog, limits: TransferLimits, broker: str, delay_levels_ms: tuple[int, ...]
     ) -> None:
@@ -133,6 +161,7 @@ class KernelGet:
         self._broker = broker
         self._levels = delay_levels_ms
         self._kernel: Any = None
+        self._kernel_address = 0
         self._reference_gets = 0
         self._free: list[_Scratch] = []
         self._entries: dict[Queue, _Entries] = {}
@@ -158,13 +187,14 @@ class KernelGet:
 
         Arguments and result are those of :func:`logquarry.read.get_message.get_message`.
         """
-        kernel = self._kernel or self._loaded()
+        if self._kernel is None and not self._load():
+            return None
         low, high = queue.bounds()
-        if kernel is None or not (low <= offset < high and 0 <= max_count <= _MOST_AT_ONCE):
+        if not (low <= offset < high and 0 <= max_count <= _MOST_AT_ONCE):
             return None
         # Comparisons instead of min() and max(): a call of either takes as long as reading a
         # message.
-        most = max_count if max_count > LEAST_UNITS else LEAST_UNITS
+        most = max_count if max_count > _LEAST else _LEAST
         wanted, last = 0, offset + max_count
         if tags is not None:
             subscription = self._subscription(tags)
@@ -177,14 +207,17 @@ class KernelGet:
             if units is None:
                 return None
         count = units.stop - offset
-        count = min(count, most)
-        first = units.address + (offset - units.first) * UNIT_SIZE
+        if count > most:  # noqa: PLR1730
+            count = most
+        first = units.address + (offset - units.first) * _UNIT
         files = self._log.files
         if files is not self._files:
             self._in_memory = memory_start(self._log, self.limits) == java.LONG_MIN
             self._files = files
         on_disk = _NONE if self._in_memory else memory_start(self._log, self.limits)
-        at_hand = self._at_hand or self._read_log(units, offset)
+        at_hand = self._at_hand
+        if at_hand is None:
+            at_hand = self._read_log(units, offset)
         if self._is_watched and (now := monotonic()) >= self._next_check:
             if not (queue.reaches(units.stop) and self._log.reaches(at_hand.end)):
                 # Another program truncated a file: the reference reports the error.
@@ -196,38 +229,56 @@ class KernelGet:
         free = self._free
         scratch = free.pop() if free else _Scratch()
         to = scratch.address
-        found = kernel(first, count, max_count, on_disk, wanted, at_hand.address, to, _ROOM)
-        if found == NOT_AT_HAND:
+        found = self._run(first, count, max_count, on_disk, wanted, at_hand.address, to)
+        if found == _NOT_AT_HAND:
             at_hand = self._read_log(units, offset, max_count)
-            state = at_hand.address
-            found = kernel(first, count, max_count, on_disk, wanted, state, to, _ROOM)
-        taken = found >> COUNT_SHIFT & _MASK
+            found = self._run(first, count, max_count, on_disk, wanted, at_hand.address, to)
         if found < 0:
             free.append(scratch)
             return None
-        after = offset + (found >> 2 * COUNT_SHIFT)
+        taken = found >> _SHIFT & _MASK
+        after = offset + (found >> 2 * _SHIFT)
         if not taken:
             # The kernel skips messages only because of their tags.
             free.append(scratch)
             return GetResult(_NO_MATCH, (), after, low, high)
-        block = scratch.view[: found & _MASK].tobytes()
+        size = found & _MASK
+        messages: GotBlock
+        if cython.compiled:
+            messages = new_of(GotMessages, ())
+            messages.frames = PyBytes_FromStringAndSize(cython.cast(chars, to), size)
+        else:
+            messages = _new_messages(GotMessages)
+            messages.frames = scratch.view[:size].tobytes()
         free.append(scratch)
-        messages = _new_messages(GotMessages)
-        messages._block = block
         messages._count = taken
         messages._broker = self._broker
         messages._levels = self._levels
         messages._made = None
         return _new_result(GetResult, (_FOUND, messages, after, low, high))
 
-    def _loaded(self) -> Any:
-        """The kernel; None as long as there were too few gets to make loading it worthwhile."""
+    def _run(
+        self, first: int, count: int, most: int, on_disk: int, wanted: int, log: int, to: int
+    ) -> int:
+        """Call the kernel; see ``get_frames``."""
+        found: int
+        if cython.compiled:
+            address = self._kernel_address
+            found = call_kernel(address, first, count, most, on_disk, wanted, log, to, _ROOM)
+        else:
+            found = self._kernel(first, count, most, on_disk, wanted, log, to, _ROOM)
+        return found
+
+    def _load(self) -> bool:
+        """Load the kernel, unless there were too few gets to make loading it worthwhile."""
         self._reference_gets += 1
         if self._reference_gets > _REFERENCE_GETS or _KERNELS in sys.modules:
             kernels = codec.kernels()
             if kernels is not None:
                 self._kernel = kernels.get_frames
-        return self._kernel
+                if cython.compiled:
+                    self._kernel_address = kernels.get_frames_address()
+        return self._kernel is not None
 
     def _subscription(self, tags: frozenset[str]) -> _Tags | None:
         if tags not in self._tags:

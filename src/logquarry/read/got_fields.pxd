@@ -10,6 +10,17 @@ cdef extern from *:
     """
     object new_of "logquarry_new"(object kind, object nothing)
 
+cdef extern from *:
+    """
+    typedef void (*logquarry_frame_rows)(long long, long long, long long);
+    #define logquarry_call_frame_rows(address, frames, count, out) \\
+        (((logquarry_frame_rows)(size_t)(address))((long long)(size_t)(frames), (count), \\
+                                                   (long long)(size_t)(out)))
+    """
+    void call_kernel "logquarry_call_frame_rows"(
+        long long address, const char *frames, long long count, const char *out
+    )
+
 # The same layout as logquarry.format.rows.ROW.
 cdef struct Row:
     int64_t queue_offset
@@ -39,8 +50,20 @@ cdef class GotFields:
     cdef public int _body_at
     cdef public int _body_end
 
+cdef class GotBlock:
+    cdef public bytes frames
+    cdef public Py_ssize_t _count
+    cdef public object _broker
+    cdef public object _levels
+    cdef public object _made
+
+cdef long long _address
+
+@cython.locals(table=bytes)
+cdef bytes _find_rows(bytes frames, Py_ssize_t count)
+
 @cython.locals(
-    made=list, message=GotFields, data="const char *", row="Row *", number=Py_ssize_t,
-    length=Py_ssize_t
+    made=list, message=GotFields, block=bytes, rows=bytes, data="const char *",
+    table="const char *", row="Row *", count=Py_ssize_t, number=Py_ssize_t, length=Py_ssize_t
 )
-cpdef tuple make_messages(kind, bytes block, Py_ssize_t count, broker, levels, tags_of)
+cpdef tuple make_messages(kind, GotBlock messages, tags_of)

@@ -1,4 +1,4 @@
-"""Makes the message objects of a get from the table of its kernel. Compiled if possible.
+"""Holds the frames of a get, and makes its message objects from a table. Compiled if possible.
 
 The table is described in :mod:`logquarry.format.rows`.
 """
@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from logquarry.format.rows import ASK_TAGS, NO_TAGS, ROW, ROW_SIZE, SAME_TAGS
+from logquarry.log import codec
 
 try:
     import cython
@@ -20,6 +23,8 @@ if cython.compiled:
     from cython.cimports.cpython.unicode import PyUnicode_DecodeUTF8
 
 _ROW_SIZE, _ASK, _NONE, _SAME = ROW_SIZE, ASK_TAGS, NO_TAGS, SAME_TAGS
+_address = 0
+"""Address of the kernel that finds the rows; 0 if it is not loaded."""
 _new = object.__new__
 
 
@@ -67,30 +72,60 @@ class GotFields:
         return self._block[self._body_at : self._body_end]
 
 
+class GotBlock:
+    """The frames of a get; the base class of :class:`~logquarry.read.messages.GotMessages`.
+
+    Attributes:
+        frames: the frames of the messages, one after the other.
+    """
+
+    __slots__ = ("_broker", "_count", "_levels", "_made", "frames")
+
+    frames: bytes
+    _count: int
+    _broker: str
+    _levels: tuple[int, ...]
+    _made: tuple[Any, ...] | None
+
+    def __len__(self) -> int:
+        return self._count
+
+
+def _find_rows(frames: bytes, count: int) -> bytes:
+    """Return the table of rows (:mod:`logquarry.format.rows`) of the frames of a get."""
+    global _address  # noqa: PLW0603 - the address of the one kernel
+    if cython.compiled:
+        if not _address:
+            _address = codec.require_kernels().frame_rows_address()
+        table: bytes = PyBytes_FromStringAndSize(cython.NULL, count * _ROW_SIZE)
+        call_kernel(_address, PyBytes_AS_STRING(frames), count, PyBytes_AS_STRING(table))
+        return table
+    rows = np.empty(count * ROW_SIZE, np.uint8)
+    place = int(np.frombuffer(frames, np.uint8).ctypes.data)
+    codec.require_kernels().frame_rows(place, count, int(rows.ctypes.data))
+    return rows.tobytes()
+
+
 def make_messages(
-    kind: type[GotFields],
-    block: bytes,
-    count: int,
-    broker: str,
-    levels: tuple[int, ...],
-    tags_of: Callable[[Any], str | None],
+    kind: type[GotFields], messages: GotBlock, tags_of: Callable[[Any], str | None]
 ) -> tuple[Any, ...]:
     """The messages of a get.
 
     Args:
         kind: the class of the messages, a subclass of :class:`GotFields`.
-        block: the bytes of the table and the frames.
-        count: number of rows of the table.
-        broker: the ``broker`` of each message.
-        levels: delay of each level, for the tags codes.
+        messages: their frames.
         tags_of: decodes the tags of a message whose properties are not UTF-8.
     """
+    block, count = messages.frames, messages._count
+    broker, levels = messages._broker, messages._levels
+    rows = _find_rows(block, count)
     made: list[Any] = []
     tags: str | None = None
     if cython.compiled:
         data = PyBytes_AS_STRING(block)
+        table = PyBytes_AS_STRING(rows)
         for number in range(count):
-            row = cython.cast(row_pointer, data + number * _ROW_SIZE)
+            row = cython.cast(row_pointer, table + number * _ROW_SIZE)
             message = new_of(kind, ())
             message.queue_offset = row.queue_offset
             message.store_timestamp = row.store_timestamp
@@ -123,7 +158,7 @@ def make_messages(
         body_end,
         tags_at,
         tags_end,
-    ) in ROW.iter_unpack(memoryview(block)[: count * ROW_SIZE]):
+    ) in ROW.iter_unpack(rows):
         message = _new(kind)
         message.queue_offset = queue_offset
         message.store_timestamp = store_timestamp

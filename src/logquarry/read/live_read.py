@@ -52,14 +52,14 @@ class LiveLog(CommitLog):
     @property
     def files(self) -> FileSequence:
         """The files of the log."""
-        bases, size = self._queue.bases, self._queue.file_size
-        known, sequence = self._sequence
-        if known is not bases:
-            root = self._layout_now().root
-            paths = self._queue.paths
-            files = (StoreFile(int(p.name), size, os.path.relpath(p, root)) for p in paths)
-            sequence = FileSequence(tuple(files), size)
-            self._sequence = bases, sequence
+        bases, known = self._queue.bases, self._sequence
+        if known[0] is bases:
+            return known[1]
+        root, size = self._layout_now().root, self._queue.file_size
+        paths = self._queue.paths
+        files = (StoreFile(int(p.name), size, os.path.relpath(p, root)) for p in paths)
+        sequence = FileSequence(tuple(files), size)
+        self._sequence = bases, sequence
         return sequence
 
     def reaches(self, end: int) -> bool:

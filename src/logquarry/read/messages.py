@@ -3,9 +3,9 @@
 :func:`read_message` serves gets without the kernel: it checks the common frame (4.9.3's magic, IPv4
 hosts) with one ``struct`` call and its CRC, and leaves all other frames to the reference codec.
 
-:class:`GotMessages` holds the messages of one get that the kernel answered: a copy of their frames,
-and a table of the fields that the kernel found (:mod:`logquarry.format.rows`). A message object is
-made when you read it, so that counting or forwarding messages makes no objects.
+:class:`GotMessages` holds a copy of the frames of one get that the kernel answered. The message
+objects are made when you read the first of them. Counting the messages makes no objects, and
+forwarding their frames makes none either.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any, Final, overload
 from logquarry.format import frame, java, sys_flag
 from logquarry.format.frame import Damage, DamageKind, Frame
 from logquarry.format.java import crc32
-from logquarry.format.rows import ROW
-from logquarry.read.got_fields import GotFields, make_messages
+from logquarry.read.got_fields import GotBlock, GotFields, make_messages
 from logquarry.stored_message import StoredMessage
 
 _PREFIX: Final = frame.prefix(frame.HOST_SIZE_V4, frame.HOST_SIZE_V4)
@@ -182,25 +181,14 @@ def _tags_of(message: GotMessage) -> str | None:
     return _stored_message(message.frame, message.broker, message._delay_levels_ms).tags
 
 
-class GotMessages(Sequence[StoredMessage]):
+class GotMessages(GotBlock, Sequence[StoredMessage]):
     """The messages of one ``get``, in queue order. Equal to any tuple of the same messages.
 
     Made by :class:`logquarry.read.get_kernel.KernelGet`, which sets its attributes: a call of a
     constructor would take half as long as reading a message.
     """
 
-    __slots__ = ("_block", "_broker", "_count", "_levels", "_made")
-
-    _block: bytes
-    """The bytes of the table and the frames."""
-    _count: int
-    """Number of rows in the table."""
-    _broker: str
-    _levels: tuple[int, ...]
-    _made: tuple[StoredMessage, ...] | None
-
-    def __len__(self) -> int:
-        return self._count
+    __slots__ = ()
 
     def __iter__(self) -> Iterator[StoredMessage]:
         return iter(self._made or self._make())
@@ -232,17 +220,7 @@ class GotMessages(Sequence[StoredMessage]):
     def __reduce__(self) -> tuple[Any, ...]:
         return tuple, (list(self),)
 
-    @property
-    def frames(self) -> bytes:
-        """The frames of the messages, one after the other."""
-        if not self._count:
-            return b""
-        _, _, _, first, *_ = ROW.unpack_from(self._block)
-        return self._block[first:]
-
     def _make(self) -> tuple[StoredMessage, ...]:
-        made = make_messages(
-            GotMessage, self._block, self._count, self._broker, self._levels, _tags_of
-        )
+        made = make_messages(GotMessage, self, _tags_of)
         self._made = made
         return made

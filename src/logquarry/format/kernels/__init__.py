@@ -37,7 +37,12 @@ from logquarry.format.kernels.encode import (
 )
 from logquarry.format.kernels.entries import check_chains, group_units, index_keys, put_index_keys
 from logquarry.format.kernels.follow import follow
-from logquarry.format.kernels.gets import get_frames
+from logquarry.format.kernels.gets import (
+    frame_rows,
+    frame_rows_address,
+    get_frames,
+    get_frames_address,
+)
 from logquarry.format.kernels.properties import (
     DELAY,
     KEYS,

@@ -1,16 +1,20 @@
-"""The kernel of a ``get``: checks and copies the frames of queue entries, and fills a table.
+"""The kernels of a ``get``: one checks and copies the frames of queue entries, one finds fields.
 
-For sound frames, the kernel is the twin of the loop in :mod:`logquarry.read.get_message`. If it
-finds anything else, it returns a code, and the reference answers.
+For sound frames, :func:`get_frames` is the twin of the loop in :mod:`logquarry.read.get_message`.
+If it finds anything else, it returns a code, and the reference answers.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import numpy as np
-from numba import njit
+from numba import cfunc, njit, types
 
 from logquarry.format import batch, java, properties, queue_entry
 from logquarry.format.kernels.bytes import (
+    AT_PHYSICAL_OFFSET,
     AT_SYS_FLAG,
     BORN_V6,
     HEAD_SIZE,
@@ -97,6 +101,11 @@ def _tags_span(start: int, length: int) -> tuple[int, int]:
 
 
 @kernel
+def _is_text(start: int, length: int) -> bool:
+    return is_ascii(start, length) or is_utf8(start, length)
+
+
+@kernel
 def _prefetch_frame(unit: int, log: int, start: int, end: int) -> None:
     place, size = load_i64(unit), np.int64(load_i32(unit + _AT_UNIT_SIZE))
     if place < start or place >= end:
@@ -133,8 +142,8 @@ def _least(a: int, b: int) -> int:
     return a if a < b else b
 
 
-# This kernel does not release the GIL. It takes only a few microseconds. If it released the GIL, it
-# might wait a few milliseconds until another thread gives the GIL back.
+# These kernels do not release the GIL. They take only a few microseconds. If they released the GIL,
+# they might wait a few milliseconds until another thread gives the GIL back.
 @njit(cache=True, error_model="numpy")
 def get_frames(
     units: int,
@@ -146,7 +155,7 @@ def get_frames(
     scratch: int,
     room: int,
 ) -> int:
-    """Fill ``scratch`` with a table of rows (:mod:`logquarry.format.rows`) and the frames.
+    """Copy the frames of queue entries to ``scratch``, one after the other.
 
     Args: the address of ``count`` entries (at least 1); the maximum number of messages to return;
         ``memory_start``: messages at lower offsets count as on disk; the addresses of the wanted
@@ -162,10 +171,7 @@ def get_frames(
     on_disk = _least(np.int64(load_raw64(state + 8 * STATE_DISK_COUNT)), max_count)
     on_disk_size = np.int64(load_raw64(state + 8 * STATE_DISK_SIZE))
     row = np.empty(ROW_WIDTH, np.int64)
-    frames_at = _least(count, max(1, in_memory, on_disk)) * ROW_SIZE
-    used = frames_at
     size = taken = done = 0
-    last_tags = last_length = 0
     for ahead in range(min(_UNITS_AHEAD, count)):
         _prefetch_frame(units + ahead * _UNIT, log, start, end)
     while done < count:
@@ -193,7 +199,7 @@ def get_frames(
             return NOT_SOUND
         if place < start or place > end - unit_size:
             return NOT_AT_HAND
-        if used + unit_size > room:
+        if size + unit_size > room:
             return NOT_SOUND
         frame = log + (place - start)
         verdict = check_frame(frame, 0, unit_size, unit_size, place, crc_function, True, row)
@@ -202,40 +208,79 @@ def get_frames(
         if load_i32(frame + AT_SYS_FLAG) & _INNER_BATCH == _INNER_BATCH:
             # An inner batch: the reference finds the message of the queue offset in it.
             return NOT_SOUND
-        props, props_length = frame + row[PROPS_AT], row[PROPS_LENGTH]
-        is_text = is_ascii(props, props_length) or is_utf8(props, props_length)
-        tags = length = 0
-        if is_text:
-            tags, length = _tags_span(props, props_length)
         if wanted != 0:
-            if not is_text:
+            props, props_length = frame + row[PROPS_AT], row[PROPS_LENGTH]
+            if not _is_text(props, props_length):
                 return NOT_SOUND
+            tags, length = _tags_span(props, props_length)
             if tags == 0 or not _is_wanted(wanted, tags, length):
                 continue
-        out = scratch + taken * ROW_SIZE
-        body_at = used + row[BODY_AT]
+        copy_bytes(scratch + size, frame, unit_size)
+        size += unit_size
+        taken += 1
+    return ((done << COUNT_SHIFT) | taken) << COUNT_SHIFT | size
+
+
+@njit(cache=True, error_model="numpy")
+def frame_rows(frames: int, count: int, out: int) -> None:
+    """Fill a table of rows (:mod:`logquarry.format.rows`) for frames that a get returned.
+
+    Args: the address of ``count`` frames; the address of the table.
+    """
+    row = np.empty(ROW_WIDTH, np.int64)
+    at = last_tags = last_length = 0
+    for _ in range(count):
+        frame = frames + at
+        size = np.int64(load_i32(frame))
+        place = load_i64(frame + AT_PHYSICAL_OFFSET)
+        # The frame is sound: this call only finds its parts.
+        check_frame(frame, 0, size, size, place, 0, False, row)
         store_time = frame + HEAD_SIZE + HOST_V4
         if load_i32(frame + AT_SYS_FLAG) & BORN_V6:
             store_time += HOST_EXTRA
+        body_at = at + row[BODY_AT]
         store_raw64(out, load_i64(frame + AT_QUEUE_OFFSET))
         store_raw64(out + 8, load_i64(store_time))
         store_raw64(out + 16, place)
-        store_raw32(out + 24, used)
-        store_raw32(out + 28, unit_size)
+        store_raw32(out + 24, at)
+        store_raw32(out + 28, size)
         store_raw32(out + 32, body_at)
         store_raw32(out + 36, body_at + row[BODY_LENGTH])
-        tags_at = NO_TAGS
-        if not is_text:
-            tags_at = ASK_TAGS
-        elif tags != 0:
-            tags_at = used + (tags - frame)
-            if length == last_length and same_bytes(tags, last_tags, length):
-                tags_at = SAME_TAGS
+        tags_at, length = ASK_TAGS, 0
+        tags = 0
+        if _is_text(frame + row[PROPS_AT], row[PROPS_LENGTH]):
+            tags, length = _tags_span(frame + row[PROPS_AT], row[PROPS_LENGTH])
+            tags_at = NO_TAGS
+            if tags != 0:
+                tags_at = tags - frames
+                if length == last_length and same_bytes(tags, last_tags, length):
+                    tags_at = SAME_TAGS
         store_raw32(out + 40, tags_at)
         store_raw32(out + 44, tags_at + length)
         last_tags, last_length = tags, length
-        copy_bytes(scratch + used, frame, unit_size)
-        used += unit_size
-        size += unit_size
-        taken += 1
-    return ((done << COUNT_SHIFT) | taken) << COUNT_SHIFT | used
+        at += size
+        out += ROW_SIZE
+
+
+@cache
+def get_frames_address() -> int:
+    """Return the address of :func:`get_frames` as a C function: eight int64 to one int64."""
+
+    @cfunc(types.int64(*[types.int64] * 8), cache=True)
+    def called(
+        units: int, count: int, most: int, memory: int, wanted: int, state: int, to: int, room: int
+    ) -> Any:
+        return get_frames(units, count, most, memory, wanted, state, to, room)
+
+    return int(called.address)
+
+
+@cache
+def frame_rows_address() -> int:
+    """Return the address of :func:`frame_rows` as a C function of three int64."""
+
+    @cfunc(types.void(*[types.int64] * 3), cache=True)
+    def called(frames: int, count: int, out: int) -> None:
+        frame_rows(frames, count, out)
+
+    return int(called.address)
