@@ -1,8 +1,4 @@
-"""Makes Arrow batches or messages from the events of a walk; applies ``on_damage`` and filters.
-
-:func:`ahead` prepares the next item on a second thread, because kernels release the GIL. A run is
-:class:`~logquarry.log.walk.Run`: consecutive frames.
-"""
+"""Makes Arrow batches or messages from a walk's events, and applies damage policy and filters."""
 
 from __future__ import annotations
 
@@ -30,10 +26,10 @@ _END: Final = object()
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items in their order; a thread makes the next one while the caller uses this one.
+    """Yield the items in order; a thread makes the next item during the caller's work.
 
-    If the thread fails to make an item, the generator raises its exception. If the caller stops
-    early, the generator waits for the item that the thread is making.
+    Kernels release the GIL, so thread and caller run at the same time. A caller that stops early
+    waits for the item in the thread.
     """
     source = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
@@ -47,18 +43,19 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
 # Damage policy
 
 OnDamage = Literal["default", "stop", "skip", "fail"]
-"""What a read does when it finds bytes that are not frames.
+"""Damage policy of a read.
 
-``default``: a torn tail ends the read, any other damage is an error. ``stop``: the first damage of
-any kind ends the read. ``skip``: the read continues at the next sound frame and counts the damage.
-``fail``: any damage is an error, even a torn tail.
+- ``default``: a torn tail ends the read. All other damage raises an error.
+- ``stop``: the first damage ends the read.
+- ``skip``: the read counts the damage and continues at the next sound frame.
+- ``fail``: all damage raises an error, even a torn tail.
 """
 
 BAD_COMPRESSION = "bad_compression"
-"""Kind of damage: a body that is marked as compressed, but does not decompress."""
+"""Kind of damage: the flags mark a body as compressed, but decompression fails."""
 
 MOST_CONTENT = 64 << 20
-"""Maximum bytes of decompressed bodies in one batch. A larger body makes a batch of one message."""
+"""Maximum bytes of decompressed bodies in one batch. A larger body gets a batch for itself."""
 
 
 @dataclass(slots=True)
@@ -69,21 +66,17 @@ class DamageLog:
 
     @property
     def length(self) -> int:
-        """Bytes of all spans together."""
+        """Number of skipped bytes."""
         return sum(span.length for span in self.spans)
 
 
 def check_policy(text: str) -> OnDamage:
-    """Check the name of a damage policy.
-
-    Raises:
-        UsageError: if ``text`` is not one.
-    """
+    """Check the name of a damage policy. Raises UsageError if no policy has this name."""
     return choice(text, "on_damage", get_args(OnDamage))  # type: ignore[return-value]
 
 
 def as_error(span: DamagedSpan) -> CorruptFrame:
-    """The exception for a damaged span, with its file and offset."""
+    """Make the exception for a damaged span."""
     reason = f"{span.kind}: {span.reason} ({span.length} bytes up to the next sound frame)"
     if span.is_tail:
         reason = f"{span.kind}: {span.reason} (the last {span.length} bytes of the log)"
@@ -93,14 +86,9 @@ def as_error(span: DamagedSpan) -> CorruptFrame:
 def sound_runs(
     events: Iterable[Event], on_damage: OnDamage, damage: DamageLog | None = None
 ) -> Iterator[Run]:
-    """Pick the runs of frames out of the walk's events.
+    """Yield the runs of frames. Collect damaged spans in ``damage``, and apply the policy.
 
-    Args:
-        events: from :class:`~logquarry.log.walk.LogReader`.
-        damage: collects every damaged span.
-
-    Raises:
-        CorruptFrame: at damage, if ``on_damage`` makes it an error.
+    Raises CorruptFrame if the policy makes a damaged span an error.
     """
 
     def report(span: DamagedSpan) -> bool:
@@ -124,12 +112,9 @@ def message_runs(
     *,
     limit: int = DEFAULT_LIMIT,
 ) -> Iterator[Run]:
-    """The runs of :func:`sound_runs`, with inner batches split, so that each message has a row.
+    """Yield the runs of :func:`sound_runs`, with inner batches split into messages.
 
-    Args:
-        events: from :class:`~logquarry.log.walk.LogReader`.
-        damage: collects every damaged span.
-        limit: maximum bytes of a decompressed inner batch; a larger one stays one row.
+    An inner batch that decompresses to more than ``limit`` bytes is not split.
     """
     return unwrapped(sound_runs(events, on_damage, damage), limit=limit)
 
@@ -137,9 +122,10 @@ def message_runs(
 def record_batches(
     runs: Iterable[Run], decoding: columns.Decoding, wanted: MessageFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Decode the messages that pass a filter; there is no batch for a run without such messages.
+    """Decode the messages that pass a filter.
 
-    A run makes one batch, or several if its decompressed bodies take more than MOST_CONTENT bytes.
+    A run gives several batches if its decompressed bodies take more than MOST_CONTENT bytes. A run
+    without such messages gives no batch.
     """
 
     def decode(run: Run) -> Iterator[tuple[Rows, pa.RecordBatch]]:
@@ -152,7 +138,7 @@ def record_batches(
 def messages(
     runs: Iterable[Run], decoding: columns.Decoding, wanted: MessageFilter | None = None
 ) -> Iterator[StoredMessage]:
-    """Decode the messages that pass a filter, as objects."""
+    """Decode the messages that pass a filter to objects."""
 
     def decode(run: Run) -> Iterator[tuple[Rows, list[StoredMessage]]]:
         yield run.rows, columns.messages(run.window, run.rows, decoding)
@@ -164,8 +150,7 @@ def messages(
 def selected(
     runs: Iterable[Run], decoding: columns.Decoding, wanted: MessageFilter | None
 ) -> Iterator[Run]:
-    """The runs, reduced to the messages that pass a filter. Runs without such messages are left
-    out."""
+    """Reduce each run to the messages that pass a filter, and drop empty runs."""
     if wanted is None:
         yield from runs
         return
@@ -183,13 +168,8 @@ def selected(
 class BadBodies:
     """The damage policy for bodies that do not decompress.
 
-    If the read skips damage, the message keeps its body as stored. The recorded span then has
-    length 0, because the read skipped no frame.
-
-    Attributes:
-        layout: the store's files.
-        on_damage: what to do at damage.
-        damage: collects a span for each such body.
+    Under the policy ``skip`` the message keeps its stored body. The recorded span then has length
+    0, because the read skips no frame.
     """
 
     layout: StoreLayout
@@ -197,11 +177,7 @@ class BadBodies:
     damage: DamageLog | None = None
 
     def __call__(self, offset: int, reason: str) -> None:
-        """The callback for :attr:`Decoding.on_bad_body`.
-
-        Raises:
-            CorruptFrame: unless damage is skipped.
-        """
+        """Apply the policy (:attr:`Decoding.on_bad_body`). Raises CorruptFrame, unless ``skip``."""
         path = self.layout.log_path(offset)
         if self.on_damage != "skip":
             raise CorruptFrame(path, offset, f"{BAD_COMPRESSION}: {reason}", kind=BAD_COMPRESSION)
