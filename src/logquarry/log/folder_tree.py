@@ -1,4 +1,4 @@
-"""Lists everything below a folder of a store. It does not follow links to parent folders."""
+"""Lists everything below a folder of a store."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Final, NamedTuple
 from logquarry.log.filesystem import FileSystem
 
 _MOST_FOLDERS: Final = 64
-"""Maximum number of nested folders to list. No version of RocketMQ nests more than five."""
+"""Maximum number of nested folders. No version of RocketMQ nests more than five."""
 
 
 class Below(NamedTuple):
     """One name below a folder.
 
     Attributes:
-        path: its path below the store's root.
-        is_dir: whether it is a folder; its contents follow.
-        wrong: why it is neither a file nor a folder that can be read; None if it is one of them.
+        path: path below the store's root.
+        wrong: the reason if this is neither a file nor a readable folder; else None.
     """
 
     path: str
@@ -26,13 +25,9 @@ class Below(NamedTuple):
 
 
 def below(filesystem: FileSystem, folder: str) -> Iterator[Below]:
-    """All names below a folder; links to files and folders are followed.
+    """Yield all names below a folder. Links are followed, except links to parent folders.
 
-    Args:
-        folder: path of the folder below the root.
-
-    Raises:
-        StoreNotFound: if a folder cannot be read.
+    Raises StoreNotFound if a folder cannot be read.
     """
     waiting: list[tuple[str, tuple[str, ...]]] = [(folder, (filesystem.real_path(folder),))]
     while waiting:

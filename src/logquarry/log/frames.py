@@ -1,15 +1,8 @@
 """Prepares the frames of a walk for readers: removes lost frames, and splits inner batches.
 
-The walk reads the bytes of frames to check them, and a decoder reads them a second time. In
-between, the disk may fail, or another program may truncate the file. A lost page then holds
-``FILL`` (:mod:`logquarry.log.readable`), so data decoded from it must not reach the caller.
-:func:`decoded` decodes the sound frames again, from a copy, and reports the lost frames as damage.
-
-Every bulk read gets one row per message, even if the message is in an inner batch of RocketMQ 5. A
-run of frames with an inner batch becomes a run of frames that stand alone
-(:mod:`logquarry.format.batch`), in a new window; filters and columns read this window like any
-window of the log. A run without an inner batch stays as it is, and the check for one reads only the
-frames' flags.
+The walk checks the bytes of frames, and a decoder reads these bytes later. In between, the disk may
+fail, or another program may truncate the file. A lost page then holds ``FILL``
+(:mod:`logquarry.log.readable`). Data from lost pages must not reach the caller.
 """
 
 from __future__ import annotations
@@ -35,14 +28,14 @@ T = TypeVar("T")
 
 
 def is_lost(run: Run) -> bool:
-    """Whether bytes of the run's frames were lost since the walk. Call this after decoding them."""
+    """Whether frames of the run were lost after the walk. Call this after decoding the frames."""
     view = run.view
     if view is None or not len(run.rows):
         return False
     start, length = run.start - run.base, run.end - run.start
     if view.reaches(start + length) and not view.unreadable:
         return False
-    # Taking a window records which pages are lost.
+    # A call of window() records which pages are lost.
     view.window(start, 1)
     if first_unreadable(view.unreadable, start, length) is None:
         return False
@@ -50,11 +43,7 @@ def is_lost(run: Run) -> bool:
 
 
 def require_whole(run: Run) -> None:
-    """Fail if a frame of the run was lost since the walk.
-
-    Raises:
-        CorruptFrame: for the first lost frame.
-    """
+    """Raise CorruptFrame for the first frame of the run that was lost after the walk."""
     if is_lost(run):
         raise _error(next(_lost_spans(run))[1])
 
@@ -64,7 +53,6 @@ def _error(span: DamagedSpan) -> CorruptFrame:
 
 
 def _lost_spans(run: Run) -> Iterator[tuple[int, DamagedSpan]]:
-    """The number of each lost frame of a run, with the damage."""
     view = run.view
     assert view is not None, "a copy loses nothing"
     view.window(run.start - run.base, 1)
@@ -77,12 +65,11 @@ def _lost_spans(run: Run) -> Iterator[tuple[int, DamagedSpan]]:
 
 
 def copied(run: Run, start: int = 0) -> Run | None:
-    """Copy a run's frames that start at or after ``start`` and are not lost; None if none is left.
+    """Copy the sound frames of a run that start at or after ``start``; None if there are none.
 
-    Raises:
-        CorruptFrame: if a frame is lost and the read must not go on without it.
+    Raises CorruptFrame if a frame is lost and the read must not continue without it.
     """
-    # Copy first: a page that is lost later does no harm.
+    # Copy before the check: later losses of pages do not affect the copy.
     window = replace(run.window, data=run.window.data.copy())
     kept = run.rows[:, 0].astype(np.int64) + run.window.base >= start
     for number, span in _lost_spans(run):
@@ -93,14 +80,10 @@ def copied(run: Run, start: int = 0) -> Run | None:
 
 
 def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]]]) -> Iterator[T]:
-    """Decode runs of frames, and report lost frames as damage.
+    """Decode runs of frames. If frames are lost, report the loss and decode the rest from a copy.
 
-    Args:
-        runs: from :func:`logquarry.log.batches.sound_runs`.
-        decode: yields parts of the run's rows, in their order, each with its decoded form.
-
-    Raises:
-        CorruptFrame: if a frame is lost and the read must not go on without it.
+    ``decode`` yields parts of the run's rows, in their order, each with its decoded form. Raises
+    CorruptFrame if a frame is lost and the read must not continue without it.
     """
     for run in runs:
         left: Run | None = run
@@ -113,7 +96,7 @@ def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]
                     yield item
                     done = left.window.base + int(rows[-1, 0]) + int(rows[-1, r.SIZE])
             except Exception:
-                # If bytes were lost after the walk, the decoder can fail: they are no frames.
+                # The decoder can fail at bytes that were lost after the walk.
                 if not is_lost(left):
                     raise
             left = copied(left, done) if is_lost(left) else None
@@ -124,11 +107,10 @@ _AT_SYS_FLAG: Final = frame.HEAD.offsets["sys_flag"]
 
 
 def unwrapped(runs: Iterable[Run], *, limit: int = DEFAULT_LIMIT) -> Iterator[Run]:
-    """The runs, in which the messages of each inner batch replace the batch.
+    """Replace each inner batch of RocketMQ 5 by its messages, so that each message has a row.
 
-    Args:
-        runs: runs of frames of the log.
-        limit: maximum bytes of the messages of one batch; a larger batch stays one row.
+    The messages become single frames in a new window (:mod:`logquarry.format.batch`). A batch whose
+    messages take more than ``limit`` bytes stays one row.
     """
 
     def decode(run: Run) -> Iterator[tuple[Rows, Run]]:
@@ -139,7 +121,7 @@ def unwrapped(runs: Iterable[Run], *, limit: int = DEFAULT_LIMIT) -> Iterator[Ru
 
 
 def unwrap_rows(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] | None:
-    """The frames of a window with its inner batches split; None if there is no inner batch."""
+    """Return the frames with inner batches split; None if there is no inner batch."""
     kernels = codec.kernels()
     if kernels is None:
         return _unwrap_reference(window, rows, limit)
@@ -157,7 +139,7 @@ def unwrap_rows(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] |
 
 
 def message_counts(window: Window, rows: Rows, limit: int = DEFAULT_LIMIT) -> Int64 | None:
-    """The number of messages in each frame; None if no frame is an inner batch."""
+    """Return the number of messages in each frame; None if no frame is an inner batch."""
     kernels = codec.kernels()
     if kernels is not None:
         rows = np.ascontiguousarray(rows)
@@ -172,7 +154,7 @@ def message_counts(window: Window, rows: Rows, limit: int = DEFAULT_LIMIT) -> In
 
 
 def queue_counts(window: Window, rows: Rows) -> Int64 | None:
-    """The number of queue offsets that each frame uses (INNER_NUM); None if each frame uses one."""
+    """Return how many queue offsets each frame uses (INNER_NUM); None if each frame uses one."""
     if message_counts(window, rows) is None:
         return None
     starts = rows[:, r.POSITION].tolist()

@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KafkaColumn:
-    """One column of the Kafka source.
+    """One column of Spark's Kafka source.
 
     Attributes:
-        name: as in Kafka's source.
         spark: Spark's type.
-        source: our column from which it is made; None if all messages have the same value.
+        source: the column of logquarry with this column's values; None if all values are equal.
     """
 
     name: str
@@ -50,15 +49,14 @@ _BY_NAME = {column.name: column for column in COLUMNS}
 
 
 def names(*, headers: bool) -> tuple[str, ...]:
-    """Names of the columns, including the column ``headers`` if ``headers`` is set."""
+    """Return the names of the columns, with or without the column ``headers``."""
     return tuple(column.name for column in COLUMNS if headers or column.name != HEADERS)
 
 
 def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
-    """Check a selection of columns and return it as a tuple.
+    """Check a selection of columns.
 
-    Raises:
-        UsageError: if it is empty, names an unknown column, or names a column twice.
+    Raises UsageError if the selection is empty, has an unknown column, or has a column twice.
     """
     found = tuple(given)
     if HEADERS in found and not headers:
@@ -67,16 +65,16 @@ def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
 
 
 def sources(wanted: Sequence[str]) -> tuple[str, ...]:
-    """The columns of a message that Kafka's columns need, each once.
+    """Return the columns of a message that Kafka's columns need, each once.
 
-    If they need no column, the result still has one, because a batch without columns has no rows.
+    The result always has a column, because a batch without columns has no rows.
     """
     found = (_BY_NAME[name].source for name in wanted)
     return tuple(dict.fromkeys(name for name in found if name is not None)) or ("queue_offset",)
 
 
 def kafka_batch(batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
-    """Make Kafka's columns, in order, from a batch with their :func:`sources`."""
+    """Make Kafka's columns from a batch with the columns of :func:`sources`."""
     import pyarrow as pa
 
     arrays = [_array(batch, _BY_NAME[name]) for name in wanted]
@@ -95,7 +93,6 @@ def _array(batch: pa.RecordBatch, column: KafkaColumn) -> pa.Array:
 
 
 def _first_words(keys: pa.Array) -> pa.Array:
-    """The first word of each text, as bytes; null if there is none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -104,7 +101,7 @@ def _first_words(keys: pa.Array) -> pa.Array:
 
 
 def _headers(properties: pa.MapArray) -> pa.Array:
-    """A list of (key, value) for each map; null for an empty map, as in Kafka's source."""
+    # Kafka's source has null for a message without headers.
     import pyarrow as pa
     import pyarrow.compute as pc
 
