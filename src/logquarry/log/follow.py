@@ -228,7 +228,7 @@ class Follower:
         return self._by_kernel(window, stop)
 
     def _sound_to_java(self, window: Window, count: int) -> int:
-        # The number of leading frames that RocketMQ 4.9.3 certainly accepts.
+        """Return the number of leading frames that RocketMQ 4.9.3 certainly accepts."""
         if not self._as_java:
             return count
         for number, position in enumerate(self._rows[:count, r.POSITION].tolist()):

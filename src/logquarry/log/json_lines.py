@@ -134,7 +134,7 @@ def _parts(
     hidden: frozenset[str],
     bodies: pa.Array | None,
 ) -> dict[str, list[Any]]:
-    # The JSON text of each member: a list with one element per message.
+    """Return the JSON text of each member, as a list with one element per message."""
     fixed = columns.fixed_fields(window, rows, _FIXED)
     parts: dict[str, list[Any]] = {name: array.tolist() for name, array in fixed.items()}
     parts["size"] = rows[:, r.SIZE].tolist()

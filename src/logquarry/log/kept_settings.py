@@ -195,7 +195,7 @@ def levels_text(levels_ms: tuple[int, ...]) -> str:
 
 
 def _told_by(layout: Schedule, queue_id: int) -> int | None:
-    # The most frequent of several delays, because a single entry may be damaged.
+    """Return the most frequent of several delays, because a single entry may be damaged."""
     told = Counter(islice(_delays(layout, queue_id), _MOST_LOOKED_AT))
     return told.most_common(1)[0][0] if told else None
 

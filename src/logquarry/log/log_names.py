@@ -274,7 +274,7 @@ class _Identification:
 
     # ------------------------------------------------------------------------------- all of them
     def _drop_other_grids(self) -> None:
-        # Drop offsets whose distance to the other offsets is not a multiple of the file size.
+        """Drop offsets whose distance to the other offsets is not a multiple of the file size."""
         if not self._size:
             return
         bases = [*self._right, *(item.base for item in self._wrong if item.base is not None)]
@@ -348,7 +348,7 @@ class _Identification:
             self._strangers.append((item.path, reason))
 
     def _place_mute(self) -> None:
-        # Place the files whose content shows no offset.
+        """Place the files whose content shows no offset."""
         shifts = {
             item.named - base for base, item in self._placed.items() if item.named is not None
         }
@@ -372,7 +372,7 @@ class _Identification:
                 self._strangers.append((item.path, reason))
 
     def _free_names(self) -> Iterator[int]:
-        # First the names that renames release, then gaps, then the log's end.
+        """Yield unused offsets: names that renames release, then gaps, then the end of the log."""
         there = {*self._right, *self._placed}
         vacated = {item.named for item in self._placed.values()} - there
         yield from sorted(base for base in vacated if base is not None)
@@ -382,8 +382,7 @@ class _Identification:
 
     # --------------------------------------------------------------------------------- evidence
     def _agrees_with_queues(self, item: _Item) -> bool | None:
-        # Whether the queues and the frames have the same offsets for a file's messages. None if
-        # the queues have too few of the messages.
+        """Whether queues and frames have the same offsets for a file's messages; None if unknown."""
         others = 0
         for one in item.frames:
             entry = self._entry_of(one)
@@ -396,7 +395,6 @@ class _Identification:
         return False if others >= _LEAST_FRAMES else None
 
     def _entry_of(self, message: Frame) -> int | None:
-        # The physical offset of a message according to its queue.
         topic = message.topic.decode("utf-8", "replace")
         if topic in ("", ".", "..") or "/" in topic or "\0" in topic:
             return None

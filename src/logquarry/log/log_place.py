@@ -184,7 +184,7 @@ def _missing(feature: str, evidence: tuple[str, ...], reason: str) -> LogFolders
 
 
 def _twice(filesystem: FileSystem, folders: Sequence[str]) -> LogFolders | None:
-    # The result has an error if two folders have files of the same name.
+    """Return an error if two folders have files of the same name."""
     seen: dict[int, str] = {}
     for folder in folders:
         for base in _offset_names(filesystem, folder):
@@ -202,7 +202,7 @@ def _paths(config: StoreConfig, name: str) -> list[str]:
 
 
 def _reaches(filesystem: FileSystem, folders: Iterable[str | None], end: int | None) -> bool:
-    # Whether the files of the folders follow each other up to the durable offset.
+    """Whether the files of the folders follow each other up to the durable offset."""
     files = {
         int(entry.name): entry.size
         for folder in folders
@@ -223,7 +223,7 @@ def _stated_folders(
     *,
     may_be_empty: bool = False,
 ) -> tuple[list[str | None], frozenset[str]]:
-    # Configured folders (None for a folder without log files), and the read-only ones among them.
+    """Return the configured folders (None for a folder without log files), and the read-only ones."""
     found = {
         name: [
             _folder_of(filesystem, folders, path.rstrip("/"), may_be_empty)
@@ -262,7 +262,7 @@ def _ledgers(filesystem: FileSystem, folders: Sequence[str]) -> tuple[str, ...]:
 def _other_parts(
     filesystem: FileSystem, folders: Sequence[str], bases: Sequence[int]
 ) -> tuple[str, ...]:
-    # The folders in the store that continue its log.
+    """Return the folders in the store that continue its log."""
     return tuple(
         name
         for name in folders
@@ -306,7 +306,7 @@ def _offset_names(filesystem: FileSystem, folder: str) -> list[int]:
 
 
 def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None:
-    # The result is a file that points to a message in the log.
+    """Return a file that points to a message in the log."""
     for root in (name for name in (CONSUME_QUEUE, BATCH_QUEUE) if name in folders):
         for topic in filesystem.list(root):
             for queue in filesystem.list(f"{root}/{topic.name}") if topic.is_dir else ():

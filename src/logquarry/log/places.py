@@ -67,7 +67,7 @@ def guided(
 
 
 def _may_guess_behind(reader: LogReader, event: Event) -> bool:
-    # Whether a new walk from the end of this event would report the same as the current walk.
+    """Whether a new walk from the end of the event would report the same as the current walk."""
     if isinstance(event, DamagedSpan):
         return reader.forgets_damage and not event.is_tail
     return not isinstance(event, walk.ExpiredSpan)
@@ -185,8 +185,10 @@ def _window(view: FileView, file: StoreFile, at: int, length: int, room: int) ->
 def _whole_frames(
     view: FileView, file: StoreFile, window: Window, offsets: Offsets, start: int, room: int
 ) -> tuple[int, Window]:
-    # Find the frames that lie entirely in the window, and enlarge the window if the first frame
-    # does not. Returns the number of the first frame for the next window, and the window.
+    """Return the number of the first frame after the window, and the window.
+
+    If even the first frame is not entirely in the window, the window is enlarged.
+    """
     none = np.zeros(len(offsets), np.int32)
     _, codes = codec.check_places(window, offsets - window.base, none, check_crc=False)
     cut = np.flatnonzero(codes == NEED_MORE)
@@ -209,7 +211,7 @@ def _hidden(
     rows: Rows,
     codes: Int32,
 ) -> dict[int, Unreadable]:
-    # Number of a place -> unreadable range that overlaps the frame at this place.
+    """Return place number -> unreadable range that overlaps the frame at this place."""
     if not view.unreadable:
         return {}
     lengths = np.full(len(places), FIXED_SIZE_V1, np.int64)

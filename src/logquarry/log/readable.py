@@ -316,7 +316,6 @@ class ReadableMap:
         return memoryview(data)[start - first :]
 
     def _good_end(self, chunk: int) -> int:
-        # The end of the run of good chunks that begins at ``chunk``.
         ends = [at for at in (self._state.find(s, chunk) for s in (_UNKNOWN, _BAD)) if at >= 0]
         return min(min(ends) * CHUNK, self._size) if ends else self._size
 
@@ -366,7 +365,7 @@ class ReadableMap:
         self._state[chunk : chunk + 1] = _BAD
 
     def _read(self, start: int, length: int) -> tuple[bytes, list[Unreadable]]:
-        # Returns the bytes, with FILL for unreadable bytes, and the unreadable ranges.
+        """Return the bytes, with FILL for unreadable bytes, and the unreadable ranges."""
         if self._descriptor is not None:
             return self._read_from(self._descriptor, start, length)
         try:

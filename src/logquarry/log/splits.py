@@ -92,7 +92,7 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
 
 
 def _frame_end(reader: LogReader, offset: int) -> int:
-    # If the chain does not reach ``offset``, the result is ``offset``.
+    """Return the end of the frame at ``offset``; ``offset`` if the chain of frames ends before."""
     file = reader.files.at(offset)
     for event in reader.chain(offset if file is None else file.base):
         if event.end < offset:

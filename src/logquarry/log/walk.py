@@ -270,8 +270,10 @@ class LogReader:
         return self.bound if limit is None else min(limit, self.bound)
 
     def _behind(self, position: int) -> Iterator[Event]:
-        # The damage or blank at the end of a range. The next range skips this event when it
-        # searches for its first frame.
+        """Yield the damage or blank at the end of a range.
+
+        The next range skips this event when the next range searches for its first frame.
+        """
         if self._log.is_boundary(position) or position >= self.files.end:
             return
         if self.bound is not None and position >= self.bound:
@@ -284,8 +286,10 @@ class LogReader:
     def _step(
         self, position: int, limit: int | None, *, look_ahead: bool = True
     ) -> tuple[Event | None, int]:
-        # Reads one event, and returns the position after it. Without ``look_ahead``, the end of the
-        # chain gives a LogEnd, no matter which bytes follow.
+        """Read one event. Return the event and the position after it.
+
+        Without ``look_ahead``, the end of the chain gives a LogEnd, no matter which bytes follow.
+        """
 
         def broken(kind: str, reason: str) -> tuple[Event, int]:
             return self._broken(position, kind, reason, look_ahead=look_ahead)
@@ -345,8 +349,7 @@ class LogReader:
         return broken(damage.label, reason)
 
     def _is_expired(self, file: StoreFile) -> bool:
-        # Retention deletes the first files. So the file is expired if no earlier file exists
-        # either.
+        """Whether retention deleted the file: retention deletes the first files of a log."""
         if not file.size or not isinstance(self._log.view(file), GoneFile):
             return False
         left = self.layout.list_commit_log()
@@ -363,7 +366,6 @@ class LogReader:
         return MISSING_FILE, "there is no file for this part of the log"
 
     def _link_reason(self, position: int) -> str | None:
-        # The name of the missing file may be a link whose target does not exist.
         target = self.layout.filesystem.broken_link(self.layout.log_file(position))
         if target is None:
             return None
@@ -372,7 +374,7 @@ class LogReader:
     def _broken(
         self, position: int, kind: str, reason: str, *, look_ahead: bool
     ) -> tuple[Event, int]:
-        # Decides whether the broken chain at ``position`` is the log's end, or damage in the log.
+        """Decide whether the broken chain at ``position`` is the log's end, or damage in the log."""
         if not look_ahead or (self.bound is not None and position >= self.bound):
             return LogEnd(position), position
         path = self._log.path_at(position)
@@ -425,8 +427,10 @@ class LogReader:
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
 
     def _synced_after(self, position: int) -> int:
-        # The number of synced bytes after ``position`` that another program cut from the live log.
-        # 0 if the bytes are missing only because the writer wrote them after the walk's read.
+        """Return the number of synced bytes that another program cut from the live log.
+
+        If the writer wrote the missing bytes after the walk's read, the result is 0.
+        """
 
         durable = self.layout.durable_end
         if durable is None or durable <= position:
@@ -440,7 +444,6 @@ class LogReader:
         return durable - position
 
     def _heals(self, position: int) -> bool:
-        # Waits shortly for a live writer to complete the frame.
         for _ in range(_TAIL_RETRIES):
             time.sleep(_TAIL_RETRY_SECONDS)
             if self._is_whole(position):
@@ -448,7 +451,6 @@ class LogReader:
         return False
 
     def _is_whole(self, position: int) -> bool:
-        # Whether a whole frame or blank starts at ``position`` now.
         file = self.files.at(position)
         if file is None or file.size == 0:
             return False
@@ -456,8 +458,7 @@ class LogReader:
         return code in (REACHED_STOP, BLANK)
 
     def _goes_on(self, position: int) -> bool:
-        # Whether a later file has data of the log. A file that starts with zeros was only created
-        # in advance.
+        """Whether a later file has data. A file that starts with zeros was only created in advance."""
         size = BLANK_LAYOUT.size
         for file in reversed(self.files.files):
             if file.base <= position:
@@ -467,7 +468,7 @@ class LogReader:
         return False
 
     def _next_sound(self, start: int) -> int | None:
-        # The offset of the first sound frame, or file that begins with a blank.
+        """Return the offset of the first sound frame, or file that begins with a blank."""
         if self._searched is not None:
             begun, found = self._searched
             if begun <= start and (found is None or start <= found):
