@@ -382,7 +382,7 @@ class _Identification:
 
     # --------------------------------------------------------------------------------- evidence
     def _agrees_with_queues(self, item: _Item) -> bool | None:
-        """Whether queues and frames have the same offsets for a file's messages; None if unknown."""
+        """Whether queues and frames have equal offsets for a file's messages; None if unknown."""
         others = 0
         for one in item.frames:
             entry = self._entry_of(one)

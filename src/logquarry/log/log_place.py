@@ -223,7 +223,7 @@ def _stated_folders(
     *,
     may_be_empty: bool = False,
 ) -> tuple[list[str | None], frozenset[str]]:
-    """Return the configured folders (None for a folder without log files), and the read-only ones."""
+    """Return the configured folders (None for one without log files), and the read-only ones."""
     found = {
         name: [
             _folder_of(filesystem, folders, path.rstrip("/"), may_be_empty)

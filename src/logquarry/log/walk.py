@@ -374,7 +374,7 @@ class LogReader:
     def _broken(
         self, position: int, kind: str, reason: str, *, look_ahead: bool
     ) -> tuple[Event, int]:
-        """Decide whether the broken chain at ``position`` is the log's end, or damage in the log."""
+        """Decide whether the broken chain at ``position`` is the log's end or damage in the log."""
         if not look_ahead or (self.bound is not None and position >= self.bound):
             return LogEnd(position), position
         path = self._log.path_at(position)
@@ -458,7 +458,7 @@ class LogReader:
         return code in (REACHED_STOP, BLANK)
 
     def _goes_on(self, position: int) -> bool:
-        """Whether a later file has data. A file that starts with zeros was only created in advance."""
+        """Whether a later file has data. If a file starts with zeros, it was created in advance."""
         size = BLANK_LAYOUT.size
         for file in reversed(self.files.files):
             if file.base <= position:
