@@ -1,10 +1,8 @@
 """The JSON files in ``config/`` of a store: consumer offsets, topics, delay offsets, groups.
 
 RocketMQ's ``ConfigManager`` writes such a file without a sync, in several steps. This module first
-writes the previous document to ``.bak``, which RocketMQ reads too. Then it syncs the new document
-and renames it into place. So after any power cut one of the two files is readable.
-
-:func:`keep_settings` records the settings of a store in ``.logquarry/``.
+writes the previous document to ``.bak``. Then it syncs the new document and renames the new file
+into place. So after a power cut, one of the two files is readable.
 """
 
 from __future__ import annotations
@@ -37,10 +35,8 @@ BACKUP = ".bak"
 class LoadedConfig(Generic[T]):
     """A document read from ``config/``.
 
-    Attributes:
-        value: the document; None if there is no readable one.
-        path: the file that was read; None if there is no readable one.
-        problems: one text for each unreadable file: its path and the error.
+    ``value`` and ``path`` are None if no file is readable. ``problems`` has the path and the error
+    of each unreadable file.
     """
 
     value: T | None
@@ -49,14 +45,14 @@ class LoadedConfig(Generic[T]):
 
 
 class ConfigFile(Generic[T]):
-    """One file in ``config/``; only this object may write it. Any thread may call :meth:`save`.
+    """One file in ``config/``; only this object may write the file. Any thread may call
+    :meth:`save`.
 
     Args:
-        path: the file; the first save creates its folder.
-        decode: decodes the document; raises ValueError if it is invalid.
-        aside: quarantine folder; the first save moves unreadable files there before it writes.
-        member: the one member of the document that ``encode`` writes. All other members of the file
-            stay: RocketMQ 5 keeps a version and more tables there.
+        decode: decodes the document; raises ValueError if the document is invalid.
+        aside: quarantine folder. The first save moves unreadable files to this folder.
+        member: the member of the document that ``encode`` writes. All other members of the file
+            stay: RocketMQ 5 keeps a version and more tables in the file.
     """
 
     def __init__(
@@ -72,14 +68,14 @@ class ConfigFile(Generic[T]):
         self.path = path
         self._member = member
         self._document: str | None = None
-        """The document that was read or saved last; a save changes only its ``member``."""
+        """The document that was last read or saved."""
         self._disk = disk
         self._decode = decode
         self._encode = encode
         self._aside = aside
         self._saving = threading.Lock()
         self._last: bytes | None = None
-        """The file's bytes, if they are a valid document."""
+        """The bytes of the file if they are a valid document."""
         self._unreadable: list[Path] = []
 
     @property
@@ -97,7 +93,7 @@ class ConfigFile(Generic[T]):
                 value = self._decode(data)
             except FileNotFoundError:
                 continue
-            # An invalid document must not keep the store from opening, even if its decoder fails.
+            # An invalid document must not keep the store from opening.
             except (OSError, ValueError, TypeError, RecursionError) as error:
                 problems.append(f"{path}: {error}")
                 self._unreadable.append(path)
@@ -113,19 +109,16 @@ class ConfigFile(Generic[T]):
         return LoadedConfig(None, None, tuple(problems))
 
     def save(self, value: T) -> bool:
-        """Write a value durably, unless the file holds it already.
+        """Write a value durably. Return False without a write if the file has this value.
 
-        Returns:
-            Whether the file was written.
-
-        Raises:
-            StoreUnavailable: if the write failed; the previous document is still there.
+        Raises StoreUnavailable if the write failed. The previous document then still exists.
         """
         text = self._encode(value)
         with self._saving:
             if self._member is not None and self._document is not None:
                 text = fastjson.replace_member(self._document, self._member, text)
-            # A lone surrogate comes from a JSON escape. It has no UTF-8, so write the escape again.
+            # A lone surrogate comes from a JSON escape, and has no UTF-8. So write the escape
+            # again.
             data = text.encode("utf-8", "backslashreplace")
             if data == self._last:
                 return False
@@ -144,20 +137,19 @@ class ConfigFile(Generic[T]):
 # --------------------------------------------------------------------------------------------------
 # Consumer offsets: ``config/consumerOffset.json`` (``ConsumerOffsetManager``)
 #
-# Consumers and the transaction checks share one table. ConsumerOffsets.commit changes memory only;
-# ConsumerOffsets.save writes the file.
+# Consumers and the transaction checks share one table.
 
 
 class ConsumerOffsets:
-    """The committed queue offsets of all consumer groups of one store. Any thread may use it.
+    """The committed queue offsets of all consumer groups of a store. Any thread may use this
+    object.
 
-    Args:
-        sync_log: syncs the log; None if offsets are never saved, or the log has no writer.
+    ``sync_log`` syncs the log; None if offsets are never saved, or the log has no writer.
 
     Attributes:
-        found: the file that was read, None if there is no readable one.
-        problems: the error of each unreadable file. If no file is readable, consumers must not
-            start from the beginning as new groups would.
+        found: the file that was read; None if no file is readable.
+        problems: the error of each unreadable file. If ``found`` is None and there are problems,
+            consumers must not start from the beginning as new groups would.
     """
 
     def __init__(
@@ -173,44 +165,37 @@ class ConsumerOffsets:
         self._offsets: dict[tuple[str, str], dict[int, int]] = loaded.value or {}
 
     def of(self, topic: str, group: str) -> dict[int, int]:
-        """Queue id -> committed queue offset; empty for an unknown group."""
+        """Return queue id -> committed queue offset; empty for an unknown group."""
         with self._lock:
             return dict(self._offsets.get((topic, group), {}))
 
     def groups(self) -> dict[tuple[str, str], dict[int, int]]:
-        """(topic, group) -> queue id -> committed queue offset, of all groups."""
+        """Return (topic, group) -> queue id -> committed queue offset."""
         with self._lock:
             return {key: dict(offsets) for key, offsets in self._offsets.items()}
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Record the next queue offset of a group, in memory."""
+        """Record the next queue offset of a group, in memory only."""
         with self._lock:
             self._offsets.setdefault((topic, group), {})[queue_id] = offset
 
     def update(self, offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
-        """Replace the offsets of some groups, in memory.
-
-        Args:
-            offsets: (topic, group) -> queue id -> next queue offset.
-        """
+        """Replace the offsets of some groups, in memory only."""
         with self._lock:
             self._offsets |= {key: dict(of_group) for key, of_group in offsets.items()}
 
     def remove(self, group: str, topic: str | None = None) -> None:
-        """Forget a group's offsets in one topic or in all, in memory."""
+        """Remove a group's offsets in one topic or in all topics, in memory only."""
         with self._lock:
             for key in [key for key in self._offsets if key[1] == group]:
                 if topic is None or key[0] == topic:
                     del self._offsets[key]
 
     def save(self) -> bool:
-        """Write all committed offsets durably; returns whether the file changed.
+        """Write all committed offsets durably. Return whether the file changed.
 
-        Syncs the log first: a saved offset must not be beyond a message that a power cut could
-        remove.
-
-        Raises:
-            StoreUnavailable: if the write failed; the offsets saved before are still there.
+        The log is synced first, because a power cut could remove messages before a saved offset.
+        Raises StoreUnavailable if the write failed. The old offsets are then still in the file.
         """
         with self._saving:
             offsets = self.groups()
@@ -222,19 +207,16 @@ class ConsumerOffsets:
 # --------------------------------------------------------------------------------------------------
 # The tables that a slave copies from its master (``SlaveSynchronize``)
 #
-# The rules are those of RocketMQ's slave: topics and subscription groups replace the whole table if
-# their version differs; consumer offsets replace those of their groups; delay offsets replace the
-# whole table. An invalid document replaces nothing.
+# The rules are RocketMQ's: topics and subscription groups replace the whole table if the version
+# differs. Consumer offsets replace only the offsets of their groups. Delay offsets replace the
+# whole table.
 
 
 class ConfigTable(NamedTuple):
     """A table of ``config/``.
 
-    Attributes:
-        file: its file name.
-        decode: decodes the document; raises ValueError if it is invalid.
-        encode: encodes the decoded document.
-        member: the only member that the slave copies; None if it copies the whole document.
+    ``decode`` raises ValueError if the document is invalid. If ``member`` is not None, a slave
+    copies only this member of the document.
     """
 
     file: str
@@ -266,7 +248,7 @@ SUBSCRIPTION_GROUPS: Final = ConfigTable(
 
 
 def config_file(disk: Disk, root: Path, table: ConfigTable) -> ConfigFile[Any]:
-    """The file of a table in a store."""
+    """Make the object for a table's file."""
     return ConfigFile(
         disk,
         root / CONFIG / table.file,
@@ -280,8 +262,7 @@ def config_file(disk: Disk, root: Path, table: ConfigTable) -> ConfigFile[Any]:
 class ConfigTables:
     """The tables of a slave's store. Any thread may store a table.
 
-    Args:
-        consumer_offsets: returns the offsets that the store's own consumers use.
+    ``consumer_offsets`` returns the object that the store's own consumers use.
     """
 
     def __init__(
@@ -293,14 +274,14 @@ class ConfigTables:
         self._taking = threading.Lock()
 
     def take(self, table: ConfigTable, document: bytes) -> bool:
-        """Store a master's table durably; returns whether a file changed.
+        """Store a master's table durably. Return whether a file changed.
 
         Raises:
-            ValueError: if the document is invalid; nothing changes.
-            StoreUnavailable: if the write failed; the previous table is still there.
+            ValueError: if the document is invalid; nothing changes then.
+            StoreUnavailable: if the write failed. The previous table is then still in the file.
         """
         came = table.decode(document)
-        # Encode the document before any file changes: encoding may fail.
+        # Encode the document before any change of a file, because encoding may fail.
         table.encode(came)
         with self._taking:
             self._disk.health.require_writable()
@@ -314,8 +295,7 @@ class ConfigTables:
 
     def _take_consumer_offsets(self, came: dict[tuple[str, str], dict[int, int]]) -> bool:
         if not came:
-            # If an empty table replaced the file, groups that lost their offsets would look like
-            # new groups.
+            # After a replacement by an empty table, groups would look like new groups.
             return False
         offsets = self._consumer_offsets()
         offsets.update(came)
@@ -336,14 +316,13 @@ def _is_same_version(file: ConfigFile[Any], loaded: LoadedConfig[Any], came: Any
 def consumer_offsets(
     layout: StoreLayout, level: int = logging.WARNING
 ) -> dict[tuple[str, str], dict[int, int]]:
-    """(topic, group) -> queue id -> next queue offset; empty if no file is readable.
+    """Read (topic, group) -> queue id -> next queue offset; empty if no file is readable.
 
-    Args:
-        level: log level for an invalid file.
+    ``level`` is the log level for an invalid file.
 
     Raises:
-        UsageError: if the offsets are in RocksDB, and the package ``rocksdict`` is not installed.
-        CorruptFile: if the offsets are in RocksDB, and RocksDB cannot read them.
+        UsageError: if RocksDB has the offsets, and the package ``rocksdict`` is not installed.
+        CorruptFile: if RocksDB has the offsets, but cannot read them.
     """
     found = offsets_in_rocksdb(layout)
     if found is not None:
@@ -353,9 +332,7 @@ def consumer_offsets(
 
 
 def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, int]] | None:
-    """The result of :func:`consumer_offsets` from RocksDB; None if the broker keeps no offsets
-    there.
-    """
+    """Read the result of :func:`consumer_offsets` from RocksDB; None if RocksDB has no offsets."""
     name = broker_config.CONSUMER_OFFSET_FILE
     if place_of(layout.filesystem, name) is None:
         return None
@@ -363,17 +340,12 @@ def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, i
 
 
 def delay_offsets(layout: StoreLayout, level: int = logging.WARNING) -> dict[int, int] | None:
-    """Delay level -> next queue offset of its queue; None if no file is readable.
-
-    Args:
-        level: log level for an invalid file.
-    """
+    """Read delay level -> next queue offset of the level's queue; None if no file is readable."""
     decode = broker_config.decode_delay_offsets
     return _read(layout, broker_config.DELAY_OFFSET_FILE, decode, level)
 
 
 def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: int) -> T | None:
-    # Falls back to .bak, as ConfigFile.load does.
     for path in (f"{CONFIG}/{name}", f"{CONFIG}/{name}{BACKUP}"):
         try:
             return decode(layout.filesystem.read(path))
@@ -385,11 +357,7 @@ def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: i
 
 
 def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
-    """Record the settings of a store, unless the record has them already.
-
-    Args:
-        config: the settings, with all sizes.
-    """
+    """Record the settings of a store, with all sizes, unless the record has the same settings."""
     path, data = root / SETTINGS, kept_settings.encode(config)
     try:
         if read_file(path) == data:
@@ -399,7 +367,6 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     try:
         disk.replace(path, data)
     except StoreUnavailable as error:
-        # A failure, for example a full disk, does no harm: readers infer most settings from the
-        # store's files.
+        # A full disk does no harm here: readers infer most settings from the store's files.
         disk.health.require_writable()
         logger.warning("the settings of the store are not recorded: %s", error)

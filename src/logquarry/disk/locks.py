@@ -1,7 +1,7 @@
-"""Locks: on a store (``lock`` and ``abort``), and on a folder that is not a store yet.
+"""Locks on a store (``lock`` and ``abort``), and on a folder that is not a store yet.
 
-A folder lock leaves no file behind and ends with its process. The store lock follows RocketMQ, so
-that it excludes a RocketMQ broker too.
+A folder lock leaves no file, and ends with its process. A store lock also excludes a RocketMQ
+broker.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ AT_WORK: Final = "a salvage or rebuild is at work there"
 def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int | None:
     """Lock a folder until the returned descriptor is closed; None if locks are not supported.
 
-    Args:
-        at_work: the error's text if another process holds the lock.
+    ``at_work`` is the error's text if another process holds the lock.
 
     Raises:
-        FileNotFoundError: if the folder does not exist (any more).
+        FileNotFoundError: if the folder does not exist.
         StoreUnavailable: if another process holds the lock.
     """
     if fcntl is None:
@@ -42,7 +41,7 @@ def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int |
             opened.callback(os.close, descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Another process may have replaced the folder since it was opened.
+                # Another process may have replaced the folder after it was opened.
                 if os.path.samestat(os.fstat(descriptor), os.stat(folder)):  # noqa: PTH116
                     opened.pop_all()
                     return descriptor
@@ -51,16 +50,15 @@ def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int |
             except FileNotFoundError:
                 raise
             except OSError:
-                # Not every mounted file system supports locks.
+                # Some file systems do not support locks.
                 return None
 
 
 @contextmanager
 def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
-    """Create a folder and lock it for the duration of the block.
+    """Create a folder, and lock the folder during the block.
 
-    Raises:
-        StoreUnavailable: if another process holds the lock, or the folder cannot be created.
+    Raises StoreUnavailable if another process holds the lock, or the folder cannot be created.
     """
     require_writing(folder)
     while True:
@@ -76,7 +74,7 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
             descriptor = lock_folder(folder)
             break
         except FileNotFoundError:
-            # Another process created the folder, and removed it again because it was empty.
+            # Another process created the folder, and removed the empty folder again.
             continue
         except OSError as error:
             raise disk.refused(folder, error) from error
@@ -90,12 +88,13 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------
 # The lock of a store, and ``abort``, which shows whether the store was shut down cleanly
 #
-# The lock covers byte 0 of ``lock`` and excludes Java's ``tryLock(0, 1)``. It belongs to the open
-# file (``F_OFD_SETLK``). So it also excludes a second opener in the same process. If another
-# descriptor of the file is closed, this lock stays; a plain ``lockf`` would be released.
+# The lock covers byte 0 of the file ``lock``, and excludes Java's ``tryLock(0, 1)``. The lock
+# belongs to the open file (``F_OFD_SETLK``). So the lock also excludes a second opener in the same
+# process, and stays if the process closes another descriptor of the file. ``lockf`` would release
+# the lock.
 #
-# A writer takes the lock before it reads any file of the store. (Java takes it only after its
-# recovery has changed files.)
+# A writer takes the lock before reading any file of the store. Java takes the lock only after its
+# recovery has changed files.
 
 _CONTENT: Final = b"lock"
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
@@ -103,7 +102,7 @@ _PROC: Final = Path("/proc")
 
 
 def is_lockable(root: Path) -> bool:
-    """Whether the lock of a store is free. Changes no file."""
+    """Whether a store already has the lock's file, so that taking the lock changes no file."""
     try:
         return read_file(root / LOCK) == _CONTENT
     except OSError:
@@ -111,11 +110,10 @@ def is_lockable(root: Path) -> bool:
 
 
 class StoreLock:
-    """The lock of a store; creating the object takes the lock.
+    """The lock of a store. Creating the object takes the lock.
 
-    Raises:
-        StoreUnavailable: if another process holds the lock (the error names its pid if known), or
-            locking is not possible. Nothing has changed then.
+    Raises StoreUnavailable if another process holds the lock, or if locking is not possible. The
+    error has the process id of the lock's holder, if known.
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -124,7 +122,7 @@ class StoreLock:
         self._disk = disk
         existed = self.path.exists()
         if existed and not self.path.is_file() and not self.path.is_dir():
-            # A device can be opened and locked too, but stores no bytes.
+            # A device can be opened and locked, but stores no bytes.
             raise StoreUnavailable(f"{self.path}: it is not a plain file: move it out of the store")
         with disk.refusing(self.path):
             self._descriptor = disk.open(self.path, create=True)
@@ -142,7 +140,7 @@ class StoreLock:
         try:
             if not existed:
                 disk.sync_names(root)
-            # Java's start() writes these bytes; no program reads them.
+            # Java's start() writes these bytes, but no program reads them.
             if disk.read(self._descriptor, len(_CONTENT), 0) != _CONTENT:
                 disk.write_all(self._descriptor, _CONTENT, 0)
         except OSError as error:
@@ -159,13 +157,13 @@ class StoreLock:
         return self._descriptor >= 0
 
     def release(self) -> None:
-        """Release the lock; further calls do nothing."""
+        """Release the lock. Further calls do nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             self._disk.let_go(descriptor)
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.disk.service`. The parent keeps the lock."""
+        """Close the lock's descriptor in a forked child. The parent keeps the lock."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):
@@ -175,9 +173,9 @@ class StoreLock:
 class AbortFile:
     """The file ``abort``, which exists while a store is open.
 
-    If a writer finds it at opening, the last writer did not shut down cleanly, and the store is
-    recovered. So a writer creates it before any change and deletes it after the last flush, both
-    durably.
+    If a writer finds the file at the opening, the last writer did not shut down cleanly, and the
+    store is recovered. So a writer creates the file before any change, and deletes the file after
+    the last flush, both durably.
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -190,10 +188,9 @@ class AbortFile:
         return self.path.exists()
 
     def make(self) -> None:
-        """Create the file; does nothing if it exists.
+        """Create the file, if it does not exist.
 
-        Raises:
-            StoreUnavailable: if that failed; the caller must not change the store then.
+        Raises StoreUnavailable if that failed. The caller must not change the store then.
         """
         with self._disk.refusing(self.path):
             self._disk.let_go(self._disk.open(self.path, create=True))
@@ -202,8 +199,8 @@ class AbortFile:
     def remove(self) -> None:
         """Delete the file, because the store is shut down cleanly.
 
-        Raises:
-            StoreUnavailable: if that failed, or the store is poisoned; an opening then recovers it.
+        Raises StoreUnavailable if that failed, or if the store is poisoned. The next opening then
+        recovers the store.
         """
         self._disk.health.require_writable()
         self._disk.remove(self.path)
@@ -213,7 +210,7 @@ def _take(descriptor: int) -> None:
     assert fcntl is not None, "require_writing passed"
     command = getattr(fcntl, "F_OFD_SETLK", None)
     if command is None:
-        # macOS has no locks of open files; a lock of the process is better than none.
+        # macOS has only locks of processes.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
     else:
         # struct flock on Linux: type, whence, start, length, pid.
@@ -222,9 +219,9 @@ def _take(descriptor: int) -> None:
 
 
 def _holders(descriptor: int) -> list[int]:
-    """The processes that hold a lock on a file, as far as this process is allowed to see them.
+    """Return the processes that hold a lock on a file, as far as this process may see them.
 
-    A lock of an open file has no pid. But /proc/PID/fdinfo/FD of the process that opened the file
+    The lock of an open file has no pid. But /proc/PID/fdinfo/FD of the process that opened the file
     has a line ``lock: 1: OFDLCK ADVISORY WRITE ...``.
     """
     wanted = os.fstat(descriptor)
@@ -241,5 +238,5 @@ def _is_locked_by(process: Path, name: str, wanted: os.stat_result) -> bool:
         is_same = os.path.samestat((process / "fd" / name).stat(), wanted)
         return is_same and "lock:" in (process / "fdinfo" / name).read_text()
     except OSError:
-        # The process has closed the descriptor meanwhile, or the descriptor is no file on a disk.
+        # The process may have closed the descriptor.
         return False
