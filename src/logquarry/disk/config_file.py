@@ -1,8 +1,7 @@
 """The JSON files in ``config/`` of a store: consumer offsets, topics, delay offsets, groups.
 
-RocketMQ's ``ConfigManager`` writes such a file without a sync, in several steps. This module first
-writes the previous document to ``.bak``. Then it syncs the new document and renames the new file
-into place. So after a power cut, one of the two files is readable.
+Unlike RocketMQ's ``ConfigManager``, this module syncs each write, and keeps the previous document
+in ``.bak``. So after a power cut, one of the two files is readable.
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ BACKUP = ".bak"
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig(Generic[T]):
-    """A document read from ``config/``.
-
-    ``value`` and ``path`` are None if no file is readable. ``problems`` has the path and the error
-    of each unreadable file.
-    """
+    """A document read from ``config/``; ``value`` and ``path`` are None if no file is readable."""
 
     value: T | None
     path: Path | None
@@ -45,14 +40,13 @@ class LoadedConfig(Generic[T]):
 
 
 class ConfigFile(Generic[T]):
-    """One file in ``config/``; only this object may write the file. Any thread may call
-    :meth:`save`.
+    """One file in ``config/``, with no other writer. Any thread may call :meth:`save`.
 
     Args:
-        decode: decodes the document; raises ValueError if the document is invalid.
-        aside: quarantine folder. The first save moves unreadable files to this folder.
-        member: the member of the document that ``encode`` writes. All other members of the file
-            stay: RocketMQ 5 keeps a version and more tables in the file.
+        decode: raises ValueError if the document is invalid.
+        aside: quarantine folder for unreadable files. The first save moves these files.
+        member: the only member of the document that a save replaces, because RocketMQ 5 keeps more
+            tables in the file. With None, a save replaces the whole document.
     """
 
     def __init__(
@@ -68,7 +62,6 @@ class ConfigFile(Generic[T]):
         self.path = path
         self._member = member
         self._document: str | None = None
-        """The document that was last read or saved."""
         self._disk = disk
         self._decode = decode
         self._encode = encode
@@ -109,16 +102,15 @@ class ConfigFile(Generic[T]):
         return LoadedConfig(None, None, tuple(problems))
 
     def save(self, value: T) -> bool:
-        """Write a value durably. Return False without a write if the file has this value.
+        """Write a value durably. Return False if the file already has this value.
 
-        Raises StoreUnavailable if the write failed. The previous document then still exists.
+        If the write fails (StoreUnavailable), the previous document still exists.
         """
         text = self._encode(value)
         with self._saving:
             if self._member is not None and self._document is not None:
                 text = fastjson.replace_member(self._document, self._member, text)
-            # A lone surrogate comes from a JSON escape, and has no UTF-8. So write the escape
-            # again.
+            # A lone surrogate comes from a JSON escape, and has no UTF-8: write the escape again.
             data = text.encode("utf-8", "backslashreplace")
             if data == self._last:
                 return False
@@ -136,20 +128,13 @@ class ConfigFile(Generic[T]):
 
 # --------------------------------------------------------------------------------------------------
 # Consumer offsets: ``config/consumerOffset.json`` (``ConsumerOffsetManager``)
-#
-# Consumers and the transaction checks share one table.
 
 
 class ConsumerOffsets:
-    """The committed queue offsets of all consumer groups of a store. Any thread may use this
-    object.
+    """The committed queue offsets of all consumer groups of a store. Any thread may use the object.
 
-    ``sync_log`` syncs the log; None if offsets are never saved, or the log has no writer.
-
-    Attributes:
-        found: the file that was read; None if no file is readable.
-        problems: the error of each unreadable file. If ``found`` is None and there are problems,
-            consumers must not start from the beginning as new groups would.
+    If no file is readable, but ``problems`` has errors of unreadable files, consumers must not
+    start from the beginning as new groups would.
     """
 
     def __init__(
@@ -175,17 +160,17 @@ class ConsumerOffsets:
             return {key: dict(offsets) for key, offsets in self._offsets.items()}
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Record the next queue offset of a group, in memory only."""
+        """Record the next queue offset of a group, in memory."""
         with self._lock:
             self._offsets.setdefault((topic, group), {})[queue_id] = offset
 
     def update(self, offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
-        """Replace the offsets of some groups, in memory only."""
+        """Replace the offsets of some groups, in memory."""
         with self._lock:
             self._offsets |= {key: dict(of_group) for key, of_group in offsets.items()}
 
     def remove(self, group: str, topic: str | None = None) -> None:
-        """Remove a group's offsets in one topic or in all topics, in memory only."""
+        """Remove a group's offsets in one topic or in all topics, in memory."""
         with self._lock:
             for key in [key for key in self._offsets if key[1] == group]:
                 if topic is None or key[0] == topic:
@@ -195,7 +180,6 @@ class ConsumerOffsets:
         """Write all committed offsets durably. Return whether the file changed.
 
         The log is synced first, because a power cut could remove messages before a saved offset.
-        Raises StoreUnavailable if the write failed. The old offsets are then still in the file.
         """
         with self._saving:
             offsets = self.groups()
@@ -207,17 +191,13 @@ class ConsumerOffsets:
 # --------------------------------------------------------------------------------------------------
 # The tables that a slave copies from its master (``SlaveSynchronize``)
 #
-# The rules are RocketMQ's: topics and subscription groups replace the whole table if the version
-# differs. Consumer offsets replace only the offsets of their groups. Delay offsets replace the
-# whole table.
+# The rules of RocketMQ's slave: topics and subscription groups replace the whole table if the
+# version differs; consumer offsets replace only the offsets of their groups; delay offsets replace
+# the table.
 
 
 class ConfigTable(NamedTuple):
-    """A table of ``config/``.
-
-    ``decode`` raises ValueError if the document is invalid. If ``member`` is not None, a slave
-    copies only this member of the document.
-    """
+    """A table of ``config/``. A slave copies only ``member`` of the document, unless None."""
 
     file: str
     decode: Callable[[bytes], Any]
@@ -260,10 +240,7 @@ def config_file(disk: Disk, root: Path, table: ConfigTable) -> ConfigFile[Any]:
 
 
 class ConfigTables:
-    """The tables of a slave's store. Any thread may store a table.
-
-    ``consumer_offsets`` returns the object that the store's own consumers use.
-    """
+    """The tables of a slave's store. Any thread may store a table."""
 
     def __init__(
         self, disk: Disk, root: Path, consumer_offsets: Callable[[], ConsumerOffsets]
@@ -276,12 +253,10 @@ class ConfigTables:
     def take(self, table: ConfigTable, document: bytes) -> bool:
         """Store a master's table durably. Return whether a file changed.
 
-        Raises:
-            ValueError: if the document is invalid; nothing changes then.
-            StoreUnavailable: if the write failed. The previous table is then still in the file.
+        Raises ValueError if the document is invalid. Nothing changes then.
         """
         came = table.decode(document)
-        # Encode the document before any change of a file, because encoding may fail.
+        # Encoding may fail, so encode before any file changes.
         table.encode(came)
         with self._taking:
             self._disk.health.require_writable()
@@ -295,7 +270,7 @@ class ConfigTables:
 
     def _take_consumer_offsets(self, came: dict[tuple[str, str], dict[int, int]]) -> bool:
         if not came:
-            # After a replacement by an empty table, groups would look like new groups.
+            # Groups without offsets would look like new groups.
             return False
         offsets = self._consumer_offsets()
         offsets.update(came)
@@ -318,11 +293,8 @@ def consumer_offsets(
 ) -> dict[tuple[str, str], dict[int, int]]:
     """Read (topic, group) -> queue id -> next queue offset; empty if no file is readable.
 
-    ``level`` is the log level for an invalid file.
-
-    Raises:
-        UsageError: if RocksDB has the offsets, and the package ``rocksdict`` is not installed.
-        CorruptFile: if RocksDB has the offsets, but cannot read them.
+    Raises UsageError if RocksDB has the offsets and ``rocksdict`` is missing, and CorruptFile if
+    RocksDB cannot read the offsets. ``level`` is the log level for an invalid file.
     """
     found = offsets_in_rocksdb(layout)
     if found is not None:
@@ -332,7 +304,7 @@ def consumer_offsets(
 
 
 def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, int]] | None:
-    """Read the result of :func:`consumer_offsets` from RocksDB; None if RocksDB has no offsets."""
+    """Read consumer offsets from RocksDB; None if RocksDB has none."""
     name = broker_config.CONSUMER_OFFSET_FILE
     if place_of(layout.filesystem, name) is None:
         return None
@@ -340,7 +312,7 @@ def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, i
 
 
 def delay_offsets(layout: StoreLayout, level: int = logging.WARNING) -> dict[int, int] | None:
-    """Read delay level -> next queue offset of the level's queue; None if no file is readable."""
+    """Read delay level -> next queue offset; None if no file is readable."""
     decode = broker_config.decode_delay_offsets
     return _read(layout, broker_config.DELAY_OFFSET_FILE, decode, level)
 
@@ -357,7 +329,7 @@ def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: i
 
 
 def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
-    """Record the settings of a store, with all sizes, unless the record has the same settings."""
+    """Record the settings of a store, unless the record is up to date. ``config`` has all sizes."""
     path, data = root / SETTINGS, kept_settings.encode(config)
     try:
         if read_file(path) == data:
@@ -367,6 +339,6 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     try:
         disk.replace(path, data)
     except StoreUnavailable as error:
-        # A full disk does no harm here: readers infer most settings from the store's files.
+        # Without a record, readers infer most settings from the store's files.
         disk.health.require_writable()
         logger.warning("the settings of the store are not recorded: %s", error)

@@ -1,11 +1,8 @@
 """The interface for all writes to a store. Tests subclass :class:`Disk` to inject faults.
 
-A writer allocates all blocks of a file before writing the file's map (:meth:`Disk.make_file`). On a
-full disk, a write to a hole raises SIGBUS, but ``posix_fallocate`` returns ENOSPC.
-
-The writer syncs a file with ``fdatasync`` on the descriptor that stays open. This call covers
-writes through the map and releases the GIL; ``mmap.flush`` does not release the GIL. ``fdatasync``
-also reports a write-back that failed before the call.
+A writer allocates all blocks of a file before writing to the map: on a full disk, a write to a hole
+raises SIGBUS. Syncs use ``fdatasync``, not ``mmap.flush``: ``fdatasync`` releases the GIL, and also
+reports a write-back that failed earlier.
 """
 
 from __future__ import annotations
@@ -36,9 +33,8 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 class Disk:
     """The disk of one store.
 
-    The methods of the first part are single system calls, and raise OSError. The methods of the
-    second part combine such calls, and raise StoreUnavailable. A failed sync poisons
-    :attr:`health`.
+    Methods of the first part are single system calls, and raise OSError. Methods of the second part
+    raise StoreUnavailable. A failed sync poisons :attr:`health`, and is never repeated.
     """
 
     def __init__(self) -> None:
@@ -59,11 +55,11 @@ class Disk:
         return os.fstat(descriptor).st_size
 
     def allocate(self, descriptor: int, size: int) -> None:
-        """Allocate blocks for the first ``size`` bytes, and extend a shorter file to this size."""
+        """Allocate all blocks of the first ``size`` bytes; extend a shorter file."""
         if sys.platform != "darwin":
             os.posix_fallocate(descriptor, 0, size)
         else:
-            # macOS has no such call. Zeros at the end of the file have the same effect.
+            # macOS has no such call.
             for position in range(os.fstat(descriptor).st_size, size, len(_ZEROS)):
                 self.write_all(descriptor, memoryview(_ZEROS)[: size - position], position)
 
@@ -108,11 +104,11 @@ class Disk:
         folder.mkdir()
 
     def rename(self, path: Path, to: Path) -> None:
-        """Rename a file, and replace a file that already has the new name."""
+        """Rename a file; replaces an existing file."""
         path.rename(to)
 
     def link(self, path: Path, to: Path) -> None:
-        """Create a hard link under an unused name."""
+        """Create a hard link."""
         to.hardlink_to(path)
 
     def unlink(self, path: Path) -> None:
@@ -120,7 +116,7 @@ class Disk:
         path.unlink()
 
     def list(self, folder: Path) -> list[str]:
-        """Return the sorted names of the files in a folder; empty if the folder does not exist."""
+        """Return the sorted names of the files in a folder; empty if there is no such folder."""
         try:
             # For links in a circle, DirEntry.is_file raises OSError. Path.is_file returns False.
             return sorted(path.name for path in folder.iterdir() if path.is_file())
@@ -139,14 +135,14 @@ class Disk:
             return False
 
     def next_data(self, descriptor: int, position: int) -> int | None:
-        """Return the first position from ``position`` on that can hold data; None if none can."""
+        """Return the next position that can hold data; None if there is none."""
         try:
             return os.lseek(descriptor, position, os.SEEK_DATA)
         except OSError as error:
             return None if error.errno == errno.ENXIO else position
 
     def next_hole(self, descriptor: int, position: int, size: int) -> tuple[int, int]:
-        """Return the first unwritten range after a position; (``size``, ``size``) if none."""
+        """Return the next unwritten range (start, stop); (``size``, ``size``) if there is none."""
         # An allocated range without data counts as a hole.
         if not hasattr(os, "SEEK_HOLE"):
             return size, size
@@ -165,10 +161,7 @@ class Disk:
 
     # ------------------------------------------------------------------------- combined calls
     def make_file(self, path: Path, size: int) -> int:
-        """Create a file of zeros with all its blocks, durably. Return the descriptor.
-
-        Raises StoreUnavailable if the disk is full or the name is in use. No file is left then.
-        """
+        """Create a file of zeros with all its blocks, durably. After a failure no file is left."""
         self.health.require_writable()
         self.make_folders(path.parent)
         with self.refusing(path):
@@ -191,7 +184,7 @@ class Disk:
         return descriptor
 
     def make_folders(self, folder: Path) -> None:
-        """Create a folder and its missing parents, durably. Raises StoreUnavailable on failure."""
+        """Create a folder and its missing parents, durably."""
         missing = []
         while not folder.is_dir():
             missing.append(folder)
@@ -206,16 +199,15 @@ class Disk:
             self.sync_names(made.parent)
 
     def names_in(self, folder: Path) -> Sequence[str]:
-        """Return :meth:`list` of a folder. Raises StoreUnavailable if the folder cannot be read."""
+        """Return the sorted names of the files in a folder; see :meth:`list`."""
         with self.refusing(folder):
             return self.list(folder)
 
     @contextlib.contextmanager
     def writing(self, path: Path, new_size: int | None = None) -> Iterator[int]:
-        """Open a file, or create one of ``new_size`` bytes. After the block, sync and close the
-        file.
+        """Open a file, or create one of ``new_size`` bytes. Sync and close after the block.
 
-        Raises StoreUnavailable if a call failed, or if the block raised OSError.
+        OSErrors of the block become StoreUnavailable.
         """
         with self.refusing(path):
             descriptor = self.open(path) if new_size is None else self.make_file(path, new_size)
@@ -235,17 +227,14 @@ class Disk:
             view, position = view[count:], position + count
 
     def let_go(self, descriptor: int) -> None:
-        """Close a descriptor, and only log an error: the caller has already synced all bytes."""
+        """Close a descriptor. Errors are only logged, because the file is already synced."""
         try:
             self.close(descriptor)
         except OSError as error:
             logger.warning("closing a file failed: %s", error)
 
     def sync(self, descriptor: int, path: Path) -> None:
-        """Sync a file's bytes. A failed sync is never repeated.
-
-        Raises StoreUnavailable if this sync or an earlier sync failed.
-        """
+        """Sync a file's bytes. Raises StoreUnavailable if this sync or an earlier sync failed."""
         self.health.require_writable()
         try:
             self.fdatasync(descriptor)
@@ -261,10 +250,7 @@ class Disk:
             raise self.failed(folder, "sync failed", error) from error
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Write a small file durably, and replace the previous file.
-
-        Raises StoreUnavailable if the write failed. The previous file then still exists.
-        """
+        """Write a small file durably. After a failure the previous file still exists."""
         made = path.with_name(f"{path.name}.new")
         self.make_folders(path.parent)
         self.remove(made)
@@ -280,15 +266,14 @@ class Disk:
         self.sync_names(path.parent)
 
     def sync_parent(self, folder: Path) -> None:
-        """Sync a folder's name in its parent, because the folder's creator may have crashed."""
+        """Sync a folder's name, because the process that created the folder may have crashed."""
         if os.access(folder.parent, os.R_OK):
             self.sync_names(folder.parent)
 
     def set_aside(self, path: Path, folder: Path) -> Path:
         """Move a file to a quarantine folder, durably. Return the new path.
 
-        If the folder has a file of that name, a number is added. Raises StoreUnavailable if the
-        move failed.
+        If the folder has a file of that name, a number is added.
         """
         self.make_folders(folder)
         target, number = folder / path.name, 0
@@ -300,10 +285,8 @@ class Disk:
         return target
 
     def move(self, path: Path, to: Path) -> None:
-        """Rename a file durably. If the new path is on another disk, copy the file.
-
-        Parts of a store may be links to other disks. Raises StoreUnavailable if the move failed.
-        """
+        """Rename a file durably. If the new path is on another disk, copy the file: a folder of a
+        store may be a link."""
         try:
             self.rename(path, to)
         except OSError as error:
@@ -325,7 +308,7 @@ class Disk:
             self.unlink(path)
 
     def copy(self, path: Path, position: int, length: int, target: Path) -> None:
-        """Copy bytes of a file to a new file, durably. Raises StoreUnavailable if that failed."""
+        """Copy bytes of a file to a new file, durably."""
         with self.refusing(path):
             source = self.open(path)
         try:
@@ -342,7 +325,7 @@ class Disk:
             self.let_go(source)
 
     def remove(self, path: Path) -> None:
-        """Delete a file durably, if it exists. Raises StoreUnavailable if the deletion failed."""
+        """Delete a file durably, if it exists."""
         with self.refusing(path):
             try:
                 self.unlink(path)
@@ -369,10 +352,10 @@ class Disk:
         return self.health.poison(f"{path}: {what}: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:
-        """Delete a file that lacks some blocks, durably: the store could not be opened with the
+        """Delete a file without all its blocks, because the store cannot be opened with such a
         file.
 
-        If the deletion fails, the store is poisoned, so that the next opening recovers the store.
+        If the deletion fails, the store is poisoned, and the next opening recovers the store.
         """
         self.let_go(descriptor)
         try:

@@ -9,12 +9,10 @@ from typing import Any
 
 
 class FilePlace:
-    """The position for a file's next bytes. Base of
-    :class:`~logquarry.disk.mapped_file.MappedFile`.
+    """Fields of :class:`~logquarry.disk.mapped_file.MappedFile`.
 
     Attributes:
         base: offset of the file's first byte in its queue of files.
-        size: bytes of the file.
         wrote: number of written bytes.
         store_timestamp: store time of the last message. The writer sets this after its append.
         address: memory address of the map's first byte. 0 for a closed file, and while writes go to
@@ -29,27 +27,18 @@ class FilePlace:
 
 
 class LastFile:
-    """The log's last file, None if there is no file.
-
-    Base of :class:`~logquarry.disk.mapped_file_queue.MappedFileQueue`.
-    """
+    """``last``: the last file of a :class:`~logquarry.disk.mapped_file_queue.MappedFileQueue`."""
 
     last: Any
 
 
 class HealthReason:
-    """Base of :class:`~logquarry.disk.service.Health`.
-
-    ``reason``: why the store may no longer be written; None if the store may be written.
-    """
+    """``reason``: why the store may no longer be written; None if the store may be written."""
 
     reason: str | None
 
 
 class Refusals:
-    """Base of :class:`~logquarry.disk.service.RunningFlags`.
-
-    ``refusals``: why the store takes no messages now; empty if the store takes messages.
-    """
+    """``refusals``: why the store takes no messages now; empty if the store takes messages."""
 
     refusals: frozenset[Any]

@@ -27,11 +27,8 @@ AT_WORK: Final = "a salvage or rebuild is at work there"
 def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int | None:
     """Lock a folder until the returned descriptor is closed; None if locks are not supported.
 
-    ``at_work`` is the error's text if another process holds the lock.
-
-    Raises:
-        FileNotFoundError: if the folder does not exist.
-        StoreUnavailable: if another process holds the lock.
+    Raises FileNotFoundError if the folder does not exist, and StoreUnavailable with the text
+    ``at_work`` if another process holds the lock.
     """
     if fcntl is None:
         return None
@@ -74,7 +71,7 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
             descriptor = lock_folder(folder)
             break
         except FileNotFoundError:
-            # Another process created the folder, and removed the empty folder again.
+            # Another process removed the folder again, because it was empty.
             continue
         except OSError as error:
             raise disk.refused(folder, error) from error
@@ -88,13 +85,11 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------
 # The lock of a store, and ``abort``, which shows whether the store was shut down cleanly
 #
-# The lock covers byte 0 of the file ``lock``, and excludes Java's ``tryLock(0, 1)``. The lock
-# belongs to the open file (``F_OFD_SETLK``). So the lock also excludes a second opener in the same
-# process, and stays if the process closes another descriptor of the file. ``lockf`` would release
-# the lock.
+# The lock covers byte 0 of the file ``lock``, as Java's ``tryLock(0, 1)``. The lock belongs to the
+# open file (``F_OFD_SETLK``), so it also excludes a second opener in this process. ``lockf`` would
+# release the lock if this process closes any descriptor of the file.
 #
-# A writer takes the lock before reading any file of the store. Java takes the lock only after its
-# recovery has changed files.
+# A writer takes the lock before reading the store. Java takes the lock after its recovery.
 
 _CONTENT: Final = b"lock"
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
@@ -112,8 +107,7 @@ def is_lockable(root: Path) -> bool:
 class StoreLock:
     """The lock of a store. Creating the object takes the lock.
 
-    Raises StoreUnavailable if another process holds the lock, or if locking is not possible. The
-    error has the process id of the lock's holder, if known.
+    Raises StoreUnavailable if another process holds the lock, or if locking is not possible.
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -173,9 +167,8 @@ class StoreLock:
 class AbortFile:
     """The file ``abort``, which exists while a store is open.
 
-    If a writer finds the file at the opening, the last writer did not shut down cleanly, and the
-    store is recovered. So a writer creates the file before any change, and deletes the file after
-    the last flush, both durably.
+    If the file exists at an opening, the store was not shut down cleanly. So a writer creates the
+    file before any change, and deletes the file after the last flush, both durably.
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -188,20 +181,13 @@ class AbortFile:
         return self.path.exists()
 
     def make(self) -> None:
-        """Create the file, if it does not exist.
-
-        Raises StoreUnavailable if that failed. The caller must not change the store then.
-        """
+        """Create the file, if it does not exist. After a failure, do not change the store."""
         with self._disk.refusing(self.path):
             self._disk.let_go(self._disk.open(self.path, create=True))
         self._disk.sync_names(self.path.parent)
 
     def remove(self) -> None:
-        """Delete the file, because the store is shut down cleanly.
-
-        Raises StoreUnavailable if that failed, or if the store is poisoned. The next opening then
-        recovers the store.
-        """
+        """Delete the file. Raises StoreUnavailable if the store is poisoned and needs recovery."""
         self._disk.health.require_writable()
         self._disk.remove(self.path)
 
@@ -221,8 +207,7 @@ def _take(descriptor: int) -> None:
 def _holders(descriptor: int) -> list[int]:
     """Return the processes that hold a lock on a file, as far as this process may see them.
 
-    The lock of an open file has no pid. But /proc/PID/fdinfo/FD of the process that opened the file
-    has a line ``lock: 1: OFDLCK ADVISORY WRITE ...``.
+    The lock of an open file has no pid. But /proc/PID/fdinfo/FD has a line ``lock: ...``.
     """
     wanted = os.fstat(descriptor)
     found = []

@@ -1,16 +1,9 @@
 """Opens and creates the files of a log for writing, and loads their pages ahead of puts.
 
-The next file of the log is created before a put needs the file. Then a put at the end of a file
-finds the next file allocated, durable and, if configured, in memory.
-
 The first write to a page costs a page fault: about half of the time of a put in a batch.
 :class:`PagesAhead` loads many pages at once in its own thread (``MADV_POPULATE_WRITE``, Linux 5.14;
-no effect elsewhere). The pages stay zero until a put writes them. A flush also writes such pages.
-So few pages are loaded if puts are rare, and none if each put waits for a flush.
-
-A store rarely gets messages soon after a load or import. So loads and imports call
-:func:`free_room`, which turns the unwritten parts of files into holes. The next writer allocates
-the blocks again.
+no effect elsewhere). A flush also writes loaded pages that no put has used. So few pages are loaded
+if puts are rare, and none if each put waits for a flush.
 """
 
 from __future__ import annotations
@@ -95,9 +88,8 @@ class AllocateMappedFileService(Service):
     Args:
         pool: in transient mode, the buffers to which puts write first.
         warm: load the pages of each file into memory (``warmMapedFileEnable``).
-        fast_fail: if no buffer is free, create no file (``fastFailIfNoBufferInStorePool``). If
-            False, puts write through the map of a file without a buffer.
-        timeout_ms: maximum wait of :meth:`take`.
+        fast_fail: if no buffer is free, create no file (``fastFailIfNoBufferInStorePool``).
+            Otherwise puts write to the file's map.
     """
 
     def __init__(
@@ -124,13 +116,8 @@ class AllocateMappedFileService(Service):
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
         """Take the file at ``path``, and request the creation of ``following``.
 
-        Returns:
-            None if the file was not created in time (a later call gets the file), or if no buffer
-            is free and ``fast_fail`` is set.
-
-        Raises:
-            StoreUnavailable: if the file cannot be created, or the service was stopped. The next
-                call tries again, because the disk may have room by then.
+        Returns None if the file was not created in time, or if no buffer is free (``fast_fail``).
+        Raises StoreUnavailable if the file cannot be created. A later call may get the file.
         """
         self.health.require_writable()
         if self.is_stopping:
@@ -296,9 +283,10 @@ _LEAST_HOLE: Final = 64 << 10
 
 
 def free_room(disk: Disk, folders: Iterable[Path]) -> None:
-    """Turn the unwritten parts of the last file in each folder into holes.
+    """Turn the unwritten parts of the last file in each folder into holes; call this after a load.
 
-    The caller holds the store's lock, and has synced and closed the files.
+    A store rarely gets messages soon after a load. The caller holds the store's lock, and has
+    synced and closed the files. The next writer allocates the blocks again.
     """
     for folder in folders:
         path = folder

@@ -8,9 +8,6 @@
 Without a pool, written bytes are in the file at once, so committed equals wrote. With a buffer of
 the transient store pool, a commit writes the buffer to the file. Readers see only committed bytes.
 
-If no handler of SIGBUS watches the map, the process touches no page of the map. The writer changes
-a :class:`~logquarry.disk.write_buffers.FileCopy`, and readers copy the bytes that they need.
-
 One thread writes at a time (the holder of the put lock), and one thread syncs. Any number of
 threads read: a position advances only after the bytes before it are written.
 """
@@ -44,24 +41,22 @@ _NO_BYTES: Final = memoryview(b"")
 class MappedFile(FilePlace):
     """A file of a :class:`MappedFileQueue`. Positions are within the file.
 
-    The constructor opens or creates the file, and raises StoreUnavailable on failure. :attr:`wrote`
-    and :attr:`flushed` start at 0, even for an existing file: only a walk over the bytes finds out
-    how much was written before.
+    The constructor opens or creates the file. :attr:`wrote` and :attr:`flushed` start at 0, even
+    for an existing file: only a walk over the bytes finds out how much was written before. If no
+    handler of SIGBUS watches the map, the process touches no page of the map: the writer changes a
+    :class:`~logquarry.disk.write_buffers.FileCopy`, and readers copy the bytes.
 
     Args:
         pool: lends a buffer for writes, if a buffer is free.
         exclusive: refuse a file that exists already.
 
     Attributes:
-        wrote: number of written bytes.
-        flushed: number of bytes on the disk.
         buffer: the memory to write to: the map, the pool's buffer, or a copy. Read this attribute
             before each write, because commit and close replace the memory.
         address: memory address of the map's first byte; 0 if :attr:`buffer` is not the map.
         store_timestamp: store time of the last message. The writer sets this after its append.
         flushed_timestamp: store time of the last message on the disk.
         guards_name: whether a flush fails if the file has lost its name.
-        is_locked_in_memory: whether :meth:`warm` keeps the pages in memory.
     """
 
     def __init__(
@@ -184,15 +179,14 @@ class MappedFile(FilePlace):
             self._copy.load(length)
 
     def keep(self, start: int, stop: int) -> None:
-        """If :attr:`buffer` is a copy, write a changed range to the file; see :class:`FileCopy`."""
+        """Write a changed range to the file if :attr:`buffer` is a copy; see :class:`FileCopy`."""
         if self._copy is not None and self._pooled is None:
             self._copy.keep(start, stop)
 
     def allocate(self) -> None:
-        """Allocate all blocks of the file, because RocketMQ creates sparse files.
+        """Allocate all blocks of the file, because Java creates sparse files.
 
-        On a full disk, a write to the map of a sparse file ends the process. Raises
-        StoreUnavailable if the disk has no room.
+        On a full disk, a write to the map of a sparse file ends the process.
         """
         with self._disk.refusing(self.path):
             self._disk.allocate(self._descriptor, self.size)
@@ -240,9 +234,8 @@ class MappedFile(FilePlace):
     def commit(self, least_pages: int = 0) -> int:
         """Write the pool's buffer to the file, and return the committed position.
 
-        Writes only if ``least_pages`` pages are due, or if the file is full. The buffer of a full
-        file goes back to the pool. If the write fails, poisons the store and raises
-        StoreUnavailable.
+        Writes only if ``least_pages`` pages are due, or if the file is full. A full file returns
+        its buffer to the pool. A failed write poisons the store.
         """
         self._health.require_writable()
         with self._sync_lock:
@@ -265,14 +258,13 @@ class MappedFile(FilePlace):
     def flush(self, least_pages: int = 0) -> int:
         """Sync the committed bytes, and return the flushed position.
 
-        Syncs with one ``fdatasync``, only if ``least_pages`` pages are due or the file is full.
-        Raises StoreUnavailable if this sync or an earlier sync failed. The position then stays.
+        Syncs only if ``least_pages`` pages are due, or if the file is full. Raises StoreUnavailable
+        if this sync or an earlier sync failed.
         """
         # Check this before the lock: in a forked child, the lock may be held for ever.
         self._health.require_writable()
         with self._sync_lock:
-            # Read the store time before the position. Then this sync covers the message of that
-            # time.
+            # Read the store time before the position, so that this sync covers the message.
             is_pooled = self._pooled is not None
             timestamp = self._committed_timestamp if is_pooled else self.store_timestamp
             target = self.committed
@@ -291,10 +283,7 @@ class MappedFile(FilePlace):
         return self.is_full or target // PAGE_SIZE - done // PAGE_SIZE >= least_pages
 
     def require_pages(self) -> None:
-        """Poison the store if the map lost a page, or if another program truncated the file.
-
-        Bytes that were written to such a page are not in the file.
-        """
+        """Poison the store if the map lost a page, or if another program truncated the file."""
         if self._copy is not None:
             self._copy.require_size()
         if lost() and (blocks := self._map.lost_blocks()):
@@ -304,7 +293,6 @@ class MappedFile(FilePlace):
             )
 
     def _require_name(self) -> None:
-        """Poison the store if the file has no name left, not even the hard link of a NameGuard."""
         try:
             is_linked = self._disk.is_linked(self._descriptor)
         except OSError as error:
@@ -316,8 +304,7 @@ class MappedFile(FilePlace):
 
     def _return_buffer(self) -> None:
         pooled = self._pooled
-        # Set the map first. A thread that reads ``buffer`` meanwhile gets the map or the pool's
-        # buffer.
+        # Set the map first: a thread may read ``buffer`` meanwhile.
         self._use_buffer(None)
         self._pooled = None
         if pooled is not None and self._pool is not None:
@@ -379,14 +366,11 @@ class MappedFile(FilePlace):
 
     @property
     def unreadable(self) -> Sequence[Unreadable]:
-        """The ranges, among the ranges read so far, that the disk did not deliver."""
+        """The unreadable ranges found so far."""
         return () if self._probed is None else self._probed.unreadable
 
     def require_readable(self, position: int, size: int) -> None:
-        """Raise UnreadableFile if the disk does not deliver a range.
-
-        A write through the map first reads the pages of the range.
-        """
+        """Raise UnreadableFile if the disk does not deliver a range, which a write reads first."""
         if (probed := self._probed) is not None:
             probed.window(position, size)
             if (fault := first_unreadable(probed.unreadable, position, size)) is not None:
@@ -448,7 +432,7 @@ class MappedFile(FilePlace):
             self._probed = None
 
     def delete(self) -> None:
-        """Close the file, and delete it durably. Raises StoreUnavailable if the deletion failed."""
+        """Close the file, and delete the file durably."""
         self.close()
         self._disk.remove(self.path)
 

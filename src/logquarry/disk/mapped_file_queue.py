@@ -6,8 +6,7 @@
     |---- file ----|---- file ----|---- file ------|----------|----------|--------------|
 
 One thread writes at a time: the holder of the put lock, or the dispatcher for a queue. Any number
-of threads read, because the list of files is replaced, never changed, and a removed file stays
-usable. Files are opened at first use, because a broker has thousands of queues.
+of threads read: the list of files is replaced, never changed, and a removed file stays usable.
 """
 
 from __future__ import annotations
@@ -48,11 +47,10 @@ class Allocator(Protocol):
 class MappedFileQueue(LastFile):
     """The files of a commit log or of a consume queue. Offsets count over all files of the queue.
 
-    The constructor touches no file; :meth:`load` finds the existing files.
+    The constructor touches no file; :meth:`load` finds the existing files. Each file is opened at
+    first use, because a broker has thousands of queues.
 
     Args:
-        folders: one folder, or several for a multi-path commit log.
-        file_size: bytes of each file.
         allocator: creates files ahead; None to create a file when it is needed.
         read_only: folders in which no file is created.
         full_folders: returns the folders that have no room for another file.
@@ -61,7 +59,7 @@ class MappedFileQueue(LastFile):
         gaps: whether to accept gaps between files, as RocketMQ does.
 
     Attributes:
-        bases: offset of each file's first byte, ascending. The tuple is replaced, never changed.
+        bases: offset of each file's first byte, ascending.
         last: the last file, None if there are no files.
         reach: no file at or after this offset is created ahead; None if there is no limit.
         flushed_offset: offset after the bytes on the disk (``flushedWhere``).
@@ -96,8 +94,7 @@ class MappedFileQueue(LastFile):
         self._health = disk.health
         self._allocator = allocator
         self.bases: tuple[int, ...] = ()
-        # An element is the path of a file until the file is opened. An unopened file is full and
-        # flushed.
+        # An element is a path until the file is opened. An unopened file is full and flushed.
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
         self.reach: int | None = None
@@ -111,12 +108,11 @@ class MappedFileQueue(LastFile):
     def load(self) -> None:
         """Find the files. All files count as full until :meth:`truncate_to` sets the end.
 
-        Other names than offsets are skipped. Files stay unchanged, except that a short last file is
-        extended, and that with ``guard_names`` a file gets back a name that it lost in a crash.
+        Names that are not offsets are skipped. A short last file is extended. With ``guard_names``,
+        a file gets back a name that it lost in a crash.
 
-        Raises CorruptFile in three cases: a file is longer than ``file_size``; a file before the
-        last file is shorter; a file is missing. RocketMQ refuses a short last file too, even an
-        empty one that a crash during its creation leaves.
+        Raises CorruptFile if a file is missing or has a wrong length, except for a short last file.
+        RocketMQ refuses a short last file too, even an empty file of a crash.
         """
         if self._guard is not None:
             self._guard.restore(self.folders)
@@ -152,14 +148,10 @@ class MappedFileQueue(LastFile):
     def last_file(self, create: bool = False, start_offset: int = 0) -> MappedFile | None:
         """Return the file to write to, None if there is no file (``getLastMappedFile``).
 
-        Args:
-            create: create the next file if the last file is full or missing. The result is None if
-                the file was not created in time (put status CREATE_MAPEDFILE_FAILED).
-            start_offset: the first file of an empty queue contains this offset.
-
-        Raises:
-            StoreUnavailable: with ``create``, if the store takes no writes, or the file cannot be
-                created. The log does not change, and a later call tries again.
+        With ``create``, the next file is created if the last file is full or missing. Then None
+        means that the file was not created in time (put status CREATE_MAPEDFILE_FAILED). If the
+        creation fails (StoreUnavailable), a later call tries again. The first file of an empty
+        queue contains ``start_offset``.
         """
         last = self.last
         if not create:
@@ -194,8 +186,7 @@ class MappedFileQueue(LastFile):
         made = self._allocator.take(path, following, self.file_size)
         if made is None or self._keeps_name(made):
             return made
-        # A RocketMQ broker that starts on this store deletes empty files before the lock stops the
-        # broker.
+        # A RocketMQ broker that starts on this store deletes empty files before the lock stops it.
         logger.warning("%s: another program deleted it before its first use; made again", path)
         made.close()
         return self._made_now(base)
@@ -286,11 +277,11 @@ class MappedFileQueue(LastFile):
         return None if file is None else file.select(offset - file.base, size, most)
 
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
-        """Append raw bytes at an offset, which must be the end of the queue.
+        """Append raw bytes, which may fill several files, at an offset: the end of the queue.
 
         An empty queue accepts the offset of a file's first byte. Returns False, without a change,
-        for any other offset. The bytes may fill several files. Raises StoreUnavailable if the store
-        takes no writes or a file cannot be created. Bytes before :attr:`wrote_offset` then stay.
+        for any other offset. After a failure (StoreUnavailable), bytes before :attr:`wrote_offset`
+        stay.
         """
         begins = self.last is None and offset % self.file_size == 0
         if not begins and (self.last is None or offset != self.wrote_offset):
@@ -310,8 +301,8 @@ class MappedFileQueue(LastFile):
     def commit(self, least_pages: int = 0) -> int:
         """Write the buffers to the files, and return the committed offset.
 
-        Commits each full file, and the last file if ``least_pages`` pages are due. (Java commits
-        one file per call.) Raises StoreUnavailable if a commit or sync failed, now or before.
+        Commits each full file, and the last file if ``least_pages`` pages are due. Java commits one
+        file per call.
         """
         self._health.require_writable()
         with self._flushing:
@@ -356,23 +347,14 @@ class MappedFileQueue(LastFile):
 
     # --------------------------------------------------------------------------------- the end
     def truncate_to(self, offset: int, *, aside: Path | None = None) -> list[Path]:
-        """Truncate the queue at an offset, on the disk too.
+        """Truncate the queue at an offset, on the disk too. Return the new paths of moved files.
 
         Later bytes of the file become zeros, and are synced. (Java only moves positions, so old
-        bytes reappear when the log has grown over them.) Later files are moved to quarantine; files
-        of zeros are deleted. All blocks of the new last file are allocated.
+        bytes reappear when the log has grown over them.) Later files with data are moved to the
+        quarantine folder ``aside``, on the same disk; files of zeros are deleted.
 
-        Args:
-            offset: the end of the last message that stays.
-            aside: the quarantine folder, on the same disk.
-
-        Returns:
-            The new paths of the moved files.
-
-        Raises:
-            UsageError: if the offset is not in the queue, or if a later file has data and ``aside``
-                is None. Nothing is changed then.
-            StoreUnavailable: if the disk fails.
+        Raises UsageError if the offset is not in the queue, or if ``aside`` is needed but None.
+        Nothing is changed then.
         """
         self._health.require_writable()
         if self._allocator is not None:
@@ -413,11 +395,7 @@ class MappedFileQueue(LastFile):
     def end_at(self, offset: int) -> None:
         """Truncate the queue in its last file, but keep the bytes after the end, as RocketMQ does.
 
-        All blocks of the file are allocated.
-
-        Raises:
-            UsageError: if the offset is not in the last file.
-            StoreUnavailable: if there is no room for the blocks.
+        Raises UsageError if the offset is not in the last file.
         """
         with self._flushing, self._change:
             last = self.last
@@ -439,8 +417,7 @@ class MappedFileQueue(LastFile):
         return 0 if last is None else last.base + self.file_size
 
     def remove_first(self) -> None:
-        """Remove the first file from the queue, and delete it. Readers can continue to use the
-        file.
+        """Remove and delete the first file. Readers can continue to use the file.
 
         Raises UsageError for the last file, and for a file that is not flushed.
         """

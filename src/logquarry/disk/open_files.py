@@ -1,7 +1,7 @@
 """Keeps the most recently read files of a store open, and locks pages of maps in memory (mlock).
 
-The functions on pages call the C library, which releases the GIL. Methods of ``mmap`` objects do
-not, and loading 1 GiB takes a fifth of a second.
+The functions on pages call the C library, which releases the GIL; methods of ``mmap`` objects do
+not. Loading 1 GiB takes a fifth of a second.
 """
 
 from __future__ import annotations
@@ -76,9 +76,8 @@ MOST_OPEN: Final = 128
 class OpenFiles:
     """Reads parts of files, and keeps the most recently used files open.
 
-    Returned bytes stay valid, even after the file is closed or deleted. With ``is_strict``,
-    :meth:`read` raises an error for bytes that the disk does not deliver. Otherwise the result has
-    :data:`~logquarry.log.readable.FILL` in place of these bytes.
+    Returned bytes stay valid, even after the file is closed or deleted. Bytes that the disk does
+    not deliver are :data:`~logquarry.log.readable.FILL`.
     """
 
     def __init__(self, layout: StoreLayout, *, is_strict: bool = False) -> None:
@@ -89,9 +88,8 @@ class OpenFiles:
     def read(self, path: str, position: int, length: int) -> memoryview:
         """Read ``length`` bytes, fewer at the file's end, none if the file was deleted.
 
-        Raises:
-            StoreNotFound: if the file exists but cannot be read.
-            UnreadableFile: if the disk does not deliver the bytes, and ``is_strict`` is set.
+        Raises StoreNotFound if the file exists but cannot be read. With ``is_strict``, raises
+        UnreadableFile if the disk does not deliver the bytes.
         """
         file = self._opened(path)
         if file is None:
@@ -120,7 +118,7 @@ class OpenFiles:
         return file
 
     def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
-        """Return the position and the bytes of a window that contains a range."""
+        """Return position and bytes of a window that contains a range."""
         file = self._opened(path)
         if file is None:
             return position, memoryview(b"")
@@ -154,8 +152,6 @@ class OpenFiles:
 
 
 class _OpenFile:
-    """An open file and its last window. The window of a local file has all probed bytes."""
-
     def __init__(self, view: FileView) -> None:
         self.view = view
         self._start = 0

@@ -21,9 +21,9 @@ from logquarry.log.store_files import quarantine
 class PageFile:
     """A small file of fixed size, open for writing. A missing file is created with zeros.
 
-    If the disk does not deliver the page, the file is moved to quarantine, and a new file is
-    created: a write to a part of the old page would fail too. A file shorter than ``size`` bytes is
-    extended. Raises StoreUnavailable if the file cannot be opened or created.
+    If the disk does not deliver the page, a new file replaces the old file, which is moved to
+    quarantine: a write to a part of the old page would fail too. A failed :meth:`sync` or
+    :meth:`write_durably` poisons the store, and raises StoreUnavailable.
     """
 
     def __init__(self, disk: Disk, path: Path, size: int, root: Path) -> None:
@@ -53,10 +53,7 @@ class PageFile:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Run a block that is a part of the opening. If the block fails, close the file.
-
-        Raises StoreUnavailable in place of OSError.
-        """
+        """Run a part of the opening. After a failure, close the file and raise StoreUnavailable."""
         try:
             yield
         except OSError as error:
@@ -72,20 +69,19 @@ class PageFile:
         return self._descriptor >= 0
 
     def read(self, count: int) -> bytes:
-        """Read at most ``count`` bytes from the start of the file. Raises OSError."""
+        """Read the first bytes of the file, at most ``count``. Raises OSError."""
         return self._disk.read(self._descriptor, count, 0)
 
     def write(self, data: bytes) -> None:
-        """Write the first bytes of the file without a sync. Raises OSError."""
+        """Write the first bytes of the file, without a sync. Raises OSError."""
         self._disk.write_all(self._descriptor, data, 0)
 
     def sync(self) -> None:
-        """Sync the file. A failure poisons the store, and raises StoreUnavailable."""
+        """Sync the file."""
         self._disk.sync(self._descriptor, self.path)
 
     def write_durably(self, data: bytes) -> None:
-        """Write the first bytes of the file, and sync. A failure poisons the store, and raises
-        StoreUnavailable."""
+        """Write the first bytes of the file, and sync."""
         try:
             self.write(data)
         except OSError as error:
@@ -108,20 +104,17 @@ class PageFile:
 # --------------------------------------------------------------------------------------------------
 # The checkpoint (``StoreCheckpoint``)
 #
-# The checkpoint has three store times. The log, the queues and the index are on the disk up to
-# these times, and the next recovery relies on the times. So a time is set only after a sync, and
-# the file is written last:
+# The checkpoint has three store times. Log, queues and index are on the disk up to these times. So
+# a time is set only after a sync, and the file is written last:
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #
-# The 24 bytes (48 in a 5.x store) lie in one sector and are overwritten in place, as in RocketMQ. A
-# power cut leaves either the old or the new times.
+# The 24 bytes (48 in a 5.x store) are overwritten in place, as in RocketMQ. They lie in one sector,
+# so a power cut leaves either the old or the new times.
 
 
 class CheckpointFile:
-    """The checkpoint file, open for writing. A missing file is created.
-
-    Raises StoreUnavailable if the file cannot be opened or created.
+    """The checkpoint file, open for writing; see :class:`PageFile`.
 
     Attributes:
         physic_timestamp: store time up to which the log is on the disk, in milliseconds.
@@ -150,7 +143,7 @@ class CheckpointFile:
         return Checkpoint(self.physic_timestamp, self.logics_timestamp, self.index_timestamp)
 
     def flush(self) -> None:
-        """Write the times and sync. A failure poisons the store, and raises StoreUnavailable."""
+        """Write the times, and sync."""
         self._disk.health.require_writable()
         with self._writing:
             times = self.times
@@ -169,27 +162,24 @@ class CheckpointFile:
 # --------------------------------------------------------------------------------------------------
 # The durable offset (:class:`logquarry.format.checkpoint.DurableMark`)
 #
-# Each sync of the log raises the durable offset. The durable file is synced only before the
+# Each sync of the log raises the durable offset, but the durable file is synced only before the
 # checkpoint is written. So after a power cut the durable offset may be too low, but never too high.
-#
-# The same file has the log's start. The start is raised before the log's first files are deleted.
+# The file also has the log's start, which is raised before the log's first files are deleted.
 
 logger = logging.getLogger(__name__)
 
 
 class DurableFile:
-    """The file of the durable offset. A missing file is created.
-
-    Raises StoreUnavailable if the file cannot be created or written.
+    """The file of the durable offset; see :class:`PageFile`.
 
     Args:
         checkpoint: the times of the checkpoint.
-        log_start: physical offset at which the log starts, -1 if the log has no files. With None,
-            the file's start stays.
+        log_start: physical offset at which the log starts, -1 if the log has no files; None to keep
+            the start in the file.
 
     Attributes:
         find_start: returns the log's current start, -1 if unknown. Each write of the checkpoint
-            records a start that is later than the recorded start.
+            records a later start.
     """
 
     def __init__(
@@ -221,10 +211,9 @@ class DurableFile:
         return self._mark.offset
 
     def move(self, offset: int) -> None:
-        """Raise the durable offset after a sync of the log. If the write fails, the old offset
-        stays.
+        """Raise the durable offset after a sync of the log, without a sync of this file.
 
-        The file is not synced, because a lost write only leaves a lower offset.
+        A lost or failed write only leaves a lower offset.
         """
         with self._writing:
             if offset <= self._mark.offset or not self._file.is_open:
@@ -239,29 +228,20 @@ class DurableFile:
                 )
 
     def sync(self) -> None:
-        """Sync the file, for callers that rely on the durable offset after a power cut.
-
-        A failure poisons the store, and raises StoreUnavailable.
-        """
+        """Sync the file, for callers that rely on the durable offset after a power cut."""
         with self._writing:
             if self._file.is_open:
                 self._file.sync()
 
     def expect(self, before: Checkpoint, after: Checkpoint) -> None:
-        """Make the durable offset valid for the old and for the next content of the checkpoint.
-
-        A failure poisons the store, and raises StoreUnavailable.
-        """
+        """Make the durable offset valid for the old and for the next content of the checkpoint."""
         with self._writing:
             self._mark = self._mark._replace(before=before, after=after)
             self._raise_start(self.find_start())
             self._file.write_durably(self._content())
 
     def begin_at(self, log_start: int) -> None:
-        """Record the log's new start, before the first files of the log are deleted.
-
-        A failure poisons the store, and raises StoreUnavailable.
-        """
+        """Record the log's new start, before the first files of the log are deleted."""
         with self._writing:
             self._raise_start(log_start)
             self._file.write_durably(self._content())
@@ -280,8 +260,7 @@ class DurableFile:
 def record_start(disk: Disk, path: Path, log_start: int) -> None:
     """Record the new start of a log that is not open, before its first files are deleted.
 
-    If the durable file at ``path`` is missing or not valid, nothing is recorded. A failure poisons
-    the store, and raises StoreUnavailable.
+    If the durable file at ``path`` is missing or not valid, nothing is recorded.
     """
     if not path.exists():
         return

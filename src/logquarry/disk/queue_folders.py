@@ -1,14 +1,13 @@
 """Finds the folders of a queue of files, and protects the log by second names (hard links).
 
-If a RocketMQ broker is started on a store in use, the lock stops the broker only after its
-recovery. This recovery deletes files after the log's end, for example a file that was created ahead
-and was empty at that time. But this writer may have written messages to the file meanwhile. So each
-file that is written has a hard link beside the log's folder:
+A RocketMQ broker that is started on a store in use notices the lock only after its recovery. This
+recovery deletes files after the log's end, although this writer may have written messages to these
+files meanwhile. So each file that is written has a hard link beside the log's folder:
 
     STORE/commitlog/00000000000000065536   STORE/.logquarry/names/commitlog/00000000000000065536
 
-If another program deletes the first name of a file, the writer restores the name from the link: at
-the next check, at shutdown, or at the opening after a crash. A clean shutdown removes the links.
+If another program deletes a file, the writer restores the name from the link: at the next check, at
+shutdown, or at the opening after a crash. A clean shutdown removes the links.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class NameGuard:
     def guard(self, path: Path) -> None:
         """Give a file its second name, and replace an older link.
 
-        If the file system has no hard links, the file gets no second name. Then a sync only detects
-        that the file's name is gone.
+        Some file systems have no hard links. Then only a sync detects the loss of the name.
         """
         with self._change:
             with contextlib.suppress(OSError):
@@ -63,10 +61,9 @@ class NameGuard:
             self._paths = (*self._paths, path)
 
     def release(self, path: Path) -> None:
-        """Remove a file's second name durably, for example before the file is deleted.
+        """Remove a file's second name durably, before the file is deleted.
 
-        Raises StoreUnavailable if the disk fails. The second name might then reappear after a
-        crash, and the next opening would restore the file.
+        Otherwise, after a crash, the next opening would restore the file.
         """
         with self._change:
             link = link_of(path)
@@ -78,7 +75,7 @@ class NameGuard:
     def check(self) -> list[Path]:
         """Restore the first name of files that lost this name. Return their paths.
 
-        A failure poisons the store, and raises StoreUnavailable.
+        A failure poisons the store.
         """
         with self._change:
             lost = [path for path in self._paths if not path.exists()]
@@ -113,8 +110,8 @@ class NameGuard:
         with contextlib.suppress(StoreUnavailable):
             self.check()
             for path in self._paths:
-                # No sync is needed: a link that reappears after a crash has a file with a first
-                # name. The next opening syncs before it removes any file.
+                # No sync is needed, because the file still has its first name. The next opening
+                # syncs before it removes any file.
                 with contextlib.suppress(OSError):
                     self._drop(path)
 
@@ -122,8 +119,7 @@ class NameGuard:
         """After a crash, restore the files that lost their first name. Return their paths.
 
         A file that was renamed in its folder is not restored, because a recovery renames this file
-        back. Afterwards no second name exists, and none reappears after a crash, even if an earlier
-        process removed names without a sync. Raises StoreUnavailable on failure.
+        back. Afterwards no second name exists, and none reappears after a crash.
         """
         back = []
         for folder in folders:
@@ -170,7 +166,6 @@ def link_of(path: Path) -> Path:
 class QueueFolders:
     """The folders of one queue of files, usually one folder.
 
-    New files are created in ``folders``, except in folders that are in ``read_only``.
     ``full_folders`` returns the folders that have no room for another file.
     """
 
@@ -194,10 +189,8 @@ class QueueFolders:
     def find(self, file_size: int, *, gaps: bool = False) -> dict[int, Path]:
         """Find the existing files, in the order of their bases. Other names are skipped.
 
-        Raises:
-            CorruptFile: if a file is longer than ``file_size``; if a file before the last file is
-                shorter; or if a file is missing and ``gaps`` is not set.
-            StoreUnavailable: if a folder or file cannot be read.
+        Raises CorruptFile if a file is longer than ``file_size``, if a file before the last file is
+        shorter, or if a file is missing and ``gaps`` is not set.
         """
         found: dict[int, Path] = {}
         for folder in {*self.folders, *self._read_only}:

@@ -31,11 +31,9 @@ class Refusal(Enum):
 
 
 class RunningFlags(Refusals):
-    """The reasons why a store takes no messages now. Reads continue. Any thread may use this
-    object.
+    """The reasons why a store takes no messages now. Reads continue. Any thread may use the object.
 
-    ``refusals`` has the current reasons. The set is replaced, never changed, so that a put reads
-    the set without a lock.
+    The set ``refusals`` is replaced, never changed, so that a put reads the set without a lock.
     """
 
     def __init__(self, *refusals: Refusal) -> None:
@@ -43,7 +41,7 @@ class RunningFlags(Refusals):
         self._change = threading.Lock()
 
     def set(self, refusal: Refusal) -> None:
-        """Refuse messages from now on, for this reason."""
+        """Refuse messages from now on."""
         with self._change:
             self.refusals |= {refusal}
 
@@ -59,7 +57,7 @@ class RunningFlags(Refusals):
 
     @property
     def why(self) -> str:
-        """The reasons why the store takes no messages, as text."""
+        """The reasons as text."""
         return "; ".join(refusal.value for refusal in Refusal if refusal in self.refusals)
 
 
@@ -136,7 +134,6 @@ class Flag:
             if self._free.locked():
                 self._free.release()
         except RuntimeError:
-            # Another thread has set the flag first.
             pass
 
     def take(self, timeout_s: float | None = None) -> bool:
@@ -178,14 +175,12 @@ def monotonic_ms() -> int:
 class Service(ABC):
     """A daemon thread that runs :meth:`run_once` at an interval, or after :meth:`wakeup`.
 
-    The close of the store ends the thread, at the interpreter's exit too (:func:`close_at_exit`).
+    A poisoned store ends the service. If :meth:`run_once` raises any exception except
+    StoreUnavailable, the service poisons the store, because no thread does the work any more.
 
     Args:
-        health: the store's health. A poisoned store ends the service. If :meth:`run_once` raises
-            any exception except StoreUnavailable, the service poisons the store, because no thread
-            does the work any more.
         interval_ms: pause between two runs; None to run only after :meth:`wakeup`.
-        is_timed: whether :meth:`wakeup` does not shorten the pause.
+        is_timed: whether :meth:`wakeup` has no effect.
     """
 
     def __init__(
@@ -215,8 +210,7 @@ class Service(ABC):
         return None if self.is_timed else self._wake
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """End the thread after its current run and :meth:`run_last`. Return whether it ended in
-        time.
+        """End the thread after its current run and :meth:`run_last`. Return False after a timeout.
 
         Does nothing in a forked child, which has no such thread.
         """
@@ -289,9 +283,9 @@ _OPEN: Final[dict[int, Closable]] = {}
 def abandon_in_children(thing: Abandonable) -> None:
     """Abandon ``thing`` in each child that this process forks. Keeps a weak reference.
 
-    A child has neither the store's maps (``MADV_DONTFORK``) nor its threads, and only the parent
-    may write the files. So in a child every call raises StoreUnavailable, and the descriptors are
-    closed. An open descriptor of the lock would keep the lock as long as the child lives.
+    A child has neither the store's maps (``MADV_DONTFORK``) nor its threads. So in a child every
+    call raises StoreUnavailable, and the descriptors are closed. An open descriptor of the lock
+    would keep the lock as long as the child lives.
     """
     _NOT_IN_CHILDREN.add(thing)
 
@@ -304,13 +298,13 @@ def stays(thing: Abandonable) -> None:
 def close_at_exit(thing: Closable) -> None:
     """Close ``thing`` at interpreter exit, so that the next opening needs no recovery.
 
-    The last registered object is closed first. Keeps ``thing`` alive until :func:`was_closed`.
+    Keeps ``thing`` alive until :func:`was_closed`.
     """
     _OPEN[id(thing)] = thing
 
 
 def was_closed(thing: Closable) -> None:
-    """Undo :func:`close_at_exit`, because ``thing`` was closed."""
+    """Undo :func:`close_at_exit`."""
     _OPEN.pop(id(thing), None)
 
 
@@ -320,7 +314,7 @@ def _close_all() -> None:
         try:
             thing.close()
         except Exception:
-            # The other stores must be closed too. No caller could catch the error.
+            # The other stores must be closed too.
             logger.exception("a store could not be closed cleanly at exit")
 
 

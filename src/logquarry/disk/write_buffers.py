@@ -19,12 +19,10 @@ _STEP: Final = 8 << 20
 class TransientStorePool:
     """Buffers for the newest bytes of the log, before a commit writes the bytes to the files.
 
-    A file borrows a buffer until the file is full. If no buffer is free, puts write to the file's
-    map. With a buffer, a put never waits for the page cache, but uncommitted bytes are lost if the
-    process ends. The pool is used only with asynchronous flush, and not on a slave.
-
-    A borrowed buffer has the bytes of the previous file. The next file overwrites the bytes, or
-    leaves stale bytes after its blank, as RocketMQ does.
+    A file borrows a buffer until the file is full. With a buffer, a put never waits for the page
+    cache, but uncommitted bytes are lost if the process ends. The pool is used only with
+    asynchronous flush, and not on a slave. A borrowed buffer has the bytes of the previous file. So
+    stale bytes may follow the file's blank, as in RocketMQ.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -57,11 +55,9 @@ class TransientStorePool:
 class FileCopy:
     """A copy of a file in memory, used instead of a map if no handler of SIGBUS watches the map.
 
-    The writer changes the copy, and :meth:`keep` writes the changes to the file. If the disk fails
-    or is full, ``pwrite`` raises an error, but a write to a map would end the process.
-
-    The memory of appended pages is released after their write, and then reads as zeros. Loaded
-    pages stay. ``view`` is the memory, as large as the file.
+    If the disk fails or is full, ``pwrite`` raises an error, but a write to a map would end the
+    process. The memory of appended pages is released after their write, and then reads as zeros.
+    Loaded pages stay.
     """
 
     def __init__(self, disk: Disk, descriptor: int, path: Path, size: int) -> None:
@@ -79,10 +75,7 @@ class FileCopy:
         self._done = 0
 
     def load(self, length: int) -> None:
-        """Read the file's first bytes into the memory, where the bytes stay.
-
-        Raises StoreUnavailable if the bytes cannot be read.
-        """
+        """Read the file's first bytes into the memory, where the bytes stay."""
         done = 0
         with self._disk.refusing(self._path):
             while done < length:
@@ -97,15 +90,12 @@ class FileCopy:
         self._done = max(self._done, -(-length // PAGE_SIZE) * PAGE_SIZE)
 
     def clear(self, start: int, length: int) -> None:
-        """Set a range of the file to zero. Raises StoreUnavailable if the write failed."""
+        """Set a range of the file to zero."""
         with self._disk.refusing(self._path):
             self._disk.write_all(self._descriptor, bytes(length), start)
 
     def keep(self, start: int, stop: int) -> None:
-        """Write a range of the memory to the file.
-
-        A failure poisons the store, and raises StoreUnavailable.
-        """
+        """Write a range of the memory to the file. A failure poisons the store."""
         try:
             self._disk.write_all(self._descriptor, self.view[start:stop], start)
         except OSError as error:
