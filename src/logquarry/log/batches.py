@@ -28,8 +28,7 @@ _END: Final = object()
 def ahead(items: Iterable[T]) -> Iterator[T]:
     """Yield the items in order; a thread makes the next item during the caller's work.
 
-    Kernels release the GIL, so thread and caller run at the same time. A caller that stops early
-    waits for the item in the thread.
+    If the caller stops early, the generator waits for the thread.
     """
     source = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
@@ -86,10 +85,7 @@ def as_error(span: DamagedSpan) -> CorruptFrame:
 def sound_runs(
     events: Iterable[Event], on_damage: OnDamage, damage: DamageLog | None = None
 ) -> Iterator[Run]:
-    """Yield the runs of frames. Collect damaged spans in ``damage``, and apply the policy.
-
-    Raises CorruptFrame if the policy makes a damaged span an error.
-    """
+    """Yield the runs of frames, and apply the damage policy, which may raise CorruptFrame."""
 
     def report(span: DamagedSpan) -> bool:
         if damage is not None:
@@ -112,21 +108,14 @@ def message_runs(
     *,
     limit: int = DEFAULT_LIMIT,
 ) -> Iterator[Run]:
-    """Yield the runs of :func:`sound_runs`, with inner batches split into messages.
-
-    An inner batch that decompresses to more than ``limit`` bytes is not split.
-    """
+    """Split inner batches of at most ``limit`` bytes in the runs of :func:`sound_runs`."""
     return unwrapped(sound_runs(events, on_damage, damage), limit=limit)
 
 
 def record_batches(
     runs: Iterable[Run], decoding: columns.Decoding, wanted: MessageFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Decode the messages that pass a filter.
-
-    A run gives several batches if its decompressed bodies take more than MOST_CONTENT bytes. A run
-    without such messages gives no batch.
-    """
+    """Decode the messages that pass a filter. A batch has at most MOST_CONTENT bytes of bodies."""
 
     def decode(run: Run) -> Iterator[tuple[Rows, pa.RecordBatch]]:
         for part, bodies in columns.pieces(run.window, run.rows, decoding, MOST_CONTENT):
@@ -168,8 +157,7 @@ def selected(
 class BadBodies:
     """The damage policy for bodies that do not decompress.
 
-    Under the policy ``skip`` the message keeps its stored body. The recorded span then has length
-    0, because the read skips no frame.
+    If the read skips damage, the message keeps its stored body. The recorded span has length 0.
     """
 
     layout: StoreLayout
@@ -177,7 +165,7 @@ class BadBodies:
     damage: DamageLog | None = None
 
     def __call__(self, offset: int, reason: str) -> None:
-        """Apply the policy (:attr:`Decoding.on_bad_body`). Raises CorruptFrame, unless ``skip``."""
+        """Apply the policy. Raises CorruptFrame, unless the policy is ``skip``."""
         path = self.layout.log_path(offset)
         if self.on_damage != "skip":
             raise CorruptFrame(path, offset, f"{BAD_COMPRESSION}: {reason}", kind=BAD_COMPRESSION)

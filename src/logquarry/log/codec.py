@@ -70,9 +70,8 @@ class Window:
         base: physical offset of the first byte.
         end: index of the file's end; larger than ``len(data)`` if the file continues.
         has_heads: whether the log is a DLedger log, in which heads precede frames.
-        is_unwrapped: whether the frames are made from messages of inner batches
-            (:mod:`logquarry.log.frames`). Only PHYSICALOFFSET then gives a frame's place in the
-            log.
+        is_unwrapped: whether the frames come from inner batches. Their place in the log is then
+            PHYSICALOFFSET, not ``base`` plus the position.
     """
 
     data: Bytes
@@ -185,10 +184,7 @@ def _after_head(window: Window, position: int) -> tuple[int, int]:
 
 
 def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
-    """Check one position with the reference; fill ``row`` if a sound frame starts there.
-
-    The returned codes are those of :func:`walk`.
-    """
+    """Check one position with the reference, and fill ``row``. Returns a code of :func:`walk`."""
     left, here = window.end - position, window.length - position
     if left < frame.BLANK.size:
         return int(frame.DamageKind.TRUNCATED)
@@ -243,10 +239,9 @@ def check_places(
     *,
     check_crc: bool,
 ) -> tuple[Rows, Int32]:
-    """Check the frames at several positions, for example at the positions in queue entries.
+    """Check the frames at several positions. Return the rows of sound frames, and all codes.
 
-    ``sizes`` has the expected size of each frame; 0 accepts any size. Returns the rows of the sound
-    frames, and a code for each position.
+    ``sizes`` has the expected size of each frame; 0 accepts any size.
     """
     rows = empty_rows(len(places) + 1)
     codes = np.empty(len(places), np.int32)
@@ -281,10 +276,8 @@ def check_places(
 def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tuple[int, int]:
     """Find the first sound frame that starts in ``[start, stop)`` (resync).
 
-    Returns:
-        - (position, REACHED_STOP) if there is a sound frame.
-        - (position, NEED_MORE) if the window is too short to check that position.
-        - (stop, TRUNCATED) otherwise.
+    Returns the position and REACHED_STOP; or the first position that needs more bytes and
+    NEED_MORE; or ``stop`` and TRUNCATED.
     """
     fast = kernels()
     row = empty_rows(1)[0]
@@ -361,7 +354,7 @@ _CHUNK: Final = 1 << 20
 
 
 def head_offset(view: FileView) -> int | None:
-    """Return the physical offset in a file's first frame; -1 if the first bytes are no frame.
+    """Return the physical offset in a file's first frame, -1 if there is no frame.
 
     None if the file is too short, or begins with zeros or a blank.
     """

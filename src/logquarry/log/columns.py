@@ -36,12 +36,8 @@ MOST_CONTENT: Final = 8 << 20
 class Decoding:
     """Settings for the decoding of frames to columns.
 
-    Attributes:
-        broker: value of the column ``broker``.
-        delay_levels_ms: delay of each level, for the tags code of delayed messages.
-        decompress_limit: maximum bytes of one decompressed body.
-        on_bad_body: called with physical offset and reason if a body does not decompress. If the
-            callback returns, the column has the stored body.
+    ``on_bad_body`` is called with physical offset and reason if a body does not decompress. If the
+    callback returns, the column has the stored body.
     """
 
     columns: Sequence[str] = schema.NAMES
@@ -57,10 +53,7 @@ class Decoding:
 def record_batch(
     window: Window, rows: Rows, decoding: Decoding, *, bodies: pa.Array | None = None
 ) -> pa.RecordBatch:
-    """Decode frames to a batch. ``bodies`` is the column ``body`` if it is already made.
-
-    Raises LogquarryError if a column takes more than 2 GiB.
-    """
+    """Decode frames to a batch. A column of more than 2 GiB raises LogquarryError."""
     ready = {} if bodies is None else {"body": bodies}
     if codec.kernels_enabled():
         arrays = _kernel_arrays(window, rows, decoding, ready)
@@ -173,7 +166,6 @@ def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Itera
     """Yield the bodies of all frames, decompressed, in arrays of at most ``most`` bytes.
 
     A larger body gets an array for itself. If no body is compressed, there is only one array.
-    Raises LogquarryError if an array takes more than 2 GiB.
     """
     flags = fixed_fields(window, rows, ["sys_flag"])["sys_flag"].tolist()
     if not any(map(is_compressed, flags)):
@@ -197,8 +189,7 @@ def pieces(
 ) -> Iterator[tuple[Rows, pa.Array | None]]:
     """Divide frames into pieces whose decompressed bodies take at most ``most`` bytes.
 
-    Yields the rows of each piece, and the column ``body`` for :func:`record_batch`. If ``decoding``
-    does not decompress, there is one piece, and the column is None.
+    Yields rows and the column ``body``. Without decompression there is one piece, and no column.
     """
     if not decoding.decompress or "body" not in decoding.columns:
         yield rows, None

@@ -270,9 +270,8 @@ class KernelColumns:
         return pa.MapArray.from_arrays(pa.array(pair_offsets), keys, values)
 
     def _exact_properties(self) -> pa.Array:
-        # Null if the string equals the encoding of its pairs. Any other string has another length,
-        # because the pairs lack empty and repeated properties. This holds only for UTF-8; the
-        # reference decodes all other strings.
+        # Null if the string equals the encoding of its pairs. All other strings have another
+        # length, because the pairs lack empty and repeated properties. Only for UTF-8.
         assert self._pairs is not None
         pairs, ends = self._pairs
         used = int(ends[-1])

@@ -85,10 +85,7 @@ class ExactProperties:
 
 
 def read(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array] | None:
-    """Read the numbers of a file's listed rows and their strings; None if the file has no list.
-
-    Raises ValueError if the metadata is not a valid list.
-    """
+    """Read the numbers of a file's listed rows and their strings; None if the file has no list."""
     data = (metadata or {}).get(KEY)
     if data is None:
         return None
@@ -104,10 +101,7 @@ def read(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array] | Non
 def strings(exact: tuple[Int64, pa.Array], maps: pa.Array, first: int) -> pa.Array:
     """Return the exact property string of each listed row, and null for all other rows.
 
-    Args:
-        exact: the result of :func:`read`.
-        maps: the column ``properties`` of the rows.
-        first: number of the first row in the file.
+    ``maps`` is the column ``properties``. ``first`` is the number of the first row in the file.
     """
     rows, listed = exact
     begin, end = np.searchsorted(rows, [first, first + len(maps)]).tolist()

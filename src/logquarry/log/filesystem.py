@@ -1,8 +1,4 @@
-"""Reads the folder of a store: local files with mmap, other file systems with pyarrow.fs.
-
-:class:`FileView` gives windows of a file's bytes to the kernels. A window of a local file is a part
-of the map. A window of a remote file is a copy in memory.
-"""
+"""Reads the folder of a store: local files with mmap, other file systems with pyarrow.fs."""
 
 from __future__ import annotations
 
@@ -53,7 +49,6 @@ class FileView(ABC):
     """One file, open for reading.
 
     Attributes:
-        path: the full path, for messages.
         is_mapped: whether a window is a part of a map, without a copy.
         is_growing: whether another program may write the file, so that a copy can become outdated.
     """
@@ -65,10 +60,7 @@ class FileView(ABC):
 
     @property
     def unreadable(self) -> Sequence[Unreadable]:
-        """The ranges that the disk did not deliver so far, in order.
-
-        A window has :data:`~logquarry.log.readable.FILL` in place of these bytes.
-        """
+        """The unreadable ranges so far, in order. Windows have FILL bytes in their place."""
         return ()
 
     @abstractmethod
@@ -119,9 +111,8 @@ class GoneFile(FileView):
 class FileSystem(ABC):
     """Read access to the folder of one store.
 
-    Attributes:
-        root: path or URL of the folder, for messages.
-        unreadable: path below the root -> the unreadable ranges found so far.
+    ``root`` is the path or URL of the folder. ``unreadable`` has the unreadable ranges found so
+    far, by the path below the root.
     """
 
     root: str
@@ -129,18 +120,14 @@ class FileSystem(ABC):
 
     @abstractmethod
     def list(self, path: str) -> list[Entry]:
-        """List a folder below the root, sorted by name. A missing folder is empty.
-
-        Raises StoreNotFound if the folder exists but cannot be read.
-        """
+        """List a folder below the root, sorted by name. A missing folder is empty."""
 
     @abstractmethod
     def open(self, path: str) -> FileView:
         """Open a file below the root.
 
-        Raises:
-            FileNotFoundError: if the file does not exist or is not a regular file.
-            StoreNotFound: if the file exists but cannot be read.
+        Raises FileNotFoundError for a missing or irregular file, and StoreNotFound for a file that
+        cannot be read.
         """
 
     @abstractmethod
@@ -164,10 +151,7 @@ class FileSystem(ABC):
         return path
 
     def read(self, path: str) -> bytes:
-        """Read a small file.
-
-        Raises UnreadableFile if the disk does not deliver all bytes, or the file exceeds 1 GiB.
-        """
+        """Read a small file. Raises UnreadableFile for unreadable bytes, and above 1 GiB."""
         view = self.open(path)
         if view.size > _MOST_READ_WHOLE:
             # A sparse file can be larger than the memory.
@@ -403,14 +387,10 @@ def open_filesystem(
 ) -> FileSystem:
     """Open the folder at a path or URL.
 
-    Args:
-        storage_options: arguments of the file system. If an ``s3:`` URL has only options of
-            ``pyarrow.fs.S3FileSystem``, pyarrow.fs opens the folder. With other options, fsspec
-            opens the folder. Without options, pyarrow.fs is tried before fsspec.
+    pyarrow.fs opens an ``s3:`` URL that has only options of ``pyarrow.fs.S3FileSystem``. With other
+    options, fsspec opens the folder. Without options, pyarrow.fs is tried before fsspec.
 
-    Raises:
-        StoreNotFound: if a local path is not a folder.
-        UsageError: if no file system knows the URL.
+    Raises StoreNotFound if a local path is not a folder, and UsageError for an unknown URL.
     """
     text = path_or_url(arguments.path(location))
     if storage_options is not None:

@@ -27,14 +27,11 @@ class MessageFilter:
 
     Attributes:
         topic_pattern: regular expression that matches the whole topic name.
-        queues: (topic, queue id) of single queues.
         tags: the message has one of these tags (compared as strings, not by hash).
         keys: one of these words is in KEYS, or equals UNIQ_KEY.
-        since_ms: minimum store timestamp, in milliseconds.
         until_ms: store timestamp in milliseconds, exclusive.
         queue_offsets: minimum queue offset, and the end (exclusive).
-        queue_ranges: (topic, queue id) -> minimum queue offset, and the end (exclusive; None for no
-            end).
+        queue_ranges: (topic, queue id) -> minimum queue offset, and the end (exclusive).
         grep: regular expression to find in the body (decompressed, if the read decompresses).
     """
 
@@ -225,10 +222,7 @@ def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
 
 
 def tag_expression(text: str | None, what: str = "tags") -> frozenset[str] | None:
-    """Parse a tag expression ``paid || sent``; None for ``*`` and for no expression (any tag).
-
-    Raises UsageError if the expression names no tag.
-    """
+    """Parse a tag expression ``paid || sent``; None for ``*`` and for no expression (any tag)."""
     found = props.parse_tags(text)
     if found is None and text is not None and text != props.ANY_TAG:
         raise UsageError(f"{what} names nothing: {text!r}")

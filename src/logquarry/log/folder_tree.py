@@ -12,12 +12,7 @@ _MOST_FOLDERS: Final = 64
 
 
 class Below(NamedTuple):
-    """One name below a folder.
-
-    Attributes:
-        path: path below the store's root.
-        wrong: the reason if this is neither a file nor a readable folder; else None.
-    """
+    """One name below a folder. ``wrong``: why this is neither a file nor a readable folder."""
 
     path: str
     is_dir: bool
@@ -25,10 +20,7 @@ class Below(NamedTuple):
 
 
 def below(filesystem: FileSystem, folder: str) -> Iterator[Below]:
-    """Yield all names below a folder. Links are followed, except links to parent folders.
-
-    Raises StoreNotFound if a folder cannot be read.
-    """
+    """Yield all names below a folder. Links are followed, except links to parent folders."""
     waiting: list[tuple[str, tuple[str, ...]]] = [(folder, (filesystem.real_path(folder),))]
     while waiting:
         path, parents = waiting.pop()

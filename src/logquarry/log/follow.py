@@ -29,11 +29,9 @@ class DispatchRequests:
 
     Attributes:
         topic_ids: index of the frame's topic in ``topics``.
-        queue_offset: index in the consume queue.
         store_timestamp: in milliseconds.
         is_dispatched: whether the frame gets a queue entry (transaction types NOT and COMMIT).
-        has_key: whether the frame gets index entries: it has KEYS or UNIQ_KEY, and is not a
-            ROLLBACK.
+        has_key: whether the frame has KEYS or UNIQ_KEY, and is not a ROLLBACK.
     """
 
     topic_ids: Int32
@@ -92,13 +90,9 @@ def index_keys(
 ) -> tuple[Int64, Int64]:
     """Hash the keys of frames. Return the hashes, and the frame number of each key.
 
-    The order is the order of ``IndexService.buildIndex``: frame by frame, and in each frame
-    UNIQ_KEY, the words of KEYS, and the tag.
-
-    Args:
-        raw: keep the sign of the hashes, as 3.x stored them.
-        only_keys: skip UNIQ_KEY, because 3.x had none.
-        tags: also hash the tag of each message, as 5.4 does.
+    The order is the order of ``IndexService.buildIndex``: in each frame UNIQ_KEY, the words of
+    KEYS, and the tag. ``raw`` keeps the sign of the hashes, as 3.x. ``only_keys`` skips UNIQ_KEY,
+    because 3.x had none. ``tags`` adds the tag, as 5.4.
     """
     fast = codec.kernels()
     if fast is None or fast.bad_utf8(window.address, rows, len(rows)):
@@ -142,8 +136,8 @@ def _plain(
 # --------------------------------------------------------------------------------------------------
 # Following the log
 #
-# The reference walks, and then calls dispatch_requests and index_keys. The kernel does this work in
-# one pass. If a run has a frame that only the reference can decode, the reference decodes the run.
+# The kernel walks and decodes in one pass. If a run has a frame that only the reference can decode,
+# the reference decodes the run.
 
 MOST_FRAMES: Final = 1 << 14
 _MOST_TOPICS: Final = 1 << 9
@@ -161,7 +155,7 @@ class Followed:
         key_hashes: hashes of the index keys, in the order of the index.
         key_numbers: frame number of each key.
         table: the kernel's table (:mod:`logquarry.format.rows`); None if the reference decoded.
-        queues: (topic, queue id) of each queue number in the kernel's table.
+        queues: (topic, queue id) of each queue number in the table.
     """
 
     rows: Rows
@@ -175,10 +169,8 @@ class Followed:
 class Follower:
     """Follows the log run by run. One thread may use a follower at a time.
 
-    Args:
-        most_frames: maximum number of frames of one run.
-        as_java: stop (ASK_JAVA) at frames that RocketMQ 4.9.3 may reject: frames of 5.x, and
-            frames of the schedule topic whose DELAY is not one to nine digits.
+    With ``as_java``, a follower stops (ASK_JAVA) at frames that RocketMQ 4.9.3 may reject: frames
+    of 5.x, and frames of the schedule topic whose DELAY is not one to nine digits.
     """
 
     def __init__(
@@ -205,11 +197,10 @@ class Follower:
         self._numbers = np.empty(_MOST_KEYS, np.int64)
 
     def follow(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
-        """Read the frames of a window, up to the last frame that starts before ``stop``.
+        """Read the frames that start before ``stop``. Return the run, the position after it, a
+        code.
 
-        Returns:
-            The run (None if there is no frame), the position after the run, and the walk's code
-            (:func:`logquarry.log.codec.walk`). The run is valid until the next call.
+        The run is None if there are no frames, and is valid until the next call.
         """
         found, after, code = self._follow(window, stop)
         if found is not None and self._keys != "4.9":

@@ -1,8 +1,7 @@
 """Prepares the frames of a walk for readers: removes lost frames, and splits inner batches.
 
-The walk checks the bytes of frames, and a decoder reads these bytes later. In between, the disk may
-fail, or another program may truncate the file. A lost page then holds ``FILL``
-(:mod:`logquarry.log.readable`). Data from lost pages must not reach the caller.
+A page that the walk has checked can be lost before the decoder reads the page. A lost page holds
+``FILL`` (:mod:`logquarry.log.readable`). Data from lost pages must not reach the caller.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def _lost_spans(run: Run) -> Iterator[tuple[int, DamagedSpan]]:
 
 
 def copied(run: Run, start: int = 0) -> Run | None:
-    """Copy the sound frames of a run that start at or after ``start``; None if there are none.
+    """Copy the sound frames of a run from ``start`` on; None if there are none.
 
     Raises CorruptFrame if a frame is lost and the read must not continue without it.
     """
@@ -82,8 +81,7 @@ def copied(run: Run, start: int = 0) -> Run | None:
 def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]]]) -> Iterator[T]:
     """Decode runs of frames. If frames are lost, report the loss and decode the rest from a copy.
 
-    ``decode`` yields parts of the run's rows, in their order, each with its decoded form. Raises
-    CorruptFrame if a frame is lost and the read must not continue without it.
+    ``decode`` yields parts of the run's rows, in their order, each with its decoded form.
     """
     for run in runs:
         left: Run | None = run
@@ -109,8 +107,7 @@ _AT_SYS_FLAG: Final = frame.HEAD.offsets["sys_flag"]
 def unwrapped(runs: Iterable[Run], *, limit: int = DEFAULT_LIMIT) -> Iterator[Run]:
     """Replace each inner batch of RocketMQ 5 by its messages, so that each message has a row.
 
-    The messages become single frames in a new window (:mod:`logquarry.format.batch`). A batch whose
-    messages take more than ``limit`` bytes stays one row.
+    A batch whose messages take more than ``limit`` bytes stays one row.
     """
 
     def decode(run: Run) -> Iterator[tuple[Rows, Run]]:

@@ -1,8 +1,7 @@
 """Writes messages as JSON lines, for ``messages --jsonl`` and ``export --format jsonl``.
 
-A line equals :meth:`logquarry.stored_message.StoredMessage.to_json`, but is made from the columns
-of many frames, which is several times as fast. On a terminal, each line is safe: all control
-characters are escaped, even those that JSON allows.
+A line equals :meth:`logquarry.stored_message.StoredMessage.to_json`, but is made several times as
+fast, from columns. On a terminal, each line is safe, because all control characters are escaped.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def redaction(words: str | None) -> frozenset[str]:
-    """Return the JSON members to hide, given some of the words ``body,properties,hosts``.
-
-    Raises UsageError for any other word.
-    """
+    """Return the JSON members to hide, given some of the words ``body,properties,hosts``."""
     names: set[str] = set()
     for word in filter(None, (part.strip() for part in (words or "").split(","))):
         if word not in _REDACTED:
@@ -115,10 +111,7 @@ def _safe(text: str) -> str:
 def line_parts(
     window: Window, rows: Rows, decoding: columns.Decoding, hidden: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Rows, list[str]]]:
-    """Encode the messages of a run as lines. Yield parts of the rows with their lines.
-
-    The ``columns`` of ``decoding`` have no effect. ``hidden`` is the result of :func:`redaction`.
-    """
+    """Encode messages as lines. Yields parts of the rows with their lines."""
     for part, bodies in columns.pieces(window, rows, decoding) if len(rows) else ():
         fields = _parts(window, part, decoding, hidden, bodies)
         for name in hidden:

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 class KafkaColumn:
     """One column of Spark's Kafka source.
 
-    Attributes:
-        spark: Spark's type.
-        source: the column of logquarry with this column's values; None if all values are equal.
+    ``source`` is the column of logquarry with the values; None if all messages have the same value.
     """
 
     name: str
@@ -54,10 +52,7 @@ def names(*, headers: bool) -> tuple[str, ...]:
 
 
 def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
-    """Check a selection of columns.
-
-    Raises UsageError if the selection is empty, has an unknown column, or has a column twice.
-    """
+    """Check a selection of columns. Raises UsageError; see :func:`schema.check_names`."""
     found = tuple(given)
     if HEADERS in found and not headers:
         raise UsageError(f"the column {HEADERS} needs includeHeaders=true")
@@ -65,7 +60,7 @@ def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
 
 
 def sources(wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns of a message that Kafka's columns need, each once.
+    """Return the columns of a message that Kafka's columns need.
 
     The result always has a column, because a batch without columns has no rows.
     """

@@ -1,8 +1,7 @@
 """Reads the settings and offsets that ``.logquarry/`` records, and infers a store's delay levels.
 
-``settings.json`` records the settings of logquarry's last writer. Readers use these settings if the
-files do not show a setting, for example in a new index without keys. If a file contradicts a
-recorded setting, the file decides (:mod:`logquarry.read.store_sizes`).
+Recorded settings are used only if the files do not show a setting, for example in a new index
+without keys (:mod:`logquarry.read.store_sizes`).
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ def encode(config: StoreConfig) -> bytes:
 # Cached, because one command opens a store several times.
 @lru_cache(maxsize=16)
 def decode(data: bytes) -> Mapping[str, Any]:
-    """Decode the settings by name. Unknown settings are skipped.
-
-    Raises ValueError if the bytes are not a record of settings.
-    """
+    """Decode the settings by name. Raises ValueError if the bytes are not a record of settings."""
     document = json.loads(data)
     settings = document.get("settings") if isinstance(document, dict) else None
     if not isinstance(settings, dict) or document.get("version") != _VERSION:
@@ -94,7 +90,7 @@ class LostHead(NamedTuple):
 def read_durable(filesystem: FileSystem) -> Durable | None:
     """Read the durable offset and the start of the log; None if there is no valid record.
 
-    The record is valid only if logquarry was the last writer of the store
+    After another program has written the store, the record is not valid
     (:class:`logquarry.format.checkpoint.DurableMark`).
     """
     try:
@@ -112,7 +108,7 @@ def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> Lost
     """Find the missing start of the log; None if there is no sign that files are missing.
 
     Retention records a new start before deleting files. So if the first file begins after the
-    recorded start, the log has lost files. List ``files`` just before, because retention may run.
+    recorded start, the log has lost files.
     """
     found = read_durable(filesystem) if files and files[0].base else None
     if found is None or found.start is None or found.start >= files[0].base:
@@ -168,9 +164,9 @@ _MOST_LOOKED_AT = 9
 def levels_of(layout: Schedule) -> tuple[int, ...]:
     """Return the delay of each level in milliseconds, level 1 first.
 
-    Configured levels are used if they differ from RocketMQ's defaults. Otherwise the first readable
-    entries of each schedule queue show the level's delay: the entry has the delivery time, and the
-    message has the store time. A level without such entries has the recorded or default delay.
+    If no levels are configured, the first entries of each schedule queue show the level's delay:
+    the entry has the delivery time, and the message has the store time. A level without entries has
+    the recorded or default delay.
     """
     stated = layout.config.delay_levels_ms
     if stated not in map(props.parse_levels, (props.DEFAULT_LEVELS, props.LEVELS_3)):
@@ -187,10 +183,7 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
 
 
 def levels_text(levels_ms: tuple[int, ...]) -> str:
-    """Format levels as ``messageDelayLevel``, rounded to whole seconds.
-
-    3.x computed the delivery time some milliseconds after the store time, so delays are not exact.
-    """
+    """Format levels as ``messageDelayLevel``, in whole seconds: 3.x has some milliseconds more."""
     return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
 
 

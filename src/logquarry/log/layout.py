@@ -68,8 +68,6 @@ class StoreLayout:
     """The files of one store. Each listing is made at first use.
 
     Attributes:
-        filesystem: the store's folder.
-        config: the user's settings.
         left_out: (topic, queue id) of queues that this layout hides from its readers.
         writer_end: the log's end that a reader found while a writer had the store open, if stale
             frames follow that end; else None.
@@ -131,8 +129,8 @@ class StoreLayout:
     def by_content(self, *, shows_lost_head: bool = True) -> StoreLayout:
         """Make a layout that takes the offset of each log file from its frames, not from its name.
 
-        Verify, recover and salvage use such a layout. All other readers refuse a log with wrong
-        names. Without ``shows_lost_head``, the layout does not show missing first files.
+        Only verify, recover and salvage use such a layout. Without ``shows_lost_head``, the layout
+        does not show missing first files.
         """
         other = copy.copy(self)
         other._goes_by_names = False
@@ -160,10 +158,7 @@ class StoreLayout:
         self._listing.found["commit_log"] = files
 
     def open_file(self, path: str) -> FileView:
-        """Open a file below the root; see :meth:`FileSystem.open`.
-
-        Raises MisnamedFile for a file of the log that has the name of another log file.
-        """
+        """Open a file below the root. Raises MisnamedFile for a log file with a wrong name."""
         view = self.filesystem.open(path)
         folder, _, name = path.rpartition("/")
         is_log = folder == store_files.COMMIT_LOG and store_files.is_offset_name(name)
@@ -175,10 +170,8 @@ class StoreLayout:
     def commit_log(self) -> FileSequence:
         """The files of the commit log.
 
-        Raises:
-            UnsupportedStore: if a part of the log is missing, or outside of the supported folders.
-            MisnamedFile: if the first file, the last file or a file beside a gap has a wrong name.
-                Other names are checked when their files are opened.
+        Raises UnsupportedStore if the log is at an unsupported place, and MisnamedFile if a name is
+        wrong. Only the first file, the last file and files beside a gap are checked here.
         """
         files, folders = self.list_commit_log(), self.log_folders
         self._require_log_here()
@@ -191,8 +184,7 @@ class StoreLayout:
             and has_doubtful_name(self.filesystem, files, size)
         ):
             self.require_right_names()
-        # RocketMQ's file size is an int, and logquarry's positions have 32 bits. Bytes after that
-        # limit are not part of a log.
+        # RocketMQ's file size is an int, and logquarry's positions have 32 bits.
         return FileSequence(files, min(size, java.INT_MAX), folders.has_heads)
 
     @cached_property
@@ -206,7 +198,7 @@ class StoreLayout:
 
     @property
     def other_log(self) -> LogPlace | None:
-        """The place of the log's missing part if the folders do not hold the whole log; or None."""
+        """The place of the log's missing part; None if the folders hold the whole log."""
         folders = self.log_folders
         if folders.missing is not None or folders.feature is not None:
             return folders.missing
@@ -279,7 +271,7 @@ class StoreLayout:
     def require_right_names(self, path: str | None = None) -> None:
         """Raise MisnamedFile if a log file, or the log file at ``path``, has a wrong name.
 
-        Reads the first bytes of every file. A layout of :meth:`by_content` does no such check.
+        Reads the first bytes of every file.
         """
         if not self._goes_by_names:
             return
@@ -401,22 +393,21 @@ class StoreLayout:
         except FileNotFoundError:
             return {}
         except (OSError, StoreNotFound, ValueError, RecursionError) as error:
-            # verify reports the invalid record. Readers infer most settings from the store's files.
+            # verify reports the invalid record.
             logger.warning("%s: %s: %s", self.root, store_files.SETTINGS, error)
             return {}
 
     @_listed
     def durable_end(self) -> int | None:
-        """The durable offset; None if :class:`~logquarry.format.checkpoint.DurableMark` is void."""
+        """The durable offset of the log; None if unknown."""
         found = read_durable(self.filesystem)
         return None if found is None else found.end
 
     def is_sure_of(self, bound: int | None) -> bool:
         """Whether each broken frame before ``bound`` is damage inside the log, not the log's end.
 
-        After a clean shutdown, the last recovery of RocketMQ may have truncated the log at a broken
-        frame in the last file. After a crash, no recovery has truncated the log. None as ``bound``
-        means that the log's end is unknown.
+        After a clean shutdown, RocketMQ's last recovery may have truncated the log at a broken
+        frame in the last file. After a crash, no recovery has truncated the log.
         """
         if bound is None:
             return False
@@ -428,9 +419,8 @@ class StoreLayout:
     def cut_end(self) -> int | None:
         """The log's end that the last recovery recorded; None if the record is not valid any more.
 
-        A recovery by RocketMQ's rules keeps the bytes and queue entries after that end. The record
-        becomes invalid if a writer raises the durable offset, or if another program writes the
-        checkpoint.
+        A recovery by RocketMQ's rules keeps the bytes and queue entries after that end. A later
+        write makes the record invalid.
         """
         cut = self._noted_end
         return None if cut is None or self.has_abort else cut

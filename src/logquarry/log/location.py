@@ -70,10 +70,7 @@ def local_store(path: str | os.PathLike[str]) -> Path:
 def local_folder(
     path: str | os.PathLike[str], refusal: str = "only a local folder can be written"
 ) -> Path:
-    """Return the local folder to which the caller writes.
-
-    Raises UsageError for a URL, and for an empty path, for example from an unset variable.
-    """
+    """Return the local folder to write to. Raises UsageError for a URL or an empty path."""
     name = path_or_url(arguments.path(path))
     if not name:
         raise UsageError("the path is empty")
@@ -93,10 +90,7 @@ def _first_line(url: str, error: OSError) -> str:
 def arrow_folder(
     url: str, storage_options: Mapping[str, Any] | None = None
 ) -> tuple[pafs.FileSystem, str]:
-    """Return the pyarrow file system of a URL, and the folder's path in this file system.
-
-    Raises UsageError if no file system knows the URL.
-    """
+    """Return the pyarrow file system of a URL, and the folder's path in this file system."""
     from pyarrow import fs as pafs
 
     trouble = f"{url}: "
@@ -142,8 +136,7 @@ def not_a_store(location: str, message: str) -> StoreNotFound:
 def near_store(location: str) -> str | None:
     """Find a store near a local path: in parent folders, in the folder, or in the user's home.
 
-    The home is searched if the path begins with ``~``. Returns None if the folder has no store or
-    several stores.
+    Returns None if there is no store or there are several stores.
     """
     if "://" in location:
         return None

@@ -16,11 +16,7 @@ _SEARCH_BYTES = 1 << 20
 
 
 class LogBytes:
-    """Reads the files of one commit log.
-
-    With ``check_crc``, the body of a sound frame must have the stored CRC. ``batch_bytes`` is the
-    approximate size of a window in a search.
-    """
+    """Reads the files of one commit log. ``batch_bytes``: approximate size of a search window."""
 
     def __init__(self, layout: StoreLayout, *, check_crc: bool, batch_bytes: int) -> None:
         self._layout = layout
@@ -42,10 +38,7 @@ class LogBytes:
         return self._layout.filesystem.full_path(file.path if file else "commitlog")
 
     def data_end(self, start: int, stop: int | None = None) -> int:
-        """Return the physical offset after the last byte that is not 0, or ``start``.
-
-        Searches from ``start`` to ``stop`` (exclusive; default: the end of the last file).
-        """
+        """Return the offset after the last byte between ``start`` and ``stop`` that is not 0."""
         last = start
         for file in self._files.files:
             if file.base + self._files.file_size <= start:

@@ -47,12 +47,7 @@ _OURS: Final = re.compile(rf"([0-9]{{{NAME_DIGITS}}})\{RENAMING}(\.[0-9]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """A log file with a wrong name.
-
-    Attributes:
-        path: the current path.
-        base: physical offset of the first byte, according to the frames.
-    """
+    """A log file with a wrong name. ``base`` is the physical offset according to its frames."""
 
     path: str
     base: int
@@ -68,10 +63,8 @@ class Rename:
 class LogNames:
     """The files of a log, by their content.
 
-    Attributes:
-        files: the log's files in order, with the offsets that the frames show.
-        strangers: path and reason of files with names of log files that do not belong to the log.
-        doubts: path and reason of files whose offset the frames do not show.
+    ``strangers`` have the names of log files, but do not belong to the log. The frames of
+    ``doubts`` do not decide the offset. Each of them has a path and a reason.
     """
 
     files: tuple[StoreFile, ...]
@@ -85,10 +78,7 @@ class LogNames:
         return not (self.renames or self.doubts)
 
     def error(self, filesystem: FileSystem, first: str | None = None) -> MisnamedFile:
-        """Make the error for a reader that relies on names.
-
-        ``first``: path of the misnamed file that the reader found (default: the first such file).
-        """
+        """Make the error for a reader that relies on names and found the file ``first``."""
         found = [(one.path, one.base, one.reason) for one in self.renames]
         found += [(path, 0, reason) for path, reason in self.doubts]
         path, offset, reason = next((one for one in found if one[0] == first), found[0])
@@ -108,10 +98,7 @@ def right_path(base: int) -> str:
 
 
 def contradicts_name(view: FileView, base: int | None) -> bool:
-    """Whether a file's first frame has another physical offset than the name. Reads one head.
-
-    ``base`` is the offset in the name; None if the name is not an offset.
-    """
+    """Whether a file's first frame has another physical offset than the name. Reads one head."""
     try:
         told = head_offset(view)
     except (OSError, LogquarryError):
@@ -121,14 +108,10 @@ def contradicts_name(view: FileView, base: int | None) -> bool:
 
 
 def has_doubtful_name(filesystem: FileSystem, files: Sequence[StoreFile], size: int) -> bool:
-    """Whether the names of a log need a complete check.
+    """Whether a log may have wrong names.
 
     Checks only files that a walk could miss: the first and last file, files beside a gap, and files
     whose names are not offsets. Readers check all other files at their opening.
-
-    Args:
-        files: the files whose names are offsets, in order.
-        size: bytes of each file.
     """
     suspects: dict[str, int | None] = {file.path: file.base for file in (*files[:1], *files[-1:])}
     for before, after in pairwise(files):
@@ -148,10 +131,7 @@ def has_doubtful_name(filesystem: FileSystem, files: Sequence[StoreFile], size: 
 
 
 def identify_files(filesystem: FileSystem, files: Sequence[StoreFile]) -> LogNames:
-    """Identify the files of a log by their content.
-
-    ``files`` are the files whose names are offsets, in order.
-    """
+    """Identify the files of a log. ``files`` are the files whose names are offsets, in order."""
     return _Identification(filesystem, files).run()
 
 
@@ -176,8 +156,7 @@ class _Item:
     Attributes:
         named: the offset in the name, None if the name is not an offset.
         ours: the offset in the new name that an interrupted recovery was giving to the file.
-        base: the offset that the frames show, None if the frames show no offset.
-        frames: the frames that voted for ``base``.
+        base: the offset that ``frames`` show, None if unknown.
     """
 
     path: str

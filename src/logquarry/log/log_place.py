@@ -1,8 +1,7 @@
 """Finds the log of a store whose log is not, or not completely, in ``commitlog/``.
 
 RocketMQ 5 can write its log to several folders (``storePathCommitLog=a,b``). DLedger writes its log
-to ``dledger-ID/data``, with 48 bytes before each frame. If some folders are missing, the error
-names the feature and the next step: without this check, such a store would seem to be empty.
+to ``dledger-ID/data``, with 48 bytes before each frame.
 """
 
 from __future__ import annotations
@@ -63,13 +62,10 @@ _TWICE: Final = "Compare the two, and move the one that is not the broker's out 
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """The place of a log that is outside of ``commitlog/``, or only partly in ``commitlog/``.
+    """The place of a log that is not, or only partly, in ``commitlog/``.
 
-    Attributes:
-        feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`.
-        evidence: the folders, files or settings that show the feature.
-        reason: the evidence in words, as a clause.
-        advice: the next step; None for the feature's usual next step.
+    ``evidence`` are the folders, files or settings that show ``feature``, and ``reason`` is a
+    clause. ``advice`` replaces the feature's usual next step.
     """
 
     feature: str
@@ -102,7 +98,6 @@ class LogFolders:
     """The folders that hold the log, in the store's root or beside it.
 
     Attributes:
-        paths: the folders; usually only ``commitlog``.
         feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`; None for
             ``commitlog`` alone.
         read_only: folders in which no new file is created.
@@ -134,9 +129,6 @@ def find_log_folders(
       the log.
     - An empty folder is accepted if the files in the other folders reach the durable offset,
       because a recovery may have emptied this folder.
-
-    ``durable_end`` returns the durable offset, or None if unknown. Raises StoreNotFound if a folder
-    cannot be read.
     """
     folders = sorted(entry.name for entry in names if entry.is_dir)
     bases = _offset_names(filesystem, COMMIT_LOG)
@@ -279,8 +271,7 @@ def find_missing_log(
     """Find the place of the log if ``commitlog/`` has no file; None if the store is new.
 
     A store is new if no queue has an entry and the checkpoint has no store time. If there is no
-    checkpoint, the index must have no entry either. Raises StoreNotFound if a folder cannot be
-    read.
+    checkpoint, the index must have no entry either.
     """
     known = _known_message(filesystem, [entry.name for entry in names if entry.is_dir])
     if known is None:

@@ -38,10 +38,7 @@ _noted = 0
 
 
 def watch(mapped: mmap.mmap, in_children: bool) -> int:
-    """Watch a map until :func:`forget`. Return its number, -1 if the map is not watched.
-
-    ``in_children``: whether forked children have the map too.
-    """
+    """Watch a map until :func:`forget`. Return its number, -1 if the map is not watched."""
     if not cython.compiled or not _IS_ON:
         return -1
     with memoryview(mapped) as view:

@@ -43,8 +43,8 @@ def guided(
 ) -> Iterator[Event | G]:
     """Walk the whole log in order, and replace runs by guesses that begin at the walk's position.
 
-    ``guesses`` are in the order of the log. The log has no live writer. ``accept`` may reject a
-    guess. The walk reads all parts without an accepted guess (:meth:`LogReader.events`).
+    ``guesses`` are in the order of the log. ``accept`` may reject a guess. No writer has the store
+    open.
     """
     position = reader.files.start
     for guess in guesses:
@@ -95,14 +95,9 @@ def runs_at(
     batch_bytes: int = walk.DEFAULT_BATCH_BYTES,
     any_size: bool = False,
 ) -> Iterator[Run | DamagedSpan]:
-    """Read the frames at ascending physical offsets.
+    """Read the frames at ascending physical offsets. A missing frame gives a :class:`DamagedSpan`.
 
-    Each offset without such a frame gives a :class:`DamagedSpan`.
-
-    Args:
-        sizes: expected size of each frame; 0 accepts any size.
-        batch_bytes: approximate bytes of frames in one run.
-        any_size: accept a sound frame even if its size differs from ``sizes``.
+    A frame must have its size in ``sizes``, unless that is 0 or ``any_size`` is set.
     """
     files = layout.commit_log
     start = 0

@@ -1,14 +1,13 @@
 """Maps files so that unreadable pages end no process.
 
 A read of a mapped page raises SIGBUS if the disk does not deliver the page, or if another program
-truncated the file. So :class:`ReadableMap` probes each page once before a reader gets a window.
+truncated the file. So :class:`ReadableMap` probes each page before a reader gets a window.
 ``MADV_POPULATE_READ`` (Linux 5.14) loads the page, and returns an error instead of a signal. On
 other systems, ``pread`` reads the page.
 
-If pages are unreadable, the window is a copy with ``FILL`` in their place. No frame or entry begins
-with ``FILL`` bytes. A page can also be lost after its probe (:mod:`logquarry.log.lost_pages`), and
-then has ``FILL`` bytes too. So a caller that decodes bytes without a CRC must then call
-:func:`first_unreadable`.
+An unreadable page has ``FILL`` bytes in the window, and no frame or entry begins with these bytes.
+A page lost after its probe (:mod:`logquarry.log.lost_pages`) has ``FILL`` bytes too. So a caller
+that decodes bytes without a CRC must then call :func:`first_unreadable`.
 
 If no handler watches a map, the windows are copies that ``pread`` makes: a lost page of the map
 would end the process.
@@ -70,10 +69,7 @@ class Unreadable(NamedTuple):
 
 
 def first_unreadable(ranges: Sequence[Unreadable], start: int, length: int) -> Unreadable | None:
-    """Return the first unreadable range that overlaps some bytes of a file.
-
-    ``ranges`` are ordered by offset, without overlaps.
-    """
+    """Return the first of ordered, separate ranges that overlaps some bytes of a file."""
     if not ranges:
         return None
     at = bisect_left(ranges, start, key=lambda one: one.offset + one.length - 1)
@@ -100,10 +96,7 @@ class Probe:
     """Makes the system calls that find out whether pages can be read. Tests replace this object."""
 
     def populate(self, path: str, position: int, address: int, length: int) -> bool | None:
-        """Load mapped pages. Return whether this worked; None if the system has no such call.
-
-        ``position`` is the file position of the first page, ``address`` its address in memory.
-        """
+        """Load mapped pages. Return whether this worked; None if the system has no such call."""
         libc = _libc()
         if libc is None:
             return None
@@ -178,10 +171,9 @@ def rereads(read: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def none_lost(place: str) -> Iterator[None]:
-    """Raise UnreadableFile at the end of a block if pages were lost in the block.
+    """Raise UnreadableFile for ``place`` at the end of a block if pages were lost in the block.
 
-    Results of the block may be wrong then. The next call knows the lost pages, and does not use
-    them. ``place`` is the path in the error.
+    Results of the block may be wrong then. The next call knows the lost pages.
     """
     before = lost()
     yield
@@ -190,14 +182,10 @@ def none_lost(place: str) -> Iterator[None]:
 
 
 class WatchedMap(mmap.mmap):
-    """A map that a handler can watch, so that a failing page does not end the process.
-
-    ``number``: the map's number in :mod:`logquarry.log.lost_pages`; -1 if no handler watches it.
-    """
+    """A map with a handler for failing pages. ``number`` is -1 if no handler watches the map."""
 
     number = -1
-    # close() may run at the interpreter's exit, after the deletion of the module's names. So this
-    # is a class attribute.
+    # A class attribute: close() may run at the interpreter's exit, without the module's names.
     _end = staticmethod(lost_pages.forget)
 
     @property
@@ -238,8 +226,7 @@ class ReadableMap:
     Args:
         mapped: the map. It stays open while this object or a window is in use.
         is_watched: whether another program may truncate the file.
-        descriptor: the file's descriptor if windows must be copies. This object closes the
-            descriptor.
+        descriptor: set if windows must be copies. This object closes the descriptor.
         note: called with all unreadable ranges after a new range is found.
     """
 
@@ -287,8 +274,7 @@ class ReadableMap:
     def window(self, start: int, length: int) -> memoryview:
         """Return at least ``length`` bytes from a position, or all bytes up to the map's end.
 
-        If some of these bytes are unreadable, the window is a copy. Otherwise the window is a part
-        of the map, and ends with the probed bytes.
+        The window is a copy if some of these bytes are unreadable; else a part of the map.
         """
         stop = min(self._size, start + length)
         if start >= stop:
@@ -404,7 +390,6 @@ class ReadableMap:
             self._tell(self._unreadable)
 
     def _note_lost(self) -> None:
-        # Later windows of these pages are copies.
         with self._change:
             # A page that is lost after this line is noted by the next call.
             seen = lost()
@@ -424,7 +409,7 @@ class ReadableMap:
             self._lost = seen
 
     def _truncated(self) -> None:
-        # Pages after the file's end raise SIGBUS, so later windows of these pages are copies.
+        # Pages after the file's end raise SIGBUS.
         with self._change:
             left = self._map.size()
             if left >= self._left:

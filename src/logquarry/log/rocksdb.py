@@ -1,8 +1,8 @@
 """Opens a RocksDB folder of a store for reading, and writes nothing to the store.
 
 The package ``rocksdict`` writes a file into every folder that it opens. So the reader opens a
-temporary folder with symbolic links to the files, or with copies for a remote store. RocksDB opens
-all files at once, so the temporary folder is removed before the first read.
+temporary folder with links to the files. RocksDB opens all files at once, so the temporary folder
+is removed before the first read.
 
 A broker keeps the newest queue entries in memory, without RocksDB's write-ahead log. If the broker
 runs or was killed, the folder may lack these entries.
@@ -63,9 +63,7 @@ def needs_package(what: str) -> UsageError:
 class RocksDb:
     """A RocksDB database, with the files that it had at the opening.
 
-    Raises:
-        UsageError: if the package is not installed.
-        CorruptFile: if RocksDB cannot open the files.
+    Raises UsageError if ``rocksdict`` is not installed, and CorruptFile if RocksDB cannot read.
     """
 
     def __init__(self, filesystem: FileSystem, folder: str) -> None:
@@ -97,10 +95,7 @@ class RocksDb:
     def items(
         self, family: str, start: bytes = b"", stop: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the keys in ``[start, stop)`` with their values, in order.
-
-        Raises CorruptFile if RocksDB cannot read a key or value.
-        """
+        """Yield the keys in ``[start, stop)`` with their values, in order."""
         if family not in self.families:
             return
         try:
@@ -167,13 +162,9 @@ def place_of(filesystem: FileSystem, file: str) -> str | None:
 def read_config(filesystem: FileSystem, file: str) -> bytes:
     """Read a document of ``config/``, from RocksDB if the broker keeps this document there.
 
-    A JSON file beside RocksDB is ignored, because such a file is older or an export. ``file`` is
-    the name of the JSON file that has, or would have, the document.
-
-    Raises:
-        FileNotFoundError: if the store has neither the file nor a RocksDB with the document.
-        UsageError: if RocksDB has the document, and the package ``rocksdict`` is not installed.
-        CorruptFile: if RocksDB cannot read the document, or a record has an unknown layout.
+    ``file`` is the name of the JSON file. A JSON file beside RocksDB is ignored, because such a
+    file is older or an export. Raises FileNotFoundError if there is neither, or the errors of
+    :class:`RocksDb`.
     """
     folder = place_of(filesystem, file)
     if folder is None:

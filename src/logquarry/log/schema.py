@@ -15,14 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column.
-
-    Attributes:
-        name: the name in DataFrames, Parquet files and JSON lines.
-        spark: Spark's type.
-        meaning: a short description for the docs.
-        optional: whether a message may have no value.
-    """
+    """One column. ``spark`` is Spark's type, and ``meaning`` is a description for the docs."""
 
     name: str
     spark: str
@@ -93,11 +86,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 def selected(
     names: Iterable[str], known: Sequence[str], to_count: str, are: str
 ) -> tuple[str, ...]:
-    """Check a selection of the columns in ``known``; see :func:`check_names`.
-
-    ``to_count`` and ``are`` are parts of the errors: the column to select for counting messages,
-    and the beginning of the list of known columns.
-    """
+    """Check a selection of ``known`` columns; ``to_count`` and ``are`` are parts of errors."""
     result = tuple(names)
     if not result:
         # An Arrow batch without columns has no row count.

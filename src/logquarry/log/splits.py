@@ -53,8 +53,7 @@ class LogExtent:
     Attributes:
         stop: end (exclusive) of the bytes that can belong to a message.
         bound: see :class:`~logquarry.log.walk.LogReader`.
-        tail: start of the sound frames between the last queued message and ``stop``. None if there
-            are no such frames, or no ``bound``.
+        tail: start of the sound frames after the last queued message; None if unknown.
     """
 
     start: int
@@ -66,10 +65,8 @@ class LogExtent:
 def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) -> LogExtent:
     """Find the extent of the log.
 
-    Args:
-        bound: see :class:`~logquarry.log.walk.LogReader`.
-        known_end: the largest end of a queued message. The log has a frame or its end there, and
-            the chain of frames is followed from there.
+    ``bound``: see :class:`~logquarry.log.walk.LogReader`. ``known_end`` is the largest end of a
+    queued message. The log has a frame or its end there.
     """
     files = layout.commit_log
     reader = LogReader(layout, bound=bound, check_crc=False)
@@ -115,11 +112,8 @@ def plan_splits(
 ) -> list[LogSplit]:
     """Plan splits that cover the log between two physical offsets, without gaps or overlaps.
 
-    Args:
-        start: first offset (default: the log's start).
-        stop: end, exclusive (default: the log's end).
-        split_size: maximum bytes of one split.
-        min_splits: minimum number of splits, if the log is large enough.
+    A split has at most ``split_size`` bytes. If the log is large enough, there are at least
+    ``min_splits`` splits.
     """
     if split_size <= 0 or min_splits <= 0:
         raise UsageError("the split size and the minimum number of splits must be above 0")
@@ -166,8 +160,7 @@ STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
 _MOST_AHEAD: Final = 4
 _FRAMES_AT_ONCE: Final = 1 << 15
-"""Maximum number of frames in one call. One call is enough for a stretch with frames of 256 bytes.
-Fewer calls mean less work for each queue."""
+"""Maximum number of frames in one call. With frames of 256 bytes, a stretch needs one call."""
 
 Each = Callable[[Window, Followed], None]
 """Called with frames and their dispatch requests. The arguments are valid during the call."""
@@ -211,8 +204,8 @@ class StretchReader:
     def read(self, start: int, stop: int, each: Each, *, resync: bool) -> Stretch | None:
         """Follow the frames that start in a range, up to the first position without a frame.
 
-        The range lies in one file. ``each`` is called several times, with some of the frames. With
-        ``resync``, ``start`` may lie inside a frame. Returns None if there are no frames.
+        The range lies in one file. With ``resync``, ``start`` may lie inside a frame. Returns None
+        if there are no frames.
         """
         file = self._log.at(start)
         if file is None or not file.size:
@@ -241,10 +234,9 @@ class StretchReader:
     def read_all(
         self, start: int, stop: int, size: int, make: Callable[[], E]
     ) -> Iterator[tuple[Stretch, E]]:
-        """Follow all frames that start between two positions of one file, stretch by stretch.
+        """Follow all frames between two positions of one file, in stretches of ``size`` bytes.
 
-        ``start`` may lie inside a frame. A stretch has ``size`` bytes. For each stretch, ``make``
-        makes the receiver of the frames.
+        ``start`` may lie inside a frame. ``make`` makes the receiver of a stretch's frames.
         """
         at, resync = start, True
         while at < stop:
@@ -263,8 +255,7 @@ def stretches_ahead(
     """Yield the sound stretches of a log. Threads read some stretches ahead of the caller.
 
     A log with a single stretch yields nothing, because threads would not pay off. If the caller
-    stops early, the caller must close the generator. For each stretch of ``size`` bytes, ``make``
-    makes the receiver of the frames.
+    stops early, the caller must close the generator.
     """
     log = layout.commit_log
     if log.end - log.start <= size:

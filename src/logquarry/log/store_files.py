@@ -105,10 +105,8 @@ def queue_form(config: StoreConfig, topic: str) -> QueueForm:
 class StoreFile:
     """One file of a file sequence.
 
-    Attributes:
-        base: offset of the first byte in the sequence (the file's name).
-        size: bytes on the disk. A short file has fewer than the sequence's ``file_size``.
-        path: path below the store's root.
+    ``base`` is the offset of the first byte (the file's name). ``size`` is the number of bytes on
+    the disk; a short file has fewer than the sequence's ``file_size``.
     """
 
     base: int
@@ -118,10 +116,9 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class FileSequence:
-    """Files that form one offset space: the log, a queue or a table of RocketMQ 3.x.
+    """Files that form one offset space, with a range of ``file_size`` bytes for each file.
 
-    Each file has a range of ``file_size`` bytes. ``has_heads``: whether this is a DLedger log, in
-    which heads precede frames.
+    ``has_heads``: whether this is a DLedger log, in which heads precede frames.
     """
 
     files: tuple[StoreFile, ...]
@@ -139,10 +136,7 @@ class FileSequence:
         return None if index is None else self.files[index]
 
     def next_boundary(self, offset: int) -> int:
-        """Return the end of the file, or of the gap between files, that contains an offset.
-
-        The gap after the last file ends at the largest offset.
-        """
+        """Return the end of the file, or of the gap between files, that contains an offset."""
         file = self.at(offset)
         if file is not None:
             return file.base + self.file_size
@@ -167,14 +161,10 @@ def of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None
 
 
 def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
-    """Whether files of this size are possible, even if some files were damaged later.
-
-    ``size`` comes from a setting. ``sequences`` has the files of the log, or of each queue.
-    """
+    """Whether files of this size are possible, even if some files were damaged later."""
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)
-    # If the names show no size, each file's size is possible. A larger size is possible too,
-    # because all files may have been cut short.
+    # If the names show no size, each file's size is possible, and so is a larger size.
     return not sizes or size in (shown or sizes) or (not shown and size > max(sizes))
 
 
@@ -195,8 +185,7 @@ def size_of(files: tuple[StoreFile, ...]) -> int:
 class StoreFolders:
     """The folders of one store. Each call lists the folders again.
 
-    ``by_names``: whether names in the log's folder that are not offsets count as stray. ``ignored``
-    has the stray names found so far.
+    ``by_names``: whether names in the log's folder that are not offsets count as stray.
     """
 
     def __init__(self, filesystem: FileSystem, *, by_names: bool) -> None:
@@ -251,7 +240,6 @@ class StoreFolders:
         for entry in self.filesystem.list(folder):
             name = entry.name
             numbered = is_offset_name(name)
-            # With such a base, offset arithmetic fits into 64 bits.
             if numbered and not entry.is_dir and int(name) <= LARGEST_BASE:
                 files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
                 continue
@@ -260,8 +248,8 @@ class StoreFolders:
             if folder != COMMIT_LOG or self._goes_by_names:
                 self.ignore(f"{folder}/{name}")
         if files and folder == COMMIT_LOG:
-            # A folder, or a link to a disk that is not mounted, may have the name of a log file.
-            # The messages of such a file are lost, not expired.
+            # A folder, or a link to an unmounted disk, with the name of a log file: its messages
+            # are lost, not expired.
             hidden += filter(is_offset_name, self.filesystem.broken_links(folder))
             names = [name for name in hidden if int(name) <= LARGEST_BASE]
             files += [StoreFile(int(name), 0, f"{folder}/{name}") for name in names]
@@ -269,7 +257,7 @@ class StoreFolders:
 
     def ignore(self, path: str) -> None:
         """Note and log a stray file."""
-        # RocketMQ refuses to start if there is a stray file. logquarry only logs a warning.
+        # RocketMQ refuses to start if there is a stray file.
         if path not in self.ignored:
             self.ignored.append(path)
             logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))

@@ -25,13 +25,11 @@ def find_stores(
 ) -> tuple[str, ...]:
     """Resolve paths, URLs and globs to stores, in their order, each store once.
 
-    Paths become absolute. The wildcards ``*``, ``?`` and ``[...]`` match within one name. A glob
-    gives the matching folders that are stores, sorted by name. An existing path with a wildcard
-    character counts as a path. Locations without wildcards are not checked.
+    A glob gives the matching folders that are stores, sorted by name. Each wildcard (``*``, ``?``,
+    ``[...]``) matches within one name. An existing path with a wildcard character counts as a path.
+    Locations without wildcards are not checked.
 
-    Raises:
-        StoreNotFound: if a glob matches no store.
-        UsageError: if there are no locations, or no file system knows a URL.
+    Raises StoreNotFound if a glob matches no store.
     """
     found: dict[str, None] = {}
     for location in locations:
@@ -54,11 +52,8 @@ def stores_by_name(
 ) -> dict[str, str]:
     """Resolve paths, URLs and globs to stores. Return name -> location; names are stable.
 
-    The name of a globbed store does not depend on the other stores, unlike with
-    :func:`broker_names`. The name is the part that the wildcards match (``/data/*/store``: ``b1``;
-    ``/r*/b*/store``: ``r1/b1``).
-
-    Raises the errors of :func:`find_stores`, and UsageError if two stores get the same name.
+    The name of a globbed store is the part that the wildcards match (``/data/*/store``: ``b1``;
+    ``/r*/b*/store``: ``r1/b1``). Raises UsageError if two stores get the same name.
     """
     stated: dict[str, None] = {}
     globbed: dict[str, str] = {}
@@ -180,7 +175,6 @@ def _components(path: str) -> tuple[str, ...]:
 
 
 def _telling_level(group: list[tuple[str, ...]]) -> list[str]:
-    # If no level of parent folders has different names, the result has the last names.
     for level in range(2, min(map(len, group)) + 1):
         names = [path[-level] for path in group]
         if len(set(names)) == len(names):

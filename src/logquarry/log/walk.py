@@ -55,7 +55,6 @@ class Run:
 
     Attributes:
         rows: one row per frame (:mod:`logquarry.format.rows`).
-        path: the file, for messages.
         view: the file; None if the window is a copy.
         base: physical offset of the file's first byte.
         on_lost: called with each frame that was lost after the walk (:mod:`logquarry.log.frames`).
@@ -99,7 +98,6 @@ class DamagedSpan:
     """Bytes within the log that are not frames.
 
     Attributes:
-        offset: physical offset of the first byte.
         length: bytes up to the next sound frame, the file's end or the log's end.
         kind: a :class:`DamageKind` label, MISSING_FILE or TORN_TAIL.
         ends_log: whether the log ends here, although queue entries point to later messages.
@@ -147,9 +145,7 @@ class LogReader:
     Args:
         bound: offset up to which the log is known to reach; None if unknown. In a store that was
             shut down cleanly, the bound is the largest end of a queued message.
-        batch_bytes: approximate bytes of frames in one :class:`Run`.
-        live: whether a writer has the store open. The walk then reads a torn tail again before
-            reporting the torn tail.
+        live: whether a writer has the store open. The walk then reads a torn tail again.
     """
 
     def __init__(
@@ -182,11 +178,8 @@ class LogReader:
         the frames that start in the range, and the damage or blank after each frame. So exactly one
         of two neighbouring ranges reports the damage between them.
 
-        Args:
-            start: offset of a frame (default: the first file).
-            stop: the walk takes no frame at or after this offset.
-            resync: whether ``start`` may lie anywhere. The walk then begins at the next sound frame
-                or file, and skips the bytes before without an event.
+        A frame must begin at ``start``. With ``resync``, the walk begins at the next sound frame or
+        file, and skips the bytes before without an event.
         """
         position = self.files.start if start is None else max(start, self.files.start)
         if resync and not self._log.is_boundary(position):
@@ -255,10 +248,7 @@ class LogReader:
         return None if file is None else self._log.fault(file, offset - file.base, length)
 
     def window(self, offset: int, length: int) -> codec.Window:
-        """Return bytes of the log from an offset, at most up to the end of their file.
-
-        Raises ValueError if no file has room for the offset.
-        """
+        """Return bytes of the log from an offset, at most up to the end of their file."""
         file = self.files.at(offset)
         if file is None:
             raise ValueError(f"{self.layout.root}: no file of the log has offset {offset}")
@@ -270,10 +260,7 @@ class LogReader:
         return self.bound if limit is None else min(limit, self.bound)
 
     def _behind(self, position: int) -> Iterator[Event]:
-        """Yield the damage or blank at the end of a range.
-
-        The next range skips this event when the next range searches for its first frame.
-        """
+        """Yield the damage or blank at the end of a range. The next range skips this event."""
         if self._log.is_boundary(position) or position >= self.files.end:
             return
         if self.bound is not None and position >= self.bound:
@@ -336,8 +323,7 @@ class LogReader:
         if code == BLANK:
             return BlankSpan(position, end - at, path), file.base + end
         if code in (REACHED_STOP, TABLE_FULL):
-            # In a DLedger log, an entry begins before its frame. So the limit may lie between the
-            # entry's start and the frame's start.
+            # In a DLedger log, an entry begins before its frame, so the limit may lie between them.
             is_limit = limit is not None and stop == limit - file.base
             return None, max(limit or 0, window.base + after) if is_limit else position
         damage = DamageKind(code)
@@ -384,8 +370,7 @@ class LogReader:
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         found = self._next_sound(position + 1)
-        # An unreadable frame does not heal. A later read may find the bytes in the page cache, but
-        # the disk still fails.
+        # A later read may find the bytes in the page cache, but the disk still fails.
         may_heal = self.live and kind != UNREADABLE
         if may_heal and found is not None and self._is_whole(position):
             # After the first read, the writer has completed the frame and written more.
