@@ -276,8 +276,8 @@ def check_places(
 def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tuple[int, int]:
     """Find the first sound frame that starts in ``[start, stop)`` (resync).
 
-    Returns the position and REACHED_STOP; or the first position that needs more bytes and
-    NEED_MORE; or ``stop`` and TRUNCATED.
+    Returns (position, REACHED_STOP). If the window is too short to check a position, returns
+    (position, NEED_MORE). If there is no frame, returns (stop, TRUNCATED).
     """
     fast = kernels()
     row = empty_rows(1)[0]
@@ -356,7 +356,7 @@ _CHUNK: Final = 1 << 20
 def head_offset(view: FileView) -> int | None:
     """Return the physical offset in a file's first frame, -1 if there is no frame.
 
-    None if the file is too short, or begins with zeros or a blank.
+    Return None if the file is too short, or begins with zeros or a blank.
     """
     size = frame.HEAD.size
     if view.size < size:

@@ -143,7 +143,7 @@ class FileSystem(ABC):
         return ()
 
     def why_no_file(self, path: str) -> str | None:
-        """Describe what has this path; None if a file, a folder or nothing has this path."""
+        """Describe what is at a path, for example a pipe; None for a file, a folder or nothing."""
         return None
 
     def real_path(self, path: str) -> str:
@@ -151,7 +151,7 @@ class FileSystem(ABC):
         return path
 
     def read(self, path: str) -> bytes:
-        """Read a small file. Raises UnreadableFile for unreadable bytes, and above 1 GiB."""
+        """Read a small file. Raises UnreadableFile for unreadable bytes, or if it exceeds 1 GiB."""
         view = self.open(path)
         if view.size > _MOST_READ_WHOLE:
             # A sparse file can be larger than the memory.

@@ -12,7 +12,7 @@ _MOST_FOLDERS: Final = 64
 
 
 class Below(NamedTuple):
-    """One name below a folder. ``wrong``: why this is neither a file nor a readable folder."""
+    """One name below a folder. ``wrong``: why this is no file and no readable folder."""
 
     path: str
     is_dir: bool

@@ -200,7 +200,8 @@ class Follower:
         """Read the frames that start before ``stop``. Return the run, the position after it, a
         code.
 
-        The run is None if there are no frames, and is valid until the next call.
+        The run is None if there are no frames, and is valid until the next call. The code is from
+        :func:`logquarry.log.codec.walk`.
         """
         found, after, code = self._follow(window, stop)
         if found is not None and self._keys != "4.9":

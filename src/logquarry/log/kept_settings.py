@@ -164,9 +164,9 @@ _MOST_LOOKED_AT = 9
 def levels_of(layout: Schedule) -> tuple[int, ...]:
     """Return the delay of each level in milliseconds, level 1 first.
 
-    If no levels are configured, the first entries of each schedule queue show the level's delay:
-    the entry has the delivery time, and the message has the store time. A level without entries has
-    the recorded or default delay.
+    If the configured levels are RocketMQ's defaults, the first entries of each schedule queue show
+    the level's delay: an entry has the delivery time, and its message has the store time. A level
+    without entries has the recorded or default delay.
     """
     stated = layout.config.delay_levels_ms
     if stated not in map(props.parse_levels, (props.DEFAULT_LEVELS, props.LEVELS_3)):
@@ -183,7 +183,7 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
 
 
 def levels_text(levels_ms: tuple[int, ...]) -> str:
-    """Format levels as ``messageDelayLevel``, in whole seconds: 3.x has some milliseconds more."""
+    """Format levels as ``messageDelayLevel``, rounded to seconds: 3.x adds milliseconds."""
     return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
 
 

@@ -38,7 +38,7 @@ class LogBytes:
         return self._layout.filesystem.full_path(file.path if file else "commitlog")
 
     def data_end(self, start: int, stop: int | None = None) -> int:
-        """Return the offset after the last byte between ``start`` and ``stop`` that is not 0."""
+        """Return the offset after the last byte that is not 0, or ``start`` if all are 0."""
         last = start
         for file in self._files.files:
             if file.base + self._files.file_size <= start:

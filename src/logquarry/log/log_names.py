@@ -63,8 +63,8 @@ class Rename:
 class LogNames:
     """The files of a log, by their content.
 
-    ``strangers`` have the names of log files, but do not belong to the log. The frames of
-    ``doubts`` do not decide the offset. Each of them has a path and a reason.
+    ``strangers`` and ``doubts`` are pairs of path and reason. A stranger has the name of a log
+    file, but does not belong to the log. The frames of a doubtful file do not decide its offset.
     """
 
     files: tuple[StoreFile, ...]

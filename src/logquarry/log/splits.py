@@ -66,7 +66,7 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
     """Find the extent of the log.
 
     ``bound``: see :class:`~logquarry.log.walk.LogReader`. ``known_end`` is the largest end of a
-    queued message. The log has a frame or its end there.
+    queued message. The log has a frame there, or ends there.
     """
     files = layout.commit_log
     reader = LogReader(layout, bound=bound, check_crc=False)
