@@ -76,9 +76,7 @@ class KernelColumns:
     """Makes the columns of one run of frames with kernels."""
 
     def __init__(self, window: codec.Window, rows: codec.Rows) -> None:
-        kernels = codec.kernels()
-        assert kernels is not None
-        self.k = kernels
+        self.k = codec.require_kernels()
         self.window = window
         self.rows = rows if rows.flags.c_contiguous else np.ascontiguousarray(rows)
         self.address = window.address

@@ -197,8 +197,7 @@ class Follower:
         self._numbers = np.empty(_MOST_KEYS, np.int64)
 
     def follow(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
-        """Read the frames that start before ``stop``. Return the run, the position after it, a
-        code.
+        """Read the frames that start before ``stop``. Return the run, its end and the code.
 
         The run is None if there are no frames, and is valid until the next call. The code is from
         :func:`logquarry.log.codec.walk`.
@@ -244,8 +243,7 @@ class Follower:
         return Followed(rows, requests, hashes, keyed[numbers])
 
     def _by_kernel(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
-        kernels = codec.kernels()
-        assert kernels is not None
+        kernels = codec.require_kernels()
         self._topic_table.fill(-1)
         self._queue_table.fill(-1)
         count, after, code, topics, queues, keys, odd = kernels.follow(

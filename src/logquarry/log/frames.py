@@ -145,7 +145,7 @@ def message_counts(window: Window, rows: Rows, limit: int = DEFAULT_LIMIT) -> In
         if inner != _COMPRESSED:
             return np.maximum(numbers, 1) if inner else None
     starts = rows[:, r.POSITION].tolist()
-    if not any(is_inner_batch(_flag_at(window, start)) for start in starts):
+    if not _has_inner_batch(window, starts):
         return None
     return np.array([len(unwrap(_frame_at(window, start), limit=limit)) for start in starts])
 
@@ -166,7 +166,7 @@ def queue_counts(window: Window, rows: Rows) -> Int64 | None:
 
 def _unwrap_reference(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] | None:
     starts = rows[:, r.POSITION].tolist()
-    if not any(is_inner_batch(_flag_at(window, start)) for start in starts):
+    if not _has_inner_batch(window, starts):
         return None
     data = bytearray()
     made: list[tuple[int, ...]] = []
@@ -176,6 +176,10 @@ def _unwrap_reference(window: Window, rows: Rows, limit: int) -> tuple[Window, R
             data += frame.encode(message)
     whole = np.frombuffer(data, np.uint8)
     return Window(whole, window.base, len(data), is_unwrapped=True), np.array(made, np.int32)
+
+
+def _has_inner_batch(window: Window, starts: list[int]) -> bool:
+    return any(is_inner_batch(_flag_at(window, start)) for start in starts)
 
 
 def _frame_at(window: Window, start: int) -> frame.Frame:

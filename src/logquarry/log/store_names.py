@@ -111,7 +111,7 @@ def absolute(location: str | os.PathLike[str]) -> str:
 def _matches(pattern: str, storage_options: Mapping[str, Any] | None) -> list[str]:
     wildcard = _WILDCARD.search(pattern)
     assert wildcard is not None
-    base, _, rest = pattern[: wildcard.start()].rpartition("/")
+    base = pattern[: wildcard.start()].rpartition("/")[0]
     rest = pattern[len(base) + 1 :].strip("/")
     try:
         folder = open_filesystem(base or "/", storage_options)
