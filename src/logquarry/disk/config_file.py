@@ -102,10 +102,7 @@ class ConfigFile(Generic[T]):
         return LoadedConfig(None, None, tuple(problems))
 
     def save(self, value: T) -> bool:
-        """Write a value durably. Return False if the file already has this value.
-
-        If the write fails (StoreUnavailable), the previous document still exists.
-        """
+        """Write a value durably. Return False if the file already has this value."""
         text = self._encode(value)
         with self._saving:
             if self._member is not None and self._document is not None:

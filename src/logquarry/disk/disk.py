@@ -205,10 +205,7 @@ class Disk:
 
     @contextlib.contextmanager
     def writing(self, path: Path, new_size: int | None = None) -> Iterator[int]:
-        """Open a file, or create one of ``new_size`` bytes. Sync and close after the block.
-
-        OSErrors of the block become StoreUnavailable.
-        """
+        """Open a file, or create one of ``new_size`` bytes. Sync and close the file at the end."""
         with self.refusing(path):
             descriptor = self.open(path) if new_size is None else self.make_file(path, new_size)
             try:
@@ -271,10 +268,7 @@ class Disk:
             self.sync_names(folder.parent)
 
     def set_aside(self, path: Path, folder: Path) -> Path:
-        """Move a file to a quarantine folder, durably. Return the new path.
-
-        If the folder has a file of that name, a number is added.
-        """
+        """Move a file to a quarantine folder, durably. Return the new path, numbered if needed."""
         self.make_folders(folder)
         target, number = folder / path.name, 0
         while target.exists():

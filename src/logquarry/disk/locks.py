@@ -53,10 +53,7 @@ def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int |
 
 @contextmanager
 def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
-    """Create a folder, and lock the folder during the block.
-
-    Raises StoreUnavailable if another process holds the lock, or the folder cannot be created.
-    """
+    """Create and lock a folder during the block. Raises StoreUnavailable for a locked folder."""
     require_writing(folder)
     while True:
         is_new = not folder.exists()
@@ -105,10 +102,7 @@ def is_lockable(root: Path) -> bool:
 
 
 class StoreLock:
-    """The lock of a store. Creating the object takes the lock.
-
-    Raises StoreUnavailable if another process holds the lock, or if locking is not possible.
-    """
+    """The lock of a store. The constructor takes the lock, or raises StoreUnavailable."""
 
     def __init__(self, disk: Disk, root: Path) -> None:
         require_writing(root)
@@ -205,10 +199,7 @@ def _take(descriptor: int) -> None:
 
 
 def _holders(descriptor: int) -> list[int]:
-    """Return the processes that hold a lock on a file, as far as this process may see them.
-
-    The lock of an open file has no pid. But /proc/PID/fdinfo/FD has a line ``lock: ...``.
-    """
+    """Return the processes with a lock on a file: /proc/PID/fdinfo/FD has a line ``lock: ...``."""
     wanted = os.fstat(descriptor)
     found = []
     for process in _PROC.glob("[0-9]*"):

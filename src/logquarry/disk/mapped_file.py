@@ -184,10 +184,7 @@ class MappedFile(FilePlace):
             self._copy.keep(start, stop)
 
     def allocate(self) -> None:
-        """Allocate all blocks of the file, because Java creates sparse files.
-
-        On a full disk, a write to the map of a sparse file ends the process.
-        """
+        """Allocate all blocks: on a full disk, a write to a hole of the map ends the process."""
         with self._disk.refusing(self.path):
             self._disk.allocate(self._descriptor, self.size)
 

@@ -393,10 +393,7 @@ class MappedFileQueue(LastFile):
             return moved
 
     def end_at(self, offset: int) -> None:
-        """Truncate the queue in its last file, but keep the bytes after the end, as RocketMQ does.
-
-        Raises UsageError if the offset is not in the last file.
-        """
+        """Truncate the queue in its last file, but keep the bytes after the end, as RocketMQ."""
         with self._flushing, self._change:
             last = self.last
             if last is None:
@@ -417,10 +414,7 @@ class MappedFileQueue(LastFile):
         return 0 if last is None else last.base + self.file_size
 
     def remove_first(self) -> None:
-        """Remove and delete the first file. Readers can continue to use the file.
-
-        Raises UsageError for the last file, and for a file that is not flushed.
-        """
+        """Remove and delete the first file. Raises UsageError if it is the last or not flushed."""
         with self._flushing, self._change:
             if len(self._files) < 2:
                 raise UsageError("the last file of a queue is not deleted")

@@ -211,10 +211,7 @@ class DurableFile:
         return self._mark.offset
 
     def move(self, offset: int) -> None:
-        """Raise the durable offset after a sync of the log, without a sync of this file.
-
-        A lost or failed write only leaves a lower offset.
-        """
+        """Raise the durable offset without a sync: a lost write only leaves a lower offset."""
         with self._writing:
             if offset <= self._mark.offset or not self._file.is_open:
                 return
@@ -258,10 +255,7 @@ class DurableFile:
 
 
 def record_start(disk: Disk, path: Path, log_start: int) -> None:
-    """Record the new start of a log that is not open, before its first files are deleted.
-
-    If the durable file at ``path`` is missing or not valid, nothing is recorded.
-    """
+    """Record the new start of a log that is not open, if the durable file at ``path`` is valid."""
     if not path.exists():
         return
     file = PageFile(disk, path, PAGE_SIZE, path.parent.parent)

@@ -39,10 +39,7 @@ class NameGuard:
         self._folders: set[Path] = set()
 
     def guard(self, path: Path) -> None:
-        """Give a file its second name, and replace an older link.
-
-        Some file systems have no hard links. Then only a sync detects the loss of the name.
-        """
+        """Give a file its second name. Without hard links, only a sync detects a lost file name."""
         with self._change:
             with contextlib.suppress(OSError):
                 self._drop(path)
@@ -61,10 +58,7 @@ class NameGuard:
             self._paths = (*self._paths, path)
 
     def release(self, path: Path) -> None:
-        """Remove a file's second name durably, before the file is deleted.
-
-        Otherwise, after a crash, the next opening would restore the file.
-        """
+        """Remove a second name durably: otherwise, after a crash, the file would be restored."""
         with self._change:
             link = link_of(path)
             with self._disk.refusing(link):
@@ -73,10 +67,7 @@ class NameGuard:
                 self._disk.sync_names(link.parent)
 
     def check(self) -> list[Path]:
-        """Restore the first name of files that lost this name. Return their paths.
-
-        A failure poisons the store.
-        """
+        """Restore lost first names of files. Return their paths. A failure poisons the store."""
         with self._change:
             lost = [path for path in self._paths if not path.exists()]
             for path in lost:
@@ -103,10 +94,7 @@ class NameGuard:
         return True
 
     def close(self) -> None:
-        """Check the names, and remove all second names.
-
-        If the check fails, the second names stay for the next opening.
-        """
+        """Check the names, then remove all second names. If the check fails, all names stay."""
         with contextlib.suppress(StoreUnavailable):
             self.check()
             for path in self._paths:
@@ -164,10 +152,7 @@ def link_of(path: Path) -> Path:
 
 
 class QueueFolders:
-    """The folders of one queue of files, usually one folder.
-
-    ``full_folders`` returns the folders that have no room for another file.
-    """
+    """The folders of one queue of files. ``full_folders`` returns the folders without room."""
 
     def __init__(
         self,

@@ -210,10 +210,7 @@ class Service(ABC):
         return None if self.is_timed else self._wake
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """End the thread after its current run and :meth:`run_last`. Return False after a timeout.
-
-        Does nothing in a forked child, which has no such thread.
-        """
+        """End the thread after its current run and :meth:`run_last`; False after a timeout."""
         if self._process != os.getpid():
             return True
         self._is_stopping = True
@@ -296,10 +293,7 @@ def stays(thing: Abandonable) -> None:
 
 
 def close_at_exit(thing: Closable) -> None:
-    """Close ``thing`` at interpreter exit, so that the next opening needs no recovery.
-
-    Keeps ``thing`` alive until :func:`was_closed`.
-    """
+    """Close ``thing`` at interpreter exit, so that the next opening needs no recovery."""
     _OPEN[id(thing)] = thing
 
 

@@ -239,10 +239,7 @@ def check_places(
     *,
     check_crc: bool,
 ) -> tuple[Rows, Int32]:
-    """Check the frames at several positions. Return the rows of sound frames, and all codes.
-
-    ``sizes`` has the expected size of each frame; 0 accepts any size.
-    """
+    """Check frames at positions, with expected sizes (0: any). Return sound rows and all codes."""
     rows = empty_rows(len(places) + 1)
     codes = np.empty(len(places), np.int32)
     fast = kernels()

@@ -99,10 +99,7 @@ def read(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array] | Non
 
 
 def strings(exact: tuple[Int64, pa.Array], maps: pa.Array, first: int) -> pa.Array:
-    """Return the exact property string of each listed row, and null for all other rows.
-
-    ``maps`` is the column ``properties``. ``first`` is the number of the first row in the file.
-    """
+    """Return the exact strings of rows, null if not listed. ``first``: the first row's number."""
     rows, listed = exact
     begin, end = np.searchsorted(rows, [first, first + len(maps)]).tolist()
     values: list[bytes | None] = [None] * len(maps)

@@ -109,11 +109,7 @@ class GoneFile(FileView):
 
 
 class FileSystem(ABC):
-    """Read access to the folder of one store.
-
-    ``root`` is the path or URL of the folder. ``unreadable`` has the unreadable ranges found so
-    far, by the path below the root.
-    """
+    """Read access to a store's folder. ``unreadable``: path below the root -> unreadable ranges."""
 
     root: str
     unreadable: dict[str, Sequence[Unreadable]]

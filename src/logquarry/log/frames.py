@@ -105,10 +105,7 @@ _AT_SYS_FLAG: Final = frame.HEAD.offsets["sys_flag"]
 
 
 def unwrapped(runs: Iterable[Run], *, limit: int = DEFAULT_LIMIT) -> Iterator[Run]:
-    """Replace each inner batch of RocketMQ 5 by its messages, so that each message has a row.
-
-    A batch whose messages take more than ``limit`` bytes stays one row.
-    """
+    """Replace each inner batch of at most ``limit`` bytes by its messages, one row per message."""
 
     def decode(run: Run) -> Iterator[tuple[Rows, Run]]:
         found = unwrap_rows(run.window, run.rows, limit)

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KafkaColumn:
-    """One column of Spark's Kafka source.
-
-    ``source`` is the column of logquarry with the values; None if all messages have the same value.
-    """
+    """A column of Spark's Kafka source, from logquarry's column ``source`` (None: constant)."""
 
     name: str
     spark: str
@@ -60,10 +57,7 @@ def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
 
 
 def sources(wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns of a message that Kafka's columns need.
-
-    The result always has a column, because a batch without columns has no rows.
-    """
+    """Return the needed columns of a message, at least one: a batch without columns has no rows."""
     found = (_BY_NAME[name].source for name in wanted)
     return tuple(dict.fromkeys(name for name in found if name is not None)) or ("queue_offset",)
 

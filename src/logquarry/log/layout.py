@@ -269,10 +269,7 @@ class StoreLayout:
         return found
 
     def require_right_names(self, path: str | None = None) -> None:
-        """Raise MisnamedFile if a log file, or the log file at ``path``, has a wrong name.
-
-        Reads the first bytes of every file.
-        """
+        """Raise MisnamedFile if the log file at ``path``, or any log file, has a wrong name."""
         if not self._goes_by_names:
             return
         names = self.log_names

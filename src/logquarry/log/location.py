@@ -134,10 +134,7 @@ def not_a_store(location: str, message: str) -> StoreNotFound:
 
 
 def near_store(location: str) -> str | None:
-    """Find a store near a local path: in parent folders, in the folder, or in the user's home.
-
-    Returns None if there is no store or there are several stores.
-    """
+    """Find the only store near a local path: in parent folders, in the folder, or in the home."""
     if "://" in location:
         return None
     home = _from_home(location)

@@ -171,10 +171,7 @@ def rereads(read: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def none_lost(place: str) -> Iterator[None]:
-    """Raise UnreadableFile for ``place`` at the end of a block if pages were lost in the block.
-
-    Results of the block may be wrong then. The next call knows the lost pages.
-    """
+    """Raise UnreadableFile for ``place`` after a block that lost pages and so may be wrong."""
     before = lost()
     yield
     if lost() != before:

@@ -61,10 +61,7 @@ def needs_package(what: str) -> UsageError:
 
 
 class RocksDb:
-    """A RocksDB database, with the files that it had at the opening.
-
-    Raises UsageError if ``rocksdict`` is not installed, and CorruptFile if RocksDB cannot read.
-    """
+    """A RocksDB database at its opening. Raises UsageError (no ``rocksdict``) or CorruptFile."""
 
     def __init__(self, filesystem: FileSystem, folder: str) -> None:
         self.path = filesystem.full_path(folder)

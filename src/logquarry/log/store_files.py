@@ -116,10 +116,7 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class FileSequence:
-    """Files that form one offset space, with a range of ``file_size`` bytes for each file.
-
-    ``has_heads``: whether this is a DLedger log, in which heads precede frames.
-    """
+    """Files that form one offset space. In a DLedger log (``has_heads``), heads precede frames."""
 
     files: tuple[StoreFile, ...]
     file_size: int
@@ -183,10 +180,7 @@ def size_of(files: tuple[StoreFile, ...]) -> int:
 
 
 class StoreFolders:
-    """The folders of one store. Each call lists the folders again.
-
-    ``by_names``: whether names in the log's folder that are not offsets count as stray.
-    """
+    """A store's folders. With ``by_names``, log files without an offset as name count as stray."""
 
     def __init__(self, filesystem: FileSystem, *, by_names: bool) -> None:
         self.filesystem = filesystem

@@ -57,8 +57,8 @@ class Run:
         rows: one row per frame (:mod:`logquarry.format.rows`).
         view: the file; None if the window is a copy.
         base: physical offset of the file's first byte.
-        on_lost: called with each frame that was lost after the walk (:mod:`logquarry.log.frames`).
-            Returns whether the read continues without this frame.
+        on_lost: called with each frame that was lost after the walk. Returns whether the read
+            continues without this frame.
     """
 
     window: codec.Window
@@ -412,10 +412,7 @@ class LogReader:
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
 
     def _synced_after(self, position: int) -> int:
-        """Return the number of synced bytes that another program cut from the live log.
-
-        If the writer wrote the missing bytes after the walk's read, the result is 0.
-        """
+        """Return the synced bytes that another program cut; 0 if the writer wrote them later."""
 
         durable = self.layout.durable_end
         if durable is None or durable <= position:
