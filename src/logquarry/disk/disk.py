@@ -268,7 +268,7 @@ class Disk:
             self.sync_names(folder.parent)
 
     def set_aside(self, path: Path, folder: Path) -> Path:
-        """Move a file to a quarantine folder, durably. Return the new path, numbered if needed."""
+        """Move a file to a quarantine folder, durably. Return the new path."""
         self.make_folders(folder)
         target, number = folder / path.name, 0
         while target.exists():

@@ -367,7 +367,7 @@ class MappedFile(FilePlace):
         return () if self._probed is None else self._probed.unreadable
 
     def require_readable(self, position: int, size: int) -> None:
-        """Raise UnreadableFile if the disk does not deliver a range, which a write reads first."""
+        """Raise UnreadableFile if a range is unreadable: a write through the map reads it first."""
         if (probed := self._probed) is not None:
             probed.window(position, size)
             if (fault := first_unreadable(probed.unreadable, position, size)) is not None:

@@ -85,7 +85,7 @@ class NameGuard:
             return lost
 
     def _drop(self, path: Path) -> bool:
-        """Remove a second name. Return whether it existed. Raises OSError if it stays."""
+        """Remove a second name. Return whether this name existed. May raise OSError."""
         self._paths = tuple(other for other in self._paths if other != path)
         try:
             self._disk.unlink(link_of(path))

@@ -268,9 +268,9 @@ class KernelColumns:
         return pa.MapArray.from_arrays(pa.array(pair_offsets), keys, values)
 
     def _exact_properties(self) -> pa.Array:
-        # Null if the string equals the encoding of its pairs. All other strings have another
-        # length, because the pairs lack empty and repeated properties. Call this only for UTF-8
-        # strings.
+        # The result is null if a string equals the encoding of its pairs. All other strings have
+        # another length, because the pairs lack empty and repeated properties. Call this only for
+        # UTF-8 strings.
         assert self._pairs is not None
         pairs, ends = self._pairs
         used = int(ends[-1])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KafkaColumn:
-    """A column of Spark's Kafka source, from logquarry's column ``source`` (None: constant)."""
+    """A column of Spark's Kafka source, made from the column ``source`` (None: constant)."""
 
     name: str
     spark: str

@@ -61,7 +61,7 @@ def needs_package(what: str) -> UsageError:
 
 
 class RocksDb:
-    """A RocksDB database at its opening. Raises UsageError (no ``rocksdict``) or CorruptFile."""
+    """A snapshot of a RocksDB database. Raises UsageError (no ``rocksdict``) or CorruptFile."""
 
     def __init__(self, filesystem: FileSystem, folder: str) -> None:
         self.path = filesystem.full_path(folder)

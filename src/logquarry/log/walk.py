@@ -440,7 +440,7 @@ class LogReader:
         return code in (REACHED_STOP, BLANK)
 
     def _goes_on(self, position: int) -> bool:
-        """Whether a later file has data. If a file starts with zeros, it was created in advance."""
+        """Whether a later file has data. A file that starts with zeros was created in advance."""
         size = BLANK_LAYOUT.size
         for file in reversed(self.files.files):
             if file.base <= position:
